@@ -1,0 +1,43 @@
+"""Every error that aottrain raises on purpose. Each message names the thing, its value and what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class AottrainError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConfigError(AottrainError):
+    """The person's input is wrong: configuration, paths, data. Holds every mistake found, one line each.
+
+    The command line prints them without a traceback and exits with code 2.
+    """
+
+    def __init__(self, mistakes: str | Sequence[str]):
+        self.mistakes = [mistakes] if isinstance(mistakes, str) else list(mistakes)
+        super().__init__("\n".join(self.mistakes))
+
+
+class UnsupportedError(AottrainError):
+    """The compiler cannot prove that it would give eager's answer for this program.
+
+    Under `on_unsupported="eager"` the call runs eagerly and is counted in the report; under `"error"` this is raised.
+    """
+
+
+class VerificationError(AottrainError):
+    """A law of the compiler (see README, "Laws") does not hold for a graph: a bug of ours, never the user's."""
+
+
+class BudgetError(AottrainError):
+    """A memory budget cannot be met; the message names the smallest that can."""
+
+
+class NumericsError(AottrainError):
+    """A compiled step differs from eager by more than the tolerance; the message names the loss or the parameter."""
+
+
+class CheckpointError(AottrainError):
+    """A checkpoint is missing, damaged, or belongs to another run."""

@@ -1,0 +1,39 @@
+"""The seam between the trainer and the engines: what one training step takes and gives.
+
+The trainer never imports the compiler, and the compiler never imports the trainer: both know this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from aottrain.ir.report import CompileReport
+
+Batch = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one optimizer step's forward and backward gave.
+
+    loss: scalar float32, detached, the mean over the micro-batches; still on the device, reading it synchronises.
+    num_samples, num_tokens: how much data it consumed (num_tokens is 0 for recipes without tokens).
+    """
+
+    loss: torch.Tensor
+    num_samples: int
+    num_tokens: int
+
+
+class TrainStep(Protocol):
+    """Forward and backward over the micro-batches of one optimizer step; gradients are left in `.grad`."""
+
+    engine: str
+    report: CompileReport | None
+
+    def __call__(self, micro_batches: Sequence[Batch]) -> StepResult: ...
