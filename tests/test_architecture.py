@@ -1,0 +1,300 @@
+"""The shape of the code, checked: who imports whom, where private torch may be used, how long files and functions are.
+
+Every check is a function of a tree's root, so that each has a test which plants a violation and sees it caught.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("aottrain", "recipes", "scripts", "conf")
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+LONG_FUNCTION_LINES = 40
+
+PRIVATE_TORCH_MODULES = {
+    "aottrain/compiler/capture.py",
+    "aottrain/compiler/analysis.py",
+    "aottrain/compiler/joint.py",
+    "aottrain/compiler/functional.py",
+    "aottrain/runtime/compat.py",
+}
+# What this project replaces: using it would make the compiler a wrapper around torch's own.
+FORBIDDEN_TORCH = (
+    "torch._inductor",
+    "torch._functorch.aot_autograd",
+    "torch._functorch.partitioners",
+    "functorch.compile",
+)
+# In pieces, so that this file passes its own checks.
+UNFINISHED = re.compile(r"\b(?:" + "|".join(["TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK"]) + r")\b")
+UNFINISHED_NAMES = {"NotImplemented" + "Error", "x" + "fail"}
+MACHINE_ROOTS = ["home", "root", "work", "Users", "opt", "mnt", "tmp"]
+MACHINE_PATH = re.compile(r"(?<![\w.$}/~:-])/(?:" + "|".join(MACHINE_ROOTS) + r")/\w")
+
+
+def files(root: Path, *folders: str, suffixes: tuple[str, ...] = (".py",)) -> Iterator[Path]:
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in suffixes and "__pycache__" not in path.parts:
+                yield path
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def dotted(node: ast.AST) -> str:
+    """`a.b.c` of an attribute chain that starts at a name, "" for any other expression."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def used_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything imported, by statement or `import_module`, and of every attribute chain."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, dotted(node)
+        elif isinstance(node, ast.Call) and dotted(node.func).endswith(("import_module", "__import__")):
+            yield from ((node.lineno, arg.value) for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def is_private_torch(name: str) -> bool:
+    # torch.ops.aten._softmax is an operator's public name, whatever its first letter.
+    if not name.startswith("torch.") or name.startswith("torch.ops."):
+        return False
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def private_torch_uses(root: Path) -> list[str]:
+    found = []
+    for path in files(root, "aottrain", "recipes", "scripts"):
+        where = path.relative_to(root).as_posix()
+        if where not in PRIVATE_TORCH_MODULES:
+            names = {(line, name) for line, name in used_names(parse(path)) if is_private_torch(name)}
+            found += [f"{where}:{line}: {name}" for line, name in sorted(names)]
+    return found
+
+
+def forbidden_torch_uses(root: Path) -> list[str]:
+    found = []
+    for path in files(root, "aottrain", "recipes", "scripts"):
+        for line, name in used_names(parse(path)):
+            if any(name == bad or name.startswith(bad + ".") for bad in FORBIDDEN_TORCH):
+                found.append(f"{path.relative_to(root)}:{line}: {name}")
+    return found
+
+
+def long_files(root: Path) -> list[str]:
+    lengths = ((path, len(path.read_text(encoding="utf-8").splitlines()))
+               for path in files(root, *CODE, suffixes=(".py", ".sh", ".yaml")))
+    return [f"{path.relative_to(root)}: {lines} lines" for path, lines in lengths if lines > MAX_FILE_LINES]
+
+
+def function_lengths(root: Path) -> list[tuple[int, str]]:
+    lengths = []
+    for path in files(root, *CODE):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                lengths.append((lines, f"{path.relative_to(root)}:{node.lineno}: {node.name}"))
+    return sorted(lengths, reverse=True)
+
+
+def long_functions(root: Path) -> list[str]:
+    return [f"{where}: {lines} lines" for lines, where in function_lengths(root) if lines > MAX_FUNCTION_LINES]
+
+
+def unfinished_work(root: Path) -> list[str]:
+    found = []
+    for path in files(root, *CODE, "tests", ".ci", suffixes=(".py", ".sh", ".yaml", ".toml", "")):
+        if not path.is_file():
+            continue
+        where, text = path.relative_to(root), path.read_text(encoding="utf-8")
+        found += [f"{where}:{number}: {line.strip()}"
+                  for number, line in enumerate(text.splitlines(), 1) if UNFINISHED.search(line)]
+        if path.suffix == ".py":
+            found += [f"{where}:{line}: {what}" for line, what in unfinished_nodes(ast.parse(text))]
+    return found
+
+
+def unfinished_nodes(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        if name in UNFINISHED_NAMES:
+            yield node.lineno, name
+        if isinstance(node, ast.Call) and dotted(node.func) == "pytest.skip" and not (node.args or node.keywords):
+            yield node.lineno, "a skip without a reason"
+        if isinstance(node, ast.Attribute) and dotted(node) == "pytest.mark.skip":
+            yield node.lineno, "a test that never runs"
+
+
+def machine_paths(root: Path) -> list[str]:
+    found = []
+    paths = [*files(root, *CODE, "tests", ".ci", suffixes=(".py", ".sh", ".yaml", "")), root / "README.md"]
+    for path in (*paths, root / "pyproject.toml"):
+        if path.is_file():
+            lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+            found += [f"{path.relative_to(root)}:{number}: {line.strip()}"
+                      for number, line in lines if MACHINE_PATH.search(line)]
+    return found
+
+
+def dataclass_fields(path: Path) -> Iterator[str]:
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.dump(mark) for mark in node.decorator_list):
+            yield from (item.target.id for item in node.body
+                        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name))
+
+
+def yaml_keys(node: object, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            if key not in ("hydra", "defaults", "_target_"):
+                yield str(key)
+                yield from yaml_keys(value)
+
+
+def dead_keys(root: Path) -> list[str]:
+    """YAML keys that no dataclass has, and configuration fields that nothing outside config.py reads."""
+    config = root / "aottrain" / "config.py"
+    recipes = list(files(root, "recipes"))
+    readers = [*(path for path in files(root, "aottrain") if path != config), *recipes]
+    fields = {name for path in (config, *recipes) for name in dataclass_fields(path)}
+    read = {node.attr for path in readers for node in ast.walk(parse(path))
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    found = [f"aottrain/config.py: {name} is read by nothing" for name in sorted(set(dataclass_fields(config)) - read)]
+    for path in files(root, "conf", suffixes=(".yaml",)):
+        for key in yaml_keys(yaml.safe_load(path.read_text(encoding="utf-8"))):
+            if key not in fields:
+                found.append(f"{path.relative_to(root)}: no section of the configuration has {key}")
+            elif key not in read:
+                found.append(f"{path.relative_to(root)}: {key} is read by nothing")
+    return found
+
+
+def imported_contracts(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+CHECKS = (
+    private_torch_uses, forbidden_torch_uses, long_files, long_functions, unfinished_work, machine_paths, dead_keys,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_the_tree_has_no_violation(check):
+    assert not check(ROOT)
+
+
+def test_import_contracts_hold():
+    result = imported_contracts(ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_most_functions_are_short(record_property):
+    lengths = [lines for lines, _ in function_lengths(ROOT)]
+    share = sum(lines > LONG_FUNCTION_LINES for lines in lengths) / len(lengths)
+    record_property("share_of_long_functions", share)
+    print(f"{share:.1%} of {len(lengths)} functions are over {LONG_FUNCTION_LINES} lines")
+    assert share < 0.1
+
+
+def test_importing_the_package_is_light():
+    script = "import sys, aottrain; print(*(m for m in ('hydra', 'omegaconf', 'wandb', 'triton') if m in sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == []
+
+
+VIOLATIONS = [
+    (private_torch_uses, "aottrain/trainer/loop.py", "import torch._dynamo\n"),
+    (private_torch_uses, "aottrain/compiler/options.py", "from torch import _C\n"),
+    (private_torch_uses, "aottrain/runtime/executor.py", "import torch\nx = torch._foreach_add([], 1)\n"),
+    (forbidden_torch_uses, "aottrain/compiler/joint.py", "from torch._functorch import partitioners\n"),
+    (forbidden_torch_uses, "aottrain/compiler/joint.py", "def f():\n    import torch._inductor.compile_fx\n"),
+    (forbidden_torch_uses, "aottrain/runtime/compat.py", "x = importlib.import_module('functorch.compile')\n"),
+    (long_files, "aottrain/ir/ops.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
+    (long_functions, "recipes/mlp.py", "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES),
+    (unfinished_work, "conf/config.yaml", "seed: 1  # TO" + "DO: choose\n"),
+    (unfinished_work, "aottrain/cli.py", "def f():\n    raise NotImplemented" + "Error\n"),
+    (unfinished_work, "tests/test_x.py", "import pytest\ndef test_x():\n    pytest.skip()\n"),
+    (unfinished_work, "tests/test_x.py", "import pytest\n@pytest.mark.x" + "fail\ndef test_x(): pass\n"),
+    (machine_paths, "README.md", "run /ho" + "me/me/clone/scripts/train.sh\n"),
+    (dead_keys, "conf/config.yaml", "steps: 3\nstpes: 4\n"),
+    (dead_keys, "aottrain/config.py", "@dataclass\nclass RunConfig:\n    unread: int = 1\n"),
+]
+
+
+@pytest.mark.parametrize(("check", "path", "text"), VIOLATIONS)
+def test_a_planted_violation_is_caught(tmp_path, check, path, text):
+    config = "@dataclass\nclass RunConfig:\n    steps: int = 1\n"
+    for name, content in (("aottrain/config.py", config), ("aottrain/main.py", "def f(c):\n    return c.steps\n"),
+                          ("conf/config.yaml", "steps: 2\n")):
+        write(tmp_path / name, content)
+    assert not check(tmp_path)
+    write(tmp_path / path, text)
+    assert check(tmp_path)
+
+
+PLANTED_IMPORTS = [
+    ("aottrain/runtime/function.py", "import aottrain.compiler"),
+    ("aottrain/trainer/loop.py", "from aottrain import compiler"),
+    ("aottrain/compiler/options.py", "from aottrain.trainer import loop"),
+    ("aottrain/compiler/options.py", "from aottrain.config import RunConfig"),
+    ("aottrain/ir/ops.py", "def f():\n    import aottrain.runtime.rng"),
+    ("aottrain/tasks/train.py", "import aottrain.cli"),
+    ("aottrain/report/html.py", "from omegaconf import OmegaConf"),
+    ("aottrain/runtime/executor.py", "import triton"),
+    ("recipes/mlp.py", "import aottrain.compiler"),
+]
+
+
+def skeleton(root: Path) -> None:
+    """The package's module names, empty, under the real contracts."""
+    write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
+        write(root / "aottrain" / folder / "__init__.py", "")
+    for module in ("__init__", "__main__", "config", "errors", "step", "runtime/rng", "trainer/loop"):
+        write(root / "aottrain" / f"{module}.py", "")
+    write(root / "aottrain/runtime/launch.py", "import triton")
+    write(root / "aottrain/cli.py", "import hydra")
+    write(root / "recipes/__init__.py", "")
+
+
+def test_the_import_contracts_accept_what_is_meant(tmp_path):
+    skeleton(tmp_path)
+    result = imported_contracts(tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("path", "text"), PLANTED_IMPORTS)
+def test_a_planted_import_is_caught(tmp_path, path, text):
+    skeleton(tmp_path)
+    write(tmp_path / path, text)
+    result = imported_contracts(tmp_path)
+    assert result.returncode == 1
+    assert "BROKEN" in result.stdout
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
