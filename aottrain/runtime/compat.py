@@ -1,0 +1,30 @@
+"""The one place that hides private torch names, and the differences between torch 2.11 and 2.13, from the runtime.
+
+The compiler's own users of private names are capture, analysis, joint and functional; everything else imports from here.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+__all__ = ["TorchDispatchMode", "autocast_state", "disable_autocast", "tree_flatten", "tree_map", "tree_unflatten"]
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+def disable_autocast() -> torch._C._DisableAutocast:
+    """Context manager: autocast is off on every device inside it."""
+    return torch._C._DisableAutocast()
+
+
+def autocast_state() -> tuple[object, ...]:
+    """What autocast would do to the next op, as a hashable value."""
+    state: list[object] = []
+    for device in _AUTOCAST_DEVICES:
+        if torch.is_autocast_enabled(device):
+            state += [device, torch.get_autocast_dtype(device)]
+    if state:
+        state.append(torch.is_autocast_cache_enabled())
+    return tuple(state)
