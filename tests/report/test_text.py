@@ -1,0 +1,38 @@
+from aottrain.ir.report import CompileReport
+from aottrain.report.text import by_module, explain, table
+from tests.report import example
+
+
+def test_every_saved_and_recomputed_value_is_listed_with_its_reason():
+    report = example.report()
+    text = explain(report, max_rows=None)
+    for value in (*report.graphs[0].saved, *report.graphs[0].recomputed):
+        line = next(line for line in text.splitlines() if line.startswith(f"{value.name} "))
+        assert line.endswith(value.reason)
+
+
+def test_rows_beyond_the_limit_are_summed():
+    text = explain(example.report(), max_rows=3)
+    assert "logsumexp_0" not in text
+    assert "... and 5 more, 3.12 MiB" in text
+
+
+def test_fallbacks_come_first():
+    assert explain(example.report_with_fallbacks()).startswith("Ran eagerly, not compiled")
+
+
+def test_an_empty_report_says_so():
+    assert explain(CompileReport()) == "Nothing was compiled."
+
+
+def test_module_totals_add_up_to_the_values():
+    saved = example.train_graph().saved
+    rows = by_module(saved)
+    assert sum(num_bytes for _, _, num_bytes in rows) == sum(value.num_bytes for value in saved)
+    assert [num_bytes for _, _, num_bytes in rows] == sorted((row[2] for row in rows), reverse=True)
+
+
+def test_table_columns_line_up():
+    assert table(("name", "n"), [("a", "1"), ("bcdef", "22")], right=[1]) == (
+        "name    n\n-----  --\na       1\nbcdef  22"
+    )
