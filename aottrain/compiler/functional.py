@@ -1,0 +1,104 @@
+"""functionalize: no node mutates any more; what the program did to its inputs becomes extra outputs. Views stay views."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import (
+    InputKind,
+    JointGraph,
+    OutputKind,
+    OutputSpec,
+    as_module,
+    calls,
+    descendants,
+    info,
+    module_of,
+    set_provenance,
+    source_of,
+    value_of,
+)
+
+
+def functionalize(joint: JointGraph) -> JointGraph:
+    """The same program without mutation. Outputs become: outputs, state updates (by primal index), gradients.
+
+    torch's functionalization dispatch rewrites the graph op by op, with views kept: a graph with `*_copy` ops would not be
+    bitwise equal to eager. Graphs in which nothing is mutated are returned as they are. Raises UnsupportedError for
+    metadata mutation and for state that the backward writes.
+    """
+    if not any(info(node).writes for node in calls(joint.graph)):
+        return joint
+    num_primals = joint.signature.num_primals
+    updated: list[int] = []
+
+    def run(*inputs: Tensor) -> list[Tensor | None]:
+        torch._enable_functionalization(reapply_views=True)
+        try:
+            wrapped = [torch._to_functional_tensor(value) for value in inputs]
+            results = _Replay(as_module(joint.graph)).run(*wrapped)
+            results = [_unwrap(value) for value in results]
+            updates = []
+            for i, value in enumerate(wrapped[:num_primals]):
+                torch._sync(value)
+                if torch._functionalize_has_metadata_mutation(value):
+                    raise UnsupportedError(f"{joint.signature.inputs[i].name} changes its shape or strides in place")
+                if torch._functionalize_has_data_mutation(value):
+                    updated.append(i)
+                    updates.append(torch._from_functional_tensor(value))
+        finally:
+            torch._disable_functionalization()
+        num_outputs = len(joint.signature.output_indices(OutputKind.OUTPUT))
+        return [*results[:num_outputs], *updates, *results[num_outputs:]]
+
+    examples = [value_of(node) for node in joint.placeholders]
+    with examples[0].fake_mode:
+        graph = make_fx(run)(*[value.detach() for value in examples]).graph
+    for old, new in zip(joint.placeholders, [n for n in graph.nodes if n.op == "placeholder"], strict=True):
+        new.name = new.target = old.name
+    return _with_updates(joint, graph, updated)
+
+
+def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> JointGraph:
+    signature = joint.signature
+    outputs = [value for value in signature.outputs if value.kind is OutputKind.OUTPUT]
+    gradients = [value for value in signature.outputs if value.kind is OutputKind.GRADIENT]
+    updates = [OutputSpec(OutputKind.UPDATE, signature.inputs[i].name, i) for i in updated]
+    inputs = tuple(replace(value, mutated=i in updated) for i, value in enumerate(signature.inputs))
+    functional = JointGraph(
+        graph, replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients)), joint.num_draws
+    )
+    late = descendants(functional.inputs_of(InputKind.TANGENT))
+    for node in functional.outputs_of(OutputKind.UPDATE):
+        if node in late:
+            raise UnsupportedError("the backward writes to an input or buffer")
+    return functional
+
+
+def _unwrap(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    torch._sync(value)
+    return torch._from_functional_tensor(value)
+
+
+class _Replay(fx.Interpreter):
+    """Runs the old graph under the tracer of the new one and hands each node's provenance on."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        mode = get_proxy_mode()
+        assert mode is not None
+        last = mode.tracer.graph._root._prev
+        out = super().run_node(node)
+        new = mode.tracer.graph._root._prev
+        while new is not last and new.op != "root":
+            if new.op == "call_function":
+                set_provenance(new, module_of(node), source_of(node))
+            new = new._prev
+        return out

@@ -1,0 +1,95 @@
+"""trace_joint: forward and backward of the captured step as one fx program over flat tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
+from aottrain.ir.tensor import tensor_spec
+from aottrain.runtime.compat import disable_autocast, tree_flatten
+
+
+def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
+    """Inputs: primals, then (seed, offset), then one tangent for each differentiable output. Outputs: the computed
+    outputs, then one gradient (or None) for each primal that requires one. Without gradients it is the forward alone.
+
+    Backward is traced with autocast off, as eager's backward runs outside the caller's autocast block.
+    Raises UnsupportedError where the program needs values (data-dependent Python) or tensors that are not its inputs.
+    """
+    provenance = Provenance(step.module)
+    fake_mode = FakeTensorMode()
+    modes: list[CaptureMode] = []
+    wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
+    differentiable = [i for i, known in enumerate(analysis.computed) if known.requires_grad]
+    missing: list[int] = []
+
+    def joint(primals: list[Tensor], state: Tensor, tangents: list[Tensor]) -> list[Tensor | None]:
+        with CaptureMode(state, provenance) as mode:
+            modes.append(mode)
+            with provenance.watching():
+                leaves, _ = tree_flatten(step.call(primals))
+            outputs = analysis.computed_outputs(leaves)
+            gradients: Sequence[Tensor | None] = ()
+            if wanted:
+                with disable_autocast():
+                    gradients = torch.autograd.grad(
+                        [outputs[i] for i in differentiable],
+                        [primals[i] for i in wanted],
+                        grad_outputs=tangents,
+                        allow_unused=True,
+                    )
+        missing.extend(i for i, value in zip(wanted, gradients, strict=True) if value is None)
+        return [*outputs, *gradients]
+
+    primals = fake_primals(step, fake_mode)
+    with fake_mode:
+        state = torch.zeros(2, dtype=torch.int64, device=step.device)
+        tangents = [_tangent(analysis.computed[i].spec) for i in differentiable] if wanted else []
+        specs = [tensor_spec(value) for value in tangents]
+        try:
+            module = make_fx(joint)(primals, state, tangents)
+        except AssertionError as error:
+            raise _explain(error) from error
+    signature = _signature(step, analysis, wanted, specs)
+    _name_placeholders(module.graph, signature)
+    return JointGraph(module.graph, signature, modes[-1].num_draws)
+
+
+def _tangent(spec: Any) -> Tensor:
+    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+
+
+def _explain(error: AssertionError) -> Exception:
+    text = str(error)
+    if "convert all Tensors to FakeTensors" in text:
+        return UnsupportedError("the function reads a tensor that is neither an argument nor a parameter or buffer")
+    return error
+
+
+def _signature(step: CapturedStep, analysis: Analysis, wanted: Sequence[int], specs: Sequence[Any]) -> GraphSignature:
+    inputs = [replace(spec, mutated=i in analysis.mutated) for i, spec in enumerate(step.inputs)]
+    seed = torch.empty(2, dtype=torch.int64)
+    inputs.append(InputSpec(InputKind.RNG, "rng_state", replace(tensor_spec(seed), device=step.device)))
+    inputs += [InputSpec(InputKind.TANGENT, f"tangent{i}", spec) for i, spec in enumerate(specs)]
+    outputs = [OutputSpec(OutputKind.OUTPUT, f"output{i}", i) for i in range(len(analysis.computed))]
+    outputs += [OutputSpec(OutputKind.GRADIENT, step.inputs[i].name, i) for i in wanted]
+    return GraphSignature(tuple(inputs), tuple(outputs))
+
+
+def _name_placeholders(graph: fx.Graph, signature: GraphSignature) -> None:
+    """Placeholders carry the names that people know: parameter paths, input numbers."""
+    prefix = {InputKind.PARAMETER: "p_", InputKind.BUFFER: "b_"}
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, spec in zip(nodes, signature.inputs, strict=True):
+        name = prefix.get(spec.kind, "") + "".join(c if c.isalnum() else "_" for c in spec.name)
+        node.name = node.target = graph._graph_namespace.create_name(name, None)

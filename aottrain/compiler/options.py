@@ -1,0 +1,49 @@
+"""What a caller asks of the compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aottrain.errors import ConfigError
+
+STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
+KERNELS = ("aten",)
+ON_UNSUPPORTED = ("eager", "error")
+
+Kernel = str | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """Checked options of `aottrain.compile`; see its docstring for their meaning."""
+
+    partition: str = "min_cut"
+    budget: float | None = None
+    kernel: Kernel = "aten"
+    on_unsupported: str = "eager"
+
+    @property
+    def kernel_name(self) -> str:
+        return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
+
+
+def check_options(partition: str | None, budget: float | None, kernel: Kernel, on_unsupported: str) -> CompileOptions:
+    """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
+    mistakes = []
+    partition = partition or ("min_cut" if budget is None else "budget")
+    if partition not in STRATEGIES:
+        mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}")
+    elif partition == "budget":
+        if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0.0 <= budget <= 1.0:
+            mistakes.append(f"budget={budget!r} is not a fraction; allowed: a number from 0 to 1")
+    elif budget is not None:
+        mistakes.append(f"budget={budget!r} is given, but partition={partition!r} takes none; allowed: partition='budget'")
+    if not callable(kernel) and kernel not in KERNELS:
+        mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
+    if on_unsupported not in ON_UNSUPPORTED:
+        mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
+    if mistakes:
+        raise ConfigError(mistakes)
+    return CompileOptions(partition, None if budget is None else float(budget), kernel, on_unsupported)

@@ -1,0 +1,110 @@
+"""apply_partition: cut the joint graph into a forward and a backward graph as a plan says."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from aottrain.errors import VerificationError
+from aottrain.ir.graph import (
+    InputKind,
+    JointGraph,
+    OutputKind,
+    PartitionedGraph,
+    ancestors,
+    copy_meta,
+    descendants,
+)
+from aottrain.ir.plan import PartitionPlan
+
+aten = torch.ops.aten
+
+
+def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
+    """The backward runs in the joint graph's order; a recomputed value is computed just before its first use.
+
+    Raises VerificationError where the plan leaves a gradient without what it needs.
+    """
+    by_name = {node.name: node for node in joint.graph.nodes}
+    missing = [name for name in plan.saved if name not in by_name]
+    if missing:
+        raise VerificationError(f"the plan saves {missing[0]}, which the graph does not hold")
+    saved = [by_name[name] for name in plan.saved]
+    primals = joint.inputs_of(InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
+    mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
+    gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
+    needed = ancestors([node for node in gradients if node is not None], stop=set(saved))
+    inputs = [*primals, *joint.inputs_of(InputKind.RNG)]
+    for node in inputs:
+        if node in needed and node in mutated and node not in saved:
+            raise VerificationError(f"the backward reads {node.name}, which the step updates, and it is not saved")
+    direct = [node for node in inputs if node in needed and node not in mutated]
+    residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
+    positions = {node: i for i, node in enumerate(inputs)}
+    residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
+    forward = _forward_graph(joint, inputs, residual_nodes, mutated)
+    backward = _backward_graph(joint, residual_nodes, gradients) if gradients else None
+    return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws)
+
+
+def _forward_graph(
+    joint: JointGraph, inputs: list[fx.Node], residuals: list[fx.Node], mutated: set[fx.Node]
+) -> fx.Graph:
+    values = joint.results
+    wanted = [values[i] for i in joint.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE)]
+    needed = ancestors([node for node in (*wanted, *residuals) if node is not None])
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in inputs:
+        new[node] = graph.placeholder(node.name)
+        copy_meta(node, new[node])
+    for node in joint.graph.nodes:
+        if node in needed and node.op == "call_function":
+            new[node] = graph.node_copy(node, new.__getitem__)
+    results = [None if node is None else new[node] for node in wanted]
+    for node in residuals:
+        if node in mutated:
+            # The step updates this input: what the backward reads is the value that the forward read.
+            copy = graph.call_function(aten.clone.default, (new[node],))
+            copy_meta(node, copy)
+            results.append(copy)
+        else:
+            results.append(new[node])
+    graph.output(results)
+    return graph
+
+
+def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list[fx.Node | None]) -> fx.Graph:
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    tangents = joint.inputs_of(InputKind.TANGENT)
+    for node in (*residuals, *tangents):
+        new[node] = graph.placeholder(node.name)
+        copy_meta(node, new[node])
+    late = descendants(tangents)
+
+    def emit(root: fx.Node) -> None:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            if node in new:
+                stack.pop()
+                continue
+            waiting = [source for source in node.all_input_nodes if source not in new]
+            if waiting:
+                stack.extend(reversed(waiting))
+                continue
+            if node.op != "call_function":
+                raise VerificationError(f"the backward needs {node.name}, which is neither saved nor recomputable")
+            new[node] = graph.node_copy(node, new.__getitem__)
+            stack.pop()
+
+    wanted = ancestors([node for node in gradients if node is not None], stop=set(residuals))
+    for node in joint.graph.nodes:
+        if node in wanted and node in late and node.op == "call_function":
+            emit(node)
+    for node in gradients:
+        if node is not None:
+            emit(node)
+    graph.output([None if node is None else new[node] for node in gradients])
+    return graph

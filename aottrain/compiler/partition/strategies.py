@@ -1,0 +1,214 @@
+"""Which forward values the backward gets to read, and why: each strategy is a function JointGraph -> PartitionPlan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from aottrain.compiler.partition.cost import node_seconds
+from aottrain.compiler.partition.knapsack import knapsack
+from aottrain.compiler.partition.min_cut import min_vertex_cut
+from aottrain.ir.graph import (
+    InputKind,
+    JointGraph,
+    OutputKind,
+    ancestors,
+    descendants,
+    info,
+    is_tuple,
+    spec_of,
+    storage_bytes,
+    storage_root,
+    view_source,
+)
+from aottrain.ir.ops import OpKind, is_pure
+from aottrain.ir.plan import PartitionPlan
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a partition has to decide: the forward values that the backward could need.
+
+    demanded: values that the backward's own nodes read; region: those and everything they are made from, inputs included;
+    mutated: inputs whose storage the step updates: they may only be read through a saved copy.
+    """
+
+    order: dict[fx.Node, int]
+    demanded: tuple[fx.Node, ...]
+    region: frozenset[fx.Node]
+    mutated: frozenset[fx.Node]
+
+    def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
+        return sorted(nodes, key=self.order.__getitem__)
+
+
+def find_demand(joint: JointGraph) -> Demand:
+    """Law 1, structurally: the backward is what depends on tangents; all else may be saved or computed again."""
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    gradients = joint.outputs_of(OutputKind.GRADIENT)
+    demanded = {node for node in gradients if node not in late}
+    for node in ancestors(gradients) & late:
+        demanded.update(source for source in node.all_input_nodes if source not in late)
+    order = {node: i for i, node in enumerate(joint.graph.nodes)}
+    primals = joint.inputs_of(InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
+    mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
+    wanted = tuple(sorted(demanded, key=order.__getitem__))
+    return Demand(order, wanted, frozenset(ancestors(demanded)), frozenset(mutated))
+
+
+def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float | None = None) -> PartitionPlan:
+    """The plan of one strategy: save_all, min_cut, recompute_all, or budget (with a fraction of min_cut's saved bytes)."""
+    demand = find_demand(joint)
+    if strategy == "budget":
+        assert budget is not None
+        return _budget(demand, budget)
+    return _STRATEGIES[strategy](demand)
+
+
+def save_all(demand: Demand) -> PartitionPlan:
+    """Every value that the backward reads is saved, through the storage that it lives in."""
+    roots = {storage_root(node) for node in demand.demanded}
+    return _plan("save_all", demand, roots, lambda node: "read by the backward")
+
+
+def recompute_all(demand: Demand) -> PartitionPlan:
+    """Nothing is saved but what may not be computed again: everything follows from the inputs and the seed."""
+    must = {node for node in demand.region if _must_save(node, demand)}
+    return _plan("recompute_all", demand, must, _must_reason)
+
+
+def min_cut(demand: Demand) -> PartitionPlan:
+    """The fewest bytes such that no matrix product, convolution or attention is computed twice."""
+    banned = {node for node in demand.region if node.op == "call_function" and info(node).kind is OpKind.COMPUTE}
+    return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, banned))
+
+
+def _budget(demand: Demand, budget: float) -> PartitionPlan:
+    """At most budget * (min_cut's saved bytes): a knapsack keeps those expensive values that are worth most.
+
+    Any set of values that is kept from being recomputed is itself a cut (all else follows from the inputs), so the
+    minimum cut under that set never holds more bytes than the set: the capacity is kept by construction.
+    """
+    reference = min_cut(demand)
+    capacity = int(budget * reference.saved_bytes)
+    must = {node for node in demand.region if _must_save(node, demand)}
+    room = capacity - sum(storage_bytes(node) for node in must)
+    compute = demand.in_order(
+        node
+        for node in demand.region
+        if node.op == "call_function" and info(node).kind is OpKind.COMPUTE and node not in must
+    )
+    if budget >= 1.0:
+        kept = set(compute)
+    else:
+        sizes = [_output_bytes(node) for node in compute]
+        worth = [node_seconds(node) for node in compute]
+        kept = {compute[i] for i in knapsack(sizes, worth, max(room, 0))}
+    saved = _cut(demand, kept | must)
+    released = set(compute) - kept
+
+    def reason(node: fx.Node) -> str:
+        if node in released or _producer(node) in released:
+            return f"{info(_producer(node)).label}, computed again: budget {budget:g}"
+        return _cut_reason(node, kept)
+
+    return _plan("budget", demand, saved, reason, budget)
+
+
+def _cut(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
+    """Minimum-byte set of values from which all demanded values follow without running a banned node again."""
+    nodes = demand.in_order(demand.region)
+    index = {node: i for i, node in enumerate(nodes)}
+    must = {node for node in nodes if _must_save(node, demand)}
+    # Among cuts of equal bytes take the one nearest to the backward: it recomputes least.
+    scale = (len(nodes) + 1) ** 2
+    weights: dict[int, int | None] = {}
+    for node, i in index.items():
+        weights[i] = None if not _may_save(node) else _weight(node, demand) * scale + len(nodes) - i
+    edges = [(index[source], i) for node, i in index.items() for source in node.all_input_nodes if source in index]
+    sources = [i for node, i in index.items() if node.op == "placeholder" or node in banned or node in must]
+    _, cut = min_vertex_cut(weights, edges, sources, [index[node] for node in demand.demanded])
+    return {nodes[i] for i in cut}
+
+
+def _may_save(node: fx.Node) -> bool:
+    """Views are saved through their base; tuples through their items."""
+    return view_source(node) is None and not is_tuple(node)
+
+
+def _weight(node: fx.Node, demand: Demand) -> int:
+    """Bytes that saving this value adds; inputs that the step does not update are alive anyway."""
+    if node.op == "placeholder" and node not in demand.mutated:
+        return 0
+    return storage_bytes(node)
+
+
+def _must_save(node: fx.Node, demand: Demand) -> bool:
+    """A second reading of state that the step updates, or a second run of an impure op, would give another value."""
+    if node.op == "placeholder":
+        return node in demand.mutated
+    return node.op == "call_function" and not is_pure(node.target) and not is_tuple(node)
+
+
+def _must_reason(node: fx.Node) -> str:
+    return "must: read of state that the step updates" if node.op == "placeholder" else "must: not repeatable"
+
+
+def _cut_reason(node: fx.Node, banned: set[fx.Node]) -> str:
+    if node.op == "placeholder":
+        return _must_reason(node)
+    producer = _producer(node)
+    if producer in banned:
+        return info(producer).label
+    if not is_pure(producer.target):
+        return _must_reason(producer)
+    return "cut edge: fewest bytes between what may not run twice and the backward"
+
+
+def _producer(node: fx.Node) -> fx.Node:
+    """The op behind an item of a tuple."""
+    if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return source
+    return node
+
+
+def _output_bytes(node: fx.Node) -> int:
+    if spec_of(node) is not None:
+        return storage_bytes(node)
+    return sum(storage_bytes(user) for user in node.users)
+
+
+_RECOMPUTE = "cheaper to compute again than to keep"
+
+
+def _plan(
+    strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str], budget: float | None = None
+) -> PartitionPlan:
+    kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.mutated)
+    needed = ancestors(demand.demanded, stop=saved) - saved
+    again = demand.in_order(node for node in needed if node.op == "call_function")
+    reasons = {node.name: reason(node) for node in kept}
+    for node in again:
+        if info(node).kind is OpKind.VIEW or info(node).kind is OpKind.STRUCTURE:
+            reasons[node.name] = "view of what is at hand" if view_source(node) is not None else "item of a tuple"
+        elif info(node).kind is OpKind.RANDOM:
+            reasons[node.name] = "drawn again from the saved seed"
+        else:
+            text = reason(node)
+            reasons[node.name] = text if "computed again" in text else _RECOMPUTE
+    total = sum({storage_root(node): storage_bytes(node) for node in kept}.values())
+    return PartitionPlan(
+        strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total, budget
+    )
+
+
+_STRATEGIES: dict[str, Callable[[Demand], PartitionPlan]] = {
+    "save_all": save_all,
+    "min_cut": min_cut,
+    "recompute_all": recompute_all,
+}
+

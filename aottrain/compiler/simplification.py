@@ -1,0 +1,118 @@
+"""simplify: the same functional program with fewer nodes. Only rewrites that leave every value bitwise the same.
+
+No float algebra (x * 0, x - x, x / x): law 9.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.ir.graph import JointGraph, spec_of
+from aottrain.ir.ops import is_pure
+from aottrain.runtime.compat import tree_flatten
+
+aten = torch.ops.aten
+
+# Ops that return their argument's own values in its own storage.
+_IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+
+
+def simplify(joint: JointGraph) -> JointGraph:
+    """Identities, copies into fresh memory, unread batch-norm statistics, common subexpressions, dead code."""
+    graph = copy_graph(joint.graph)
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            _drop_identity(node)
+            _drop_copy_into_fresh(graph, node)
+            _drop_running_statistics(node)
+    _merge_common_subexpressions(graph)
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy that shares the (immutable) metadata values."""
+    new = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    new.output(new.graph_copy(graph, mapping))
+    return new
+
+
+def remove_dead_code(graph: fx.Graph) -> None:
+    """Erase every call that nothing reads. In a functional graph no call has an effect."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+
+
+def _drop_identity(node: fx.Node) -> None:
+    if node.target in _IDENTITIES:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if source.op != "placeholder" or not _is_result(node):
+            node.replace_all_uses_with(source)
+
+
+def _is_result(node: fx.Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
+    """copy(x, value) reads only x's layout: with equal layouts it is the value, or the value converted."""
+    if node.target is not aten.copy.default:
+        return
+    value = node.args[1]
+    into, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
+    if into is None or source is None or not isinstance(value, fx.Node):
+        return
+    if into.shape != source.shape or into.stride != source.stride or into.device != source.device:
+        return
+    if into.dtype == source.dtype:
+        if not _is_result(node):
+            node.replace_all_uses_with(value)
+        return
+    with graph.inserting_before(node):
+        converted = graph.call_function(aten._to_copy.default, (value,), {"dtype": into.dtype})
+    converted.meta = dict(node.meta)
+    node.replace_all_uses_with(converted)
+
+
+def _drop_running_statistics(node: fx.Node) -> None:
+    """In training the batch-norm backward takes the batch's statistics; the running ones, which the step mutates, are
+    among its arguments but are not read."""
+    if node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+        node.args = (*node.args[:3], None, None, *node.args[5:])
+
+
+def _merge_common_subexpressions(graph: fx.Graph) -> None:
+    kept: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_pure(node.target) or _is_result(node):
+            continue
+        key = _expression(node)
+        if key is None:
+            continue
+        first = kept.setdefault(key, node)
+        if first is not node:
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _expression(node: fx.Node) -> Any:
+    """Hashable text of what the node computes; None where an argument cannot be compared."""
+    leaves, tree = tree_flatten((node.args, node.kwargs))
+    parts: list[Any] = [node.target, str(tree)]
+    for leaf in leaves:
+        # True == 1 == 1.0 and 0.0 == -0.0 in Python, but not to an op: the type and the sign are part of the key.
+        parts.append(leaf if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf)))
+    try:
+        key = tuple(parts)
+        hash(key)
+    except TypeError:
+        return None
+    return key
+

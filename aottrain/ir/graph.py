@@ -1,0 +1,241 @@
+"""The programs that flow through the compiler: fx graphs inside frozen wrappers that say what each input and output is.
+
+This is the only module that reads or writes `node.meta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.ir.ops import OpInfo, OpKind, op_info
+from aottrain.ir.tensor import TensorSpec, tensor_spec
+
+
+class InputKind(Enum):
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    BATCH = "batch"
+    TANGENT = "tangent"
+    RNG = "rng"
+
+
+class OutputKind(Enum):
+    OUTPUT = "output"
+    UPDATE = "state update"
+    GRADIENT = "gradient"
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One flat input. `mutated`: the program updates it, so its epilogue writes it; its old value dies with the call."""
+
+    kind: InputKind
+    name: str
+    spec: TensorSpec
+    requires_grad: bool = False
+    mutated: bool = False
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """One flat output. `target`: for an update the primal's index that it is written to; for a gradient the primal's
+    index that it belongs to; for an output its position among the captured outputs."""
+
+    kind: OutputKind
+    name: str
+    target: int
+
+
+@dataclass(frozen=True)
+class GraphSignature:
+    """What each placeholder and each output of a joint graph is, in order: primals, rng (if drawn), tangents."""
+
+    inputs: tuple[InputSpec, ...]
+    outputs: tuple[OutputSpec, ...]
+
+    def input_indices(self, *kinds: InputKind) -> list[int]:
+        return [i for i, value in enumerate(self.inputs) if value.kind in kinds]
+
+    def output_indices(self, *kinds: OutputKind) -> list[int]:
+        return [i for i, value in enumerate(self.outputs) if value.kind in kinds]
+
+    @property
+    def num_primals(self) -> int:
+        return sum(value.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH) for value in self.inputs)
+
+
+@dataclass(frozen=True)
+class JointGraph:
+    """One program (primals, rng, tangents) -> (outputs, state updates, gradients); callable on flat tensors."""
+
+    graph: fx.Graph
+    signature: GraphSignature
+    num_draws: int = 0
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
+        return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))
+
+    @property
+    def placeholders(self) -> list[fx.Node]:
+        return placeholders(self.graph)
+
+    @property
+    def results(self) -> list[fx.Node | None]:
+        return results(self.graph)
+
+    def inputs_of(self, *kinds: InputKind) -> list[fx.Node]:
+        nodes = self.placeholders
+        return [nodes[i] for i in self.signature.input_indices(*kinds)]
+
+    def outputs_of(self, *kinds: OutputKind) -> list[fx.Node]:
+        """Distinct nodes among the outputs of these kinds (an output that is a constant None is left out)."""
+        values = self.results
+        found = [values[i] for i in self.signature.output_indices(*kinds)]
+        return list(dict.fromkeys(node for node in found if node is not None))
+
+    def with_graph(self, graph: fx.Graph) -> JointGraph:
+        return replace(self, graph=graph)
+
+
+@dataclass(frozen=True)
+class PartitionedGraph:
+    """Law: forward(primals, rng) -> (outputs, updates, residuals); backward(residuals, tangents) -> gradients.
+
+    residuals: for each residual its name in the joint graph and, where it is an unmutated primal, that primal's index.
+    """
+
+    forward: fx.Graph
+    backward: fx.Graph | None
+    residuals: tuple[tuple[str, int | None], ...]
+    signature: GraphSignature
+    num_draws: int
+
+    @property
+    def num_forward_outputs(self) -> int:
+        """Outputs and state updates, without the residuals that follow them."""
+        return len(self.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE))
+
+
+def as_module(graph: fx.Graph) -> fx.GraphModule:
+    """A GraphModule over a graph whose calls are all free functions."""
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def results(graph: fx.Graph) -> list[fx.Node | None]:
+    """The output node's values, in order."""
+    return list(graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def calls(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "call_function"]
+
+
+def info(node: fx.Node) -> OpInfo:
+    return op_info(node.target)
+
+
+def value_of(node: fx.Node) -> Any:
+    """The example (fake) value of a node: a tensor, a tuple of tensors, or None where unknown."""
+    return node.meta.get("val")
+
+
+def spec_of(node: fx.Node) -> TensorSpec | None:
+    """The static type of a node's value; None where it is not one tensor."""
+    found = node.meta.get("aottrain_spec")
+    if found is None:
+        value = value_of(node)
+        if not isinstance(value, torch.Tensor):
+            return None
+        found = node.meta["aottrain_spec"] = tensor_spec(value)
+    return found
+
+
+def is_tuple(node: fx.Node) -> bool:
+    return isinstance(value_of(node), (tuple, list))
+
+
+def view_source(node: fx.Node) -> fx.Node | None:
+    """The node whose storage this one shares by being a view of it (or an item of a tuple of views)."""
+    if node.op != "call_function":
+        return None
+    facts = info(node)
+    if facts.kind is OpKind.STRUCTURE:
+        source = node.args[0]
+        return source if isinstance(source, fx.Node) and view_source(source) is not None else None
+    if facts.view_of is None:
+        return None
+    names = node.target._schema.arguments  # type: ignore[union-attr]
+    source = (
+        node.args[facts.view_of]
+        if facts.view_of < len(node.args)
+        else node.kwargs.get(names[facts.view_of].name)
+    )
+    return source if isinstance(source, fx.Node) else None
+
+
+def storage_root(node: fx.Node) -> fx.Node:
+    """The node that allocated the storage in which this node's value lives (a placeholder for views of inputs)."""
+    source = view_source(node)
+    while source is not None:
+        node, source = source, view_source(source)
+    return node
+
+
+def storage_bytes(node: fx.Node) -> int:
+    """Bytes of the storage that a tensor node lives in; 0 for tuples and non-tensors."""
+    spec = spec_of(node)
+    return 0 if spec is None else spec.storage_bytes
+
+
+def module_of(node: fx.Node) -> str:
+    """Path of the module in whose forward the op (or the op that this is the gradient of) was written."""
+    return str(node.meta.get("aottrain_module", ""))
+
+
+def source_of(node: fx.Node) -> str:
+    """'file.py:line' of the user's line that made the op, or ''."""
+    return str(node.meta.get("aottrain_source", ""))
+
+
+def set_provenance(node: fx.Node, module: str, source: str) -> None:
+    node.meta["aottrain_module"], node.meta["aottrain_source"] = module, source
+
+
+def copy_meta(source: fx.Node, target: fx.Node) -> None:
+    target.meta = dict(source.meta)
+
+
+def descendants(roots: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes that depend on any of the roots, roots included."""
+    found, stack = set(roots), list(roots)
+    while stack:
+        for user in stack.pop().users:
+            if user not in found:
+                found.add(user)
+                stack.append(user)
+    return found
+
+
+def ancestors(roots: Iterable[fx.Node], stop: Sequence[fx.Node] | set[fx.Node] = ()) -> set[fx.Node]:
+    """The nodes that any of the roots needs, roots included; the search does not pass through `stop`."""
+    barrier = set(stop)
+    found, stack = set(roots), list(roots)
+    while stack:
+        node = stack.pop()
+        if node in barrier:
+            continue
+        for source in node.all_input_nodes:
+            if source not in found:
+                found.add(source)
+                stack.append(source)
+    return found

@@ -1,0 +1,140 @@
+"""All we know about one ATen op, in one table: read by partition, cost, simplification and verification.
+
+Most facts follow from the op's schema (does it alias, does it write); the table holds what schemas do not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+
+class OpKind(Enum):
+    """What an op is to the partitioner and to the cost model."""
+
+    VIEW = "view"  # shares its input's storage: costs nothing, saved through its base
+    RANDOM = "random draw"  # a pure function of (seed, draw number): recomputable at no saved byte
+    COMPUTE = "matrix product"  # dominated by arithmetic: matrix products, convolutions, attention
+    CHEAP = "pointwise or reduction"  # dominated by memory traffic
+    STRUCTURE = "structure"  # picks an item of a tuple
+
+
+@dataclass(frozen=True)
+class OpInfo:
+    """Facts about one overload.
+
+    view_of: position of the argument whose storage the output shares; None for ops that allocate.
+    writes: positions of the arguments that the schema says are written.
+    label: how reports call the op's class, e.g. "convolution".
+    """
+
+    name: str
+    kind: OpKind
+    label: str
+    view_of: int | None
+    writes: tuple[int, ...]
+
+
+def _family(label: str, *names: str) -> Iterator[tuple[str, str]]:
+    return ((name, label) for name in names)
+
+
+# Packets whose time is dominated by arithmetic, with the word that reports use.
+_COMPUTE: dict[str, str] = dict(
+    [
+        *_family("matrix product", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot"),
+        *_family("matrix product", "_int_mm", "_scaled_mm", "_grouped_mm", "linear", "matmul", "einsum"),
+        *_family("convolution", "convolution", "convolution_backward", "_convolution", "mkldnn_convolution"),
+        *_family("convolution", "cudnn_convolution", "convolution_overrideable"),
+        *_family("attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
+        *_family("attention", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *_family("attention", "_flash_attention_forward", "_efficient_attention_forward"),
+        *_family("recurrence", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn"),
+        *_family("factorisation", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
+        *_family("factorisation", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_eig", "linalg_lstsq"),
+        *_family("sort", "sort", "topk", "kthvalue", "median", "unique_dim", "_unique2", "cdist", "_cdist_forward"),
+        *_family("transform", "_fft_c2c", "_fft_r2c", "_fft_c2r"),
+    ]
+)
+
+# Ops that share their input's storage though their schema does not say so.
+_HIDDEN_VIEWS = {"_unsafe_view": 0, "lift_fresh": 0, "_reshape_alias": 0}
+
+# Ops that update an argument in place though their schema denies it. Capture replaces them by functional forms.
+HIDDEN_MUTATIONS: dict[str, tuple[int, ...]] = {
+    "native_batch_norm": (3, 4),
+    "cudnn_batch_norm": (3, 4),
+    "miopen_batch_norm": (3, 4),
+    "batch_norm_update_stats": (1, 2),
+    "batch_norm_gather_stats": (3, 4),
+    "batch_norm_gather_stats_with_counts": (3, 4),
+    "_batch_norm_with_update": (3, 4),
+    "_native_batch_norm_legit": (3, 4),
+}
+
+
+@lru_cache(maxsize=None)
+def op_info(target: Any) -> OpInfo:
+    """Facts about a call_function target: an OpOverload, or operator.getitem."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        name = getattr(target, "__name__", str(target))
+        return OpInfo(name, OpKind.STRUCTURE, name, 0 if name == "getitem" else None, ())
+    packet = schema.name.split("::")[-1]
+    namespace = schema.name.split("::")[0]
+    writes = tuple(i for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write)
+    view_of = _HIDDEN_VIEWS.get(packet)
+    if view_of is None and not writes:
+        view_of = _aliased_argument(schema)
+    if namespace == "aottrain":
+        kind, label = OpKind.RANDOM, "random draw"
+    elif view_of is not None:
+        kind, label = OpKind.VIEW, "view"
+    elif packet in _COMPUTE:
+        kind, label = OpKind.COMPUTE, _COMPUTE[packet]
+    else:
+        kind, label = OpKind.CHEAP, packet
+    return OpInfo(str(target), kind, label, view_of, writes)
+
+
+def _aliased_argument(schema: Any) -> int | None:
+    returned: set[str] = set()
+    for value in schema.returns:
+        if value.alias_info is not None:
+            returned |= set(value.alias_info.before_set)
+    for i, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and returned & set(argument.alias_info.before_set):
+            return i
+    return None
+
+
+def hidden_mutation(target: Any) -> tuple[int, ...]:
+    """Positions of arguments that the op mutates in training mode though its schema denies it."""
+    schema = getattr(target, "_schema", None)
+    return () if schema is None else HIDDEN_MUTATIONS.get(schema.name.split("::")[-1], ())
+
+
+def is_pure(target: Any) -> bool:
+    """True where running the op again on the same values gives the same values and has no effect."""
+    schema = getattr(target, "_schema", None)
+    if schema is None:
+        return getattr(target, "__name__", "") == "getitem"
+    return not op_info(target).writes and torch.Tag.nondeterministic_seeded not in _draw_tags(target)
+
+
+def _draw_tags(target: Any) -> set[Any]:
+    # Attention without dropout carries the tag and draws nothing; capture has refused the drawing form by now.
+    return set() if op_info(target).label == "attention" else set(target.tags)
+
+
+def flop_formula(target: Any) -> Callable[..., int] | None:
+    """torch's own FLOP formula for the op (arguments as tensors, `out_val=` the output), or None."""
+    return flop_registry.get(getattr(target, "overloadpacket", None))
