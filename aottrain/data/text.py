@@ -1,0 +1,93 @@
+"""Text as bytes: what is read, which part is held out, and which bytes each step sees.
+
+Without `data.path` the text is the language reference that every Python carries (`pydoc_data.topics`, about 0.4 MB of
+English), so that a first run needs neither a download nor a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from aottrain.errors import ConfigError
+from aottrain.step import Batch
+
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py")
+
+
+@dataclass(frozen=True)
+class Text:
+    """train, held_out: uint8 of (num_bytes,), the start and the end of one text. fingerprint: SHA-256 of all of it."""
+
+    source: str
+    train: torch.Tensor
+    held_out: torch.Tensor
+    fingerprint: str
+
+
+def builtin_text() -> bytes:
+    """The topics of `pydoc`, in the order of their names: the same bytes for one Python version."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+
+
+def read_text(path: str) -> bytes:
+    """The bytes of a file, or of every text file below a folder, sorted by path and joined by an empty line.
+
+    ConfigError names the path that is missing, cannot be read, or holds no text.
+    """
+    root = Path(path).expanduser()
+    try:
+        if not root.exists():
+            raise ConfigError(f"data.path={path}: there is no such file or folder")
+        files = list(_text_files(root)) if root.is_dir() else [root]
+        if not files:
+            raise ConfigError(f"data.path={path}: the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}")
+        texts = [file.read_bytes() for file in files]
+    except OSError as error:
+        raise ConfigError(f"data.path={error.filename or path}: cannot be read: {error.strerror or error}") from error
+    text = b"\n\n".join(part for part in texts if part)
+    if not text:
+        raise ConfigError(f"data.path={path}: is empty")
+    return text
+
+
+def _text_files(root: Path) -> Iterator[Path]:
+    for file in sorted(root.rglob("*")):
+        hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
+        if file.is_file() and not hidden and file.suffix.lower() in TEXT_SUFFIXES:
+            yield file
+
+
+def load_text(path: str | None, *, held_out: float, context: int, vocab_size: int) -> Text:
+    """Read, check and cut the text: the last `held_out` fraction is never trained on.
+
+    ConfigError: see `read_text`; and where a part is shorter than one example (context + 1 bytes) or a byte is no
+    token of the model (checked here, because an embedding would fail late, or on a GPU without saying where).
+    """
+    source = path if path is not None else "the built-in text"
+    text = builtin_text() if path is None else read_text(path)
+    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    num_held_out = int(len(text) * held_out)
+    train, rest = tokens[: len(text) - num_held_out], tokens[len(text) - num_held_out :]
+    for name, part in (("training", train), ("held-out", rest)):
+        if len(part) <= context:
+            raise ConfigError(
+                f"data.path={source}: has {len(text)} bytes, of which {len(part)} are its {name} part "
+                f"(data.held_out={held_out}); one example needs {context + 1}: give more text or a smaller context"
+            )
+    largest = int(tokens.max())
+    if largest >= vocab_size:
+        raise ConfigError(f"data.path={source}: has byte {largest}, but the model's vocab_size is {vocab_size}")
+    return Text(source, train, rest, hashlib.sha256(text).hexdigest())
+
+
+def cut(tokens: torch.Tensor, starts: torch.Tensor, context: int) -> Batch:
+    """(inputs, targets), int64 of (len(starts), context); a target is the byte after its input."""
+    windows = tokens[starts[:, None] + torch.arange(context + 1)].to(torch.int64)
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
