@@ -1,0 +1,77 @@
+"""How long steps took. One clock for every engine; a device is waited for only where a figure is read."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+
+class StepTimer:
+    """Milliseconds of each timed step, under its step number.
+
+    CPU: wall time. CUDA: events recorded in the stream around the step, so that timing does not make the host wait;
+    `read` waits for the last of them.
+    """
+
+    def __init__(self, device: torch.device):
+        self.on_cuda = device.type == "cuda"
+        self.step_ms: dict[int, float] = {}
+        self._pending: list[tuple[int, torch.cuda.Event, torch.cuda.Event]] = []
+
+    @contextmanager
+    def time(self, step: int) -> Iterator[None]:
+        if self.on_cuda:
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            yield
+            end.record()
+            self._pending.append((step, start, end))
+        else:
+            start_s = time.perf_counter()
+            yield
+            self.step_ms[step] = (time.perf_counter() - start_s) * 1e3
+
+    def read(self) -> dict[int, float]:
+        """All times so far. On CUDA this waits for the steps that are still running."""
+        for step, start, end in self._pending:
+            end.synchronize()
+            self.step_ms[step] = start.elapsed_time(end)
+        self._pending.clear()
+        return self.step_ms
+
+
+def percentile(values: Sequence[float], fraction: float) -> float | None:
+    """The smallest value that at least `fraction` of all are not above; None for no values."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)] if ordered else None
+
+
+def summarise(
+    step_ms: Sequence[float],
+    *,
+    warmup_steps: int,
+    samples_per_step: int,
+    tokens_per_step: int,
+    flops_per_step: int | None = None,
+) -> dict[str, float | int | None]:
+    """step_ms_median, step_ms_p90, tokens_per_s, samples_per_s, model_flops_per_s and num_timed_steps.
+
+    The first `warmup_steps` are left out, but never more than half, so that a short run has a figure too. Rates are
+    those of the median step. tokens_per_s is None where examples have no tokens. Model FLOP/s count the model's own
+    products, never recomputation: they are comparable between engines. No peak of the device is assumed.
+    """
+    timed = list(step_ms)[min(warmup_steps, len(step_ms) // 2) :]
+    median = percentile(timed, 0.5)
+    per_s = 1e3 / median if median else None
+    return {
+        "step_ms_median": median,
+        "step_ms_p90": percentile(timed, 0.9),
+        "tokens_per_s": tokens_per_step * per_s if per_s and tokens_per_step else None,
+        "samples_per_s": samples_per_step * per_s if per_s else None,
+        "model_flops_per_s": flops_per_step * per_s if per_s and flops_per_step else None,
+        "num_timed_steps": len(timed),
+    }

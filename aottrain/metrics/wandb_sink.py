@@ -1,0 +1,120 @@
+"""Weights & Biases: a guest. It starts late, it may fail, and training goes on without it.
+
+Runs overlay because nothing about the engine is in a metric's name: engine, kernel and budget are in the run's config,
+and runs of one recipe share a group.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from aottrain.metrics.sinks import Row
+
+T = TypeVar("T")
+INIT_TIMEOUT_S = 20
+
+
+class WandbSink:
+    """One wandb run. Every call into wandb is guarded: the first failure is said in one line and ends the logging.
+
+    logger: the run's LoggerConfig. Where it has wandb's default or None, an environment variable (WANDB_MODE,
+    WANDB_PROJECT, WANDB_RUN_GROUP, WANDB_NAME, WANDB_TAGS, ...) decides. run_id: the run to go on with, or None.
+    """
+
+    def __init__(
+        self,
+        logger: Any,
+        *,
+        directory: Path,
+        config: Mapping[str, Any],
+        name: str,
+        group: str,
+        tags: Sequence[str],
+        run_id: str | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        self.mode = os.environ.get("WANDB_MODE", logger.mode) if logger.mode == "offline" else logger.mode
+        self._say = say
+        self._run: Any = None
+        project = os.environ.get("WANDB_PROJECT", logger.project) if logger.project == "aottrain" else logger.project
+        environment_tags = [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag]
+
+        def start() -> Any:
+            import wandb
+
+            run = wandb.init(
+                project=project,
+                mode=self.mode,
+                dir=str(directory),
+                config={**config, "env": environment()},
+                name=logger.run_name or os.environ.get("WANDB_NAME") or name,
+                group=logger.group or os.environ.get("WANDB_RUN_GROUP") or group,
+                job_type=os.environ.get("WANDB_JOB_TYPE") or "train",
+                tags=[*tags, *logger.tags, *environment_tags],
+                id=run_id or os.environ.get("WANDB_RUN_ID"),
+                resume="allow" if run_id else None,
+                reinit="finish_previous",  # or the second job of a sweep would go on in the run of the first
+                settings=wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S),
+            )
+            run.define_metric("trainer/step", hidden=True)
+            for pattern in ("train/*", "val/*", "perf/*", "memory/*"):
+                run.define_metric(pattern, step_metric="trainer/step")
+            return run
+
+        self._run = self._guarded(start)
+
+    @property
+    def run_id(self) -> str | None:
+        """The id to save in a checkpoint, so that a resumed run goes on in the same wandb run."""
+        return self._guarded(lambda: self._run.id) if self._run is not None else None
+
+    @property
+    def directory(self) -> str | None:
+        """The folder that `wandb sync` takes; None where there is none."""
+        return self._guarded(lambda: str(Path(self._run.dir).parent)) if self._run is not None else None
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """One `log` for each row. Steps go as a value: wandb's own step may only grow, and a resumed run goes back."""
+
+        def log() -> None:
+            for row in rows:
+                figures = {key: value for key, value in row.items() if value is not None and key != "step"}
+                self._run.log({"trainer/step": row["step"], **figures})
+
+        if self._run is not None:
+            self._guarded(log)
+
+    def close(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        def finish() -> None:
+            self._run.summary.update({key: value for key, value in summary.items() if value is not None})
+            self._run.finish(exit_code=exit_code)
+
+        if self._run is not None:
+            self._guarded(finish)
+            self._run = None
+
+    def _guarded(self, call: Callable[[], T]) -> T | None:
+        try:
+            return call()
+        except Exception as error:  # whatever it is, it is not worth a training run
+            self._run = None
+            reason = (str(error).splitlines() or [""])[0]
+            self._say(f"wandb: {type(error).__name__}: {reason}; going on without it (metrics.csv has every figure)")
+            return None
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on besides the config: versions, and the device's name."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "num_threads": torch.get_num_threads(),
+    }
