@@ -1,0 +1,124 @@
+"""RunConfig -> Job: the one place where recipe, data, optimizer and engine meet."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from aottrain.config import RunConfig, load_recipe
+from aottrain.data.batches import Batches, MadeBatches, TextBatches
+from aottrain.data.text import load_text
+from aottrain.errors import ConfigError
+from aottrain.step import TrainStep
+from aottrain.trainer.engines import LossModule, ModuleStep
+from aottrain.trainer.loop import Job, start_streams
+from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
+
+SAMPLE_PROMPT = b"The "
+
+
+def build_job(config: RunConfig) -> Job:
+    """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data."""
+    recipe = load_recipe(config.recipe.name)
+    options = config.recipe.model if config.recipe.model is not None else recipe.Options()
+    if mistakes := options.check():
+        raise ConfigError([f"recipe.model.{mistake}" for mistake in mistakes])
+    if config.trainer.num_threads is not None:
+        torch.set_num_threads(config.trainer.num_threads)
+    device = find_device(config.device)
+    batches = build_batches(config, recipe, options, device)
+
+    start_streams(config.seed, None)
+    model = recipe.build(options).to(device)
+    module = LossModule(model, recipe.loss, config.trainer.precision).train()
+    return Job(
+        name=config.recipe.name,
+        module=module,
+        step=build_step(config, module, batches.tokens_per_batch),
+        optimizer=build_optimizer(module, config.optimizer),
+        batches=batches,
+        device=device,
+        flops_per_token=recipe.flops_per_token(options) if hasattr(recipe, "flops_per_token") else None,
+        sample=_sampler(recipe, model, config.seed),
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """The device of "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:1"; ConfigError where it is absent."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device={name}: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: torch.device) -> Batches:
+    """The recipe's own batches if it makes them, else windows of text."""
+    size, accumulate = config.data.batch_size, config.trainer.accumulate
+    if hasattr(recipe, "make_batch"):
+
+        def make(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+            return recipe.make_batch(options, batch_size, generator)
+
+        return MadeBatches(make, size, accumulate, config.seed, device)
+    text = load_text(
+        config.data.path, held_out=config.data.held_out, context=options.context, vocab_size=options.vocab_size
+    )
+    return TextBatches(text, size, options.context, accumulate, config.seed, device)
+
+
+def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int) -> TrainStep:
+    """The training step of `engine.name`. Nothing is compiled yet: that happens at the first call, see `prepare`."""
+    engine = config.engine.name
+    if engine == "eager":
+        return ModuleStep(engine, module, tokens_per_batch=tokens_per_batch)
+    if engine == "torch_compile":
+        return ModuleStep(engine, torch.compile(module), tokens_per_batch=tokens_per_batch)
+    import aottrain  # the compiler, which the other engines do without
+
+    compiled = aottrain.compile(
+        module,
+        capture="trace",
+        partition=config.partition.strategy,
+        budget=config.partition.budget,
+        kernel=load_kernel(config),
+        on_unsupported=config.engine.on_unsupported,
+        reserved_bytes=optimizer_state_bytes(module, config.optimizer),
+    )
+    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, report=compiled.report)
+
+
+def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
+    """The kernel's name, or for kernel=custom the function that `kernel.target`, "package.module:name", says."""
+    if config.kernel.target is None:
+        return config.kernel.name
+    module_name, _, path = config.kernel.target.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"kernel.target={config.kernel.target}: cannot be loaded: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"kernel.target={config.kernel.target}: is not a callable")
+    return found
+
+
+def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[[int], str] | None:
+    if not hasattr(recipe, "generate"):
+        return None
+
+    def sample(num_bytes: int) -> str:
+        """Text by the model as it is now; bytes that are no UTF-8 are shown as the replacement character."""
+        generator = torch.Generator().manual_seed(seed)
+        written = recipe.generate(model, SAMPLE_PROMPT, num_bytes, 0.8, generator)
+        return (SAMPLE_PROMPT + written).decode(errors="replace")
+
+    return sample
+
+

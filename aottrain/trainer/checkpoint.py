@@ -1,0 +1,207 @@
+"""Checkpoints: everything a run needs to go on as if it had never stopped, and files that survive a crash.
+
+A checkpoint is written to a temporary file, flushed to the disk and renamed; `latest.json`, which lists the complete
+ones with their checksums, comes last. Whatever is not listed there does not count. Only tensors and plain values are
+stored, and loading runs no code from the file (`weights_only=True`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from aottrain.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from aottrain.config import RunConfig
+
+FORMAT = 1
+NUM_KEPT = 2  # the newest, and one to fall back to
+INDEX = "latest.json"
+
+
+def random_state() -> dict[str, Any]:
+    """Every random stream of this process, as tensors and plain values."""
+    name, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
+    """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
+
+    Not in it: how long, where and how fast (steps, output, engine, partition, kernel, logging), where the text lies
+    (its content counts), and the schedule's length, which a checkpoint brings along.
+    """
+    flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
+    flat["trainer.accumulate"] = config.trainer.accumulate
+    flat["trainer.precision"] = config.trainer.precision
+    for section in ("recipe", "optimizer", "lr_schedule", "data"):
+        _flatten(section, asdict(getattr(config, section)), flat)
+    for key in ("data.path", "lr_schedule.total_steps"):
+        del flat[key]
+    return flat
+
+
+def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            _flatten(f"{prefix}.{key}", value, flat)
+        else:
+            flat[f"{prefix}.{key}"] = value
+
+
+def check_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    """CheckpointError lists every setting in which the checkpoint and this run differ."""
+    differences = [
+        f"  {key}: {saved.get(key)!r} in the checkpoint, {wanted.get(key)!r} in this run"
+        for key in sorted(saved.keys() | wanted.keys())
+        if saved.get(key) != wanted.get(key)
+    ]
+    if differences:
+        raise CheckpointError("\n".join([f"{path} is of another run; it differs in", *differences]))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A checkpoint that has been read: `state` is what was given to `save`, `step` the step after which it was."""
+
+    path: Path
+    step: int
+    state: dict[str, Any]
+
+
+class CheckpointFolder:
+    """The checkpoints of one run: step_00000300.pt, ... and latest.json."""
+
+    def __init__(self, directory: Path):
+        self.directory = directory
+
+    def save(self, step: int, state: Mapping[str, Any]) -> Path:
+        """Write a checkpoint and drop those that are older than the last NUM_KEPT.
+
+        CheckpointError (disk full, no permission): the checkpoints that were there still are.
+        """
+        path = self.directory / f"step_{step:08d}.pt"
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            _write(path, lambda temporary: torch.save({"format": FORMAT, "step": step, **state}, temporary))
+            newest = {"file": path.name, "step": step, "sha256": _digest(path)}
+            entries = [newest, *(entry for entry in self._entries() if entry["step"] < step)]
+            index = json.dumps({"checkpoints": entries[:NUM_KEPT]}, indent=2)
+            _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n"))
+            for entry in entries[NUM_KEPT:]:
+                (self.directory / entry["file"]).unlink(missing_ok=True)
+        except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
+            raise CheckpointError(f"{path}: cannot be written: {error}") from error
+        return path
+
+    def newest(self, say: Callable[[str], None]) -> Loaded | None:
+        """The newest checkpoint that is whole, saying which damaged ones were passed over; None if there are none.
+
+        CheckpointError: there are checkpoints, but all are damaged.
+        """
+        entries = self._entries()
+        for entry in entries:
+            try:
+                return load(self.directory / entry["file"])
+            except CheckpointError as error:
+                say(f"passing over a damaged checkpoint: {error}")
+        if entries:
+            raise CheckpointError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
+        return None
+
+    def _entries(self) -> list[dict[str, Any]]:
+        """What latest.json lists, newest first; without a readable one, every checkpoint file that is there."""
+        try:
+            entries = json.loads((self.directory / INDEX).read_text())["checkpoints"]
+            return sorted(entries, key=lambda entry: entry["step"], reverse=True)
+        except (OSError, ValueError, KeyError, TypeError):
+            files = sorted(self.directory.glob("step_*.pt"), reverse=True)
+            return [{"file": file.name, "step": int(file.stem.removeprefix("step_"))} for file in files]
+
+
+def load(path: Path) -> Loaded:
+    """Read one checkpoint file. CheckpointError: it is missing, damaged, or not one of ours."""
+    try:
+        expected = CheckpointFolder(path.parent)._entries()
+        digest = next((entry.get("sha256") for entry in expected if entry["file"] == path.name), None)
+        if digest is not None and digest != _digest(path):
+            raise CheckpointError(f"{path}: is damaged: its checksum is not the one in {INDEX}")
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: there is no such checkpoint") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # zip, pickle and torch each have their own for a file that is not whole
+        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
+    return Loaded(path, content["step"], content)
+
+
+def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None]) -> Loaded | None:
+    """What `resume` names: None; "auto" (this run's newest, or None); a checkpoint file; a run's or checkpoint folder.
+
+    CheckpointError: what was named is not there, or cannot be read.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        return folder.newest(say)
+    path = Path(resume).expanduser()
+    if not path.is_dir():
+        return load(path)
+    nested = path / folder.directory.name
+    found = CheckpointFolder(nested if nested.is_dir() else path).newest(say)
+    if found is None:
+        raise CheckpointError(f"resume={resume}: the folder has no checkpoint")
+    return found
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    """Whole or not at all, and on the disk when this returns: a rename may get there before the data it names."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,66 @@
+"""One training step, whoever runs it: eager PyTorch, torch.compile, or a module that aottrain compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from aottrain.ir.report import CompileReport
+from aottrain.step import Batch, StepResult
+
+
+class LossModule(nn.Module):
+    """A model and its loss as one module: forward(*batch) -> scalar. This is what an engine compiles.
+
+    precision="bf16": autocast, entered within the forward, so that every engine sees the same casts.
+    """
+
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], torch.Tensor], precision: str = "fp32"):
+        super().__init__()
+        self.model = model
+        self.loss = loss
+        self.precision = precision
+
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        if self.precision == "bf16":
+            with torch.autocast(batch[0].device.type, dtype=torch.bfloat16):
+                return self.loss(self.model, batch)
+        return self.loss(self.model, batch)
+
+
+class ModuleStep:
+    """TrainStep over `call(*batch) -> scalar loss`, with gradients left in `.grad`.
+
+    With several micro-batches each loss is divided by their number: gradients are those of their mean.
+    draws: a context in which the forward runs, to say where its random numbers come from.
+    """
+
+    def __init__(
+        self,
+        engine: str,
+        call: Callable[..., torch.Tensor],
+        *,
+        tokens_per_batch: int,
+        report: CompileReport | None = None,
+        draws: Callable[[], AbstractContextManager] = nullcontext,
+    ):
+        self.engine = engine
+        self.call = call
+        self.tokens_per_batch = tokens_per_batch
+        self.report = report
+        self.draws = draws
+
+    def __call__(self, micro_batches: Sequence[Batch]) -> StepResult:
+        scale = 1 / len(micro_batches)
+        total: torch.Tensor | None = None
+        for batch in micro_batches:
+            with self.draws():
+                loss = self.call(*batch)
+            (loss * scale if len(micro_batches) > 1 else loss).backward()
+            part = loss.detach().float() * scale
+            total = part if total is None else total + part
+        num_samples = sum(len(batch[0]) for batch in micro_batches)
+        return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches))

@@ -1,0 +1,256 @@
+"""The training loop, the same for every engine."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from aottrain.errors import CheckpointError
+from aottrain.metrics import memory
+from aottrain.metrics.preserve import preserved, preserved_rng
+from aottrain.metrics.sinks import Sink, write_summary
+from aottrain.metrics.throughput import summarise
+from aottrain.runtime.rng import philox_eager
+from aottrain.step import Batch, TrainStep
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, identity, random_state, set_random_state
+from aottrain.trainer.engines import LossModule
+from aottrain.trainer.meters import History, StepMeter
+from aottrain.trainer.optim import clip_gradients, learning_rate, set_learning_rate, update
+from aottrain.trainer.progress import Progress
+from aottrain.trainer.signals import Stop, graceful_stop
+from aottrain.trainer.verification import verify_step
+
+if TYPE_CHECKING:
+    from aottrain.config import RunConfig
+    from aottrain.data.batches import Batches
+
+
+@dataclass
+class Job:
+    """What is trained: made by tasks/build.py.
+
+    module: the eager loss module; its parameters are those that `step` computes gradients for and `optimizer` updates.
+    """
+
+    name: str
+    module: LossModule
+    step: TrainStep
+    optimizer: torch.optim.Optimizer
+    batches: Batches
+    device: torch.device
+    flops_per_token: int | None = None
+    sample: Callable[[int], str] | None = None  # text of that many bytes by the model as it is now
+
+
+@dataclass
+class Output:
+    """Where a run's results go. `summary` is kept up to date, so that a run that fails leaves one too."""
+
+    sinks: Sequence[Sink]
+    summary: dict[str, Any]
+    summary_path: Path
+    checkpoints: CheckpointFolder
+    wandb_id: Callable[[], str | None] = lambda: None
+
+
+def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = None) -> Stop:
+    """Train from step 1, or from the one after `resume`, to `trainer.steps`; says whether a signal ended it before.
+
+    The step must have been prepared (`prepare`). Raises NumericsError: a verified step differs from eager, or a loss or
+    gradient norm is not finite; the parameters are then those from before that step.
+    """
+    trainer, start = config.trainer, resume.step if resume else 0
+    total_steps = schedule_steps(config, resume)
+    start_streams(config.seed, resume)
+    history, meter = History(), StepMeter(job, config.measure, start + 1, trainer.steps)
+
+    with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
+        try:
+            for step in range(start + 1, trainer.steps + 1):
+                lr = learning_rate(step, config.optimizer.lr, config.lr_schedule, total_steps)
+                set_learning_rate(job.optimizer, lr)
+                micro_batches = job.batches.at(step)
+                if job.step.engine == "aot" and step - start <= config.verify.steps:
+                    verify(job, step, micro_batches[0], config, output, progress)
+
+                logs = step % trainer.log_every == 0 or step in (start + 1, trainer.steps)
+                with meter.measure(step, micro_batches):
+                    take_step(job, step, lr, micro_batches, config.optimizer.clip_norm, history, logs)
+                output.summary["steps"] = step
+                progress.advance()
+
+                ends = step == trainer.steps or stop.signum is not None
+                evaluates = ends or (trainer.eval_every and step % trainer.eval_every == 0)
+                val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
+                if logs or evaluates:
+                    history.read()
+                    write_rows(job, history, meter, output, progress, val_loss)
+                if ends or (trainer.save_every and step % trainer.save_every == 0):
+                    save(job, step, config, total_steps, output, progress, must=ends)
+                if ends:
+                    break
+        finally:
+            write_rows(job, history, meter, output, None, None)
+            finish_summary(job, history, meter, config, output)
+    return stop
+
+
+def take_step(
+    job: Job,
+    step: int,
+    lr: float,
+    micro_batches: Sequence[Batch],
+    clip_norm: float | None,
+    history: History,
+    logs: bool,
+) -> None:
+    """Gradients, clipping, update. A loss or norm that is not finite is found before an update could destroy weights.
+
+    On a GPU reading a loss would wait for the device, so that is left to log steps; meanwhile `update` protects.
+    """
+    result = job.step(micro_batches)
+    grad_norm = clip_gradients(job.module.parameters(), clip_norm)
+    history.add(step, lr, result, grad_norm)
+    if logs or job.device.type == "cpu":
+        history.read()
+    update(job.optimizer, grad_norm)
+    job.optimizer.zero_grad(set_to_none=True)
+
+
+def schedule_steps(config: RunConfig, resume: Loaded | None) -> int:
+    """How long the learning-rate schedule is: as told, else as in the run that goes on, else this run's steps.
+
+    So it does not depend on where a run stops.
+    """
+    if config.lr_schedule.total_steps is not None:
+        return config.lr_schedule.total_steps
+    return resume.state["schedule_steps"] if resume else config.trainer.steps
+
+
+def start_streams(seed: int, resume: Loaded | None) -> None:
+    """Random numbers start anew here, whatever building and compiling drew, or go on where the checkpoint was."""
+    if resume:
+        set_random_state(resume.state["random"])
+        return
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def restore(job: Job, resume: Loaded) -> None:
+    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams."""
+    job.module.model.load_state_dict(resume.state["model"])
+    job.optimizer.load_state_dict(resume.state["optimizer"])
+
+
+def prepare(job: Job) -> tuple[float, int | None]:
+    """Compile: one call that leaves no trace. Returns its seconds and, on CUDA, the most memory held meanwhile.
+
+    Eager has nothing to prepare: 0.0, None.
+    """
+    if job.step.engine == "eager":
+        return 0.0, None
+    on_cuda = job.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(job.device)
+    start_s = time.perf_counter()
+    with preserved(job.module):
+        job.step(job.batches.at(1)[:1])
+        if on_cuda:
+            torch.cuda.synchronize(job.device)
+    seconds = time.perf_counter() - start_s
+    return seconds, torch.cuda.max_memory_allocated(job.device) if on_cuda else None
+
+
+def verify(job: Job, step: int, batch: Batch, config: RunConfig, output: Output, progress: Progress) -> None:
+    """Check this step's compiled numbers against eager's, before it is taken."""
+    found = verify_step(step, job.step, job.module, batch, config.verify, philox_eager)
+    output.summary["verify_max_error"] = max(found.max_error, output.summary.get("verify_max_error") or 0.0)
+    progress.say(
+        f"verified step {step} against eager: largest relative error {found.loss_error:.1e} of the loss, "
+        f"{found.grad_error:.1e} of a gradient or buffer" + (f" ({found.worst})" if found.grad_error else "")
+    )
+
+
+@torch.no_grad()
+def evaluate(job: Job, num_batches: int) -> float | None:
+    """Mean loss over the same held-out batches each time: eager, without dropout, whatever engine trains."""
+    if num_batches == 0:
+        return None
+    was_training = job.module.training
+    job.module.eval()
+    try:
+        with preserved_rng():
+            losses = [job.module(*batch).float() for batch in job.batches.held_out(num_batches)]
+    finally:
+        job.module.train(was_training)
+    return torch.stack(losses).mean().item()
+
+
+def write_rows(
+    job: Job, history: History, meter: StepMeter, output: Output, progress: Progress | None, val_loss: float | None
+) -> None:
+    """Give the sinks a row for each step since the last time; the newest has what is measured only now and then."""
+    rows = history.take_rows(meter.timer.read())
+    if not rows:
+        return
+    rows[-1] = {
+        **rows[-1],
+        "val/loss": val_loss,
+        "memory/peak_bytes": meter.peak_bytes,
+        "memory/peak_rss_bytes": memory.peak_rss_bytes(),
+    }
+    if val_loss is not None:
+        output.summary["val_loss"] = val_loss
+    for sink in output.sinks:
+        sink.write(rows)
+    if progress is not None:
+        progress.log(rows[-1])
+        write_summary(output.summary_path, output.summary)
+
+
+def save(
+    job: Job, step: int, config: RunConfig, total_steps: int, output: Output, progress: Progress, *, must: bool
+) -> None:
+    """Write a checkpoint. One that fails on the way is said and passed over; CheckpointError if it is the last."""
+    state = {
+        "identity": identity(config, job.batches.fingerprint),
+        "schedule_steps": total_steps,
+        "model": job.module.model.state_dict(),
+        "optimizer": job.optimizer.state_dict(),
+        "random": random_state(),
+        "wandb_id": output.wandb_id(),
+        "torch": torch.__version__,
+    }
+    try:
+        output.summary["checkpoint"] = str(output.checkpoints.save(step, state))
+    except CheckpointError as error:
+        if must:
+            raise
+        progress.say(f"going on without a checkpoint: {error}")
+
+
+def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
+    """The figures that need the whole run."""
+    step_ms = meter.timer.read()
+    tokens_per_step = job.batches.tokens_per_batch * config.trainer.accumulate
+    output.summary.update(
+        summarise(
+            [step_ms[step] for step in sorted(step_ms)],
+            warmup_steps=config.measure.warmup_steps,
+            samples_per_step=job.batches.batch_size * config.trainer.accumulate,
+            tokens_per_step=tokens_per_step,
+            flops_per_step=job.flops_per_token * tokens_per_step if job.flops_per_token else None,
+        )
+    )
+    output.summary["peak_bytes"] = meter.peak_bytes
+    output.summary["peak_rss_bytes"] = memory.peak_rss_bytes()
+    if history.losses:
+        output.summary["first_loss"], output.summary["last_loss"] = history.losses[0], history.losses[-1]

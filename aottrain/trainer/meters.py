@@ -1,0 +1,94 @@
+"""What a run measures of itself: the time and the memory of its steps, and their losses, without waiting for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from aottrain.errors import NumericsError
+from aottrain.metrics import memory
+from aottrain.metrics.sinks import Row
+from aottrain.metrics.throughput import StepTimer
+from aottrain.step import Batch, StepResult
+
+if TYPE_CHECKING:
+    from aottrain.config import MeasureConfig
+    from aottrain.trainer.loop import Job
+
+
+class StepMeter:
+    """Times every step but one: on a CPU, the first after the warm-up runs under the memory profiler instead."""
+
+    def __init__(self, job: Job, measure: MeasureConfig, first_step: int, last_step: int):
+        self.job = job
+        self.timer = StepTimer(job.device)
+        self.on_cuda = job.device.type == "cuda"
+        self.memory_step = min(first_step + measure.warmup_steps, last_step) if measure.memory else None
+        self._cpu_peak = memory.Peak()
+        self._cuda_counts = False
+
+    @contextmanager
+    def measure(self, step: int, micro_batches: Sequence[Batch]) -> Iterator[None]:
+        if step != self.memory_step:
+            with self.timer.time(step):
+                yield
+        elif self.on_cuda:
+            torch.cuda.reset_peak_memory_stats(self.job.device)
+            self._cuda_counts = True
+            with self.timer.time(step):
+                yield
+        else:
+            alive = memory.alive_tensors(self.job.module, self.job.optimizer, micro_batches)
+            with memory.watch_cpu_peak(alive) as self._cpu_peak:
+                yield
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Bytes at the highest point of a step, since the warm-up; None before."""
+        if self.on_cuda:
+            return torch.cuda.max_memory_allocated(self.job.device) if self._cuda_counts else None
+        return self._cpu_peak.num_bytes
+
+
+class History:
+    """Loss and gradient norm of each step, left on the device until a log step reads them all at once."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self._unread: list[tuple[int, float, torch.Tensor, torch.Tensor, StepResult]] = []
+        self._read: list[dict] = []
+
+    def add(self, step: int, lr: float, result: StepResult, grad_norm: torch.Tensor) -> None:
+        self._unread.append((step, lr, result.loss, grad_norm.detach().float(), result))
+
+    def read(self) -> None:
+        """Fetch what has been added. NumericsError names the first step whose loss or gradient norm is not finite."""
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        values = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm, _ in unread]).tolist()
+        for (step, lr, _, _, result), (loss, norm) in zip(unread, values, strict=True):
+            self.losses.append(loss)
+            row = {"step": step, "train/loss": loss, "train/lr": lr, "train/grad_norm": norm}
+            self._read.append({**row, "num_samples": result.num_samples, "num_tokens": result.num_tokens})
+        for (step, *_), (loss, norm) in zip(unread, values, strict=True):
+            for name, value in (("loss", loss), ("gradient norm", norm)):
+                if not math.isfinite(value):
+                    raise NumericsError(f"step {step}: the {name} is {value}; the parameters are those from before it")
+
+    def take_rows(self, step_ms: dict[int, float]) -> list[Row]:
+        """One row for each step that was read since the last call, with its time where it has one."""
+        rows, self._read = self._read, []
+        for row in rows:
+            num_samples, num_tokens = row.pop("num_samples"), row.pop("num_tokens")
+            milliseconds = step_ms.get(row["step"])
+            if milliseconds:
+                row["perf/step_ms"] = milliseconds
+                row["perf/samples_per_s"] = num_samples * 1e3 / milliseconds
+                if num_tokens:
+                    row["perf/tokens_per_s"] = num_tokens * 1e3 / milliseconds
+        return rows
