@@ -264,6 +264,7 @@ PLANTED_IMPORTS = [
     ("aottrain/tasks/train.py", "import aottrain.cli"),
     ("aottrain/report/html.py", "from omegaconf import OmegaConf"),
     ("aottrain/runtime/executor.py", "import triton"),
+    ("aottrain/runtime/compat.py", "import aottrain.errors"),
     ("recipes/mlp.py", "import aottrain.compiler"),
 ]
 
@@ -273,10 +274,12 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
         write(root / "aottrain" / folder / "__init__.py", "")
-    for module in ("__init__", "__main__", "config", "errors", "step", "runtime/rng", "trainer/loop"):
+    modules = ("__init__", "__main__", "config", "errors", "schema", "step", "sweep", "usage")
+    for module in (*modules, "runtime/compat", "runtime/rng", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
     write(root / "aottrain/runtime/launch.py", "import triton")
     write(root / "aottrain/cli.py", "import hydra")
+    write(root / "aottrain/ir/verify.py", "import aottrain.runtime.compat")
     write(root / "recipes/__init__.py", "")
 
 

@@ -1,0 +1,77 @@
+"""task=plan: compile and say what a training step would save, recompute and need; no step is run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from aottrain.config import RunConfig
+from aottrain.ir.report import CompileReport, GraphReport
+from aottrain.report import html
+from aottrain.report.text import explain
+from aottrain.report.units import format_bytes, format_count, format_flops
+from aottrain.tasks.build import build_job
+
+# Long, and on the HTML page.
+TEXTS = {"forward_text", "backward_text", "after"}
+
+
+def run(config: RunConfig) -> int:
+    """Print the plan of one training step; write plan.json and compile_report.html. The engine is always aot."""
+    config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
+    job = build_job(config)
+    graph: GraphReport = job.step.call.prepare(*job.batches.at(1)[0])
+    report: CompileReport = job.step.call.report
+    plan = describe(job.module, graph, report, config)
+    directory = Path(config.output_dir)
+    (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+    html.write(report, directory / "compile_report.html", None)
+    print(render(plan))
+    print()
+    print(explain(report))
+    print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
+    return 0
+
+
+def describe(module: nn.Module, graph: GraphReport, report: CompileReport, config: RunConfig) -> dict[str, Any]:
+    """The plan as plain data: what plan.json holds. FLOPs are those of one optimizer step, all its micro-batches."""
+    parameters = list(module.parameters())
+    num_micro_batches = config.trainer.accumulate
+    return {
+        "recipe": config.recipe.name,
+        "batch_size": config.data.batch_size,
+        "num_micro_batches": num_micro_batches,
+        "num_parameters": sum(parameter.numel() for parameter in parameters),
+        "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        "flops_per_step": {
+            "forward": graph.forward_flops * num_micro_batches,
+            "backward": graph.backward_flops * num_micro_batches,
+            "recompute": graph.recompute_flops * num_micro_batches,
+        },
+        "compile_s": graph.compile_s,
+        "graph": _without_texts(dataclasses.asdict(graph)),
+        "fallbacks": [dataclasses.asdict(fallback) for fallback in report.fallbacks],
+    }
+
+
+def render(plan: dict[str, Any]) -> str:
+    """The lines above the tables."""
+    times = "" if plan["num_micro_batches"] == 1 else f", {plan['num_micro_batches']} micro-batches a step"
+    flops = ", ".join(f"{name} {format_flops(count)}" for name, count in plan["flops_per_step"].items())
+    return "\n".join([
+        f"Plan of {plan['recipe']}: batches of {plan['batch_size']}{times}",
+        f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}",
+        f"FLOPs per step  {flops}",
+    ])
+
+
+def _without_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_texts(item) for name, item in value.items() if name not in TEXTS}
+    if isinstance(value, list | tuple):
+        return [_without_texts(item) for item in value]
+    return value

@@ -1,0 +1,74 @@
+"""A training run in a process of its own: `python -m aottrain.tasks.worker config.json`.
+
+Memory peaks, compile caches and threads of one engine must not reach the next, and a crash must not end the comparison.
+The configuration travels as it was resolved, not as overrides that would be resolved again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from aottrain.config import RunConfig, read_config, read_model
+from aottrain.errors import AottrainError, ConfigError
+
+CONFIG_FILE = "run_config.json"
+LOG_FILE = "log.txt"
+
+
+def run_apart(config: RunConfig) -> str:
+    """Train as `config` says in a new process; "" if it went well, else the last line of its error.
+
+    Everything that the process prints is in log.txt in its output directory.
+    """
+    directory = Path(config.output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    dump(config, directory / CONFIG_FILE)
+    command = [sys.executable, "-m", "aottrain.tasks.worker", str(directory / CONFIG_FILE)]
+    with (directory / LOG_FILE).open("w", encoding="utf-8") as log:
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT).returncode
+    return "" if code == 0 else _last_words(directory / LOG_FILE, code)
+
+
+def dump(config: RunConfig, path: Path) -> None:
+    """Write `config` so that `load` gives it back, equal."""
+    path.write_text(json.dumps(dataclasses.asdict(config), indent=2), encoding="utf-8")
+
+
+def load(path: Path) -> RunConfig:
+    """The RunConfig that `dump` wrote, checked as one from the command line is."""
+    values = json.loads(path.read_text(encoding="utf-8"))
+    output_dir = values.pop("output_dir")
+    config, mistakes = read_config(values)
+    if not mistakes:
+        config, mistakes = read_model(config)
+    if mistakes:
+        raise ConfigError([str(mistake) for mistake in mistakes])
+    return dataclasses.replace(config, output_dir=output_dir)
+
+
+def main(arguments: list[str]) -> int:
+    from aottrain.tasks import train
+
+    # `-m` puts the working directory on the path, as `python -m aottrain` does: kernel.target may live there.
+    try:
+        return train.run(load(Path(arguments[0])))
+    except AottrainError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _last_words(log: Path, code: int) -> str:
+    if code < 0:
+        return f"ended by signal {signal.Signals(-code).name}"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    said = [line for line in lines if line]
+    return said[-1] if said else f"exit code {code}, and no output"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
