@@ -1,0 +1,35 @@
+"""aottrain: training with a compiler inside. Importing the package is cheap: torch is imported at first use of a name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "compile": "aottrain.compiler.api",
+    "capture": "aottrain.compiler.capture",
+    "analyse": "aottrain.compiler.analysis",
+    "trace_joint": "aottrain.compiler.joint",
+    "functionalize": "aottrain.compiler.functional",
+    "simplify": "aottrain.compiler.simplification",
+    "plan_partition": "aottrain.compiler.partition.strategies",
+    "apply_partition": "aottrain.compiler.partition.split",
+    "philox_eager": "aottrain.runtime.rng",
+    "CompileReport": "aottrain.ir.report",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'aottrain' has no attribute {name!r}")
+    value = getattr(import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

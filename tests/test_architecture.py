@@ -27,7 +27,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/analysis.py",
     "aottrain/compiler/joint.py",
     "aottrain/compiler/functional.py",
-    "aottrain/runtime/compat.py",
+    "aottrain/compat.py",
 }
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
 FORBIDDEN_TORCH = (
@@ -231,7 +231,7 @@ VIOLATIONS = [
     (private_torch_uses, "aottrain/runtime/executor.py", "import torch\nx = torch._foreach_add([], 1)\n"),
     (forbidden_torch_uses, "aottrain/compiler/joint.py", "from torch._functorch import partitioners\n"),
     (forbidden_torch_uses, "aottrain/compiler/joint.py", "def f():\n    import torch._inductor.compile_fx\n"),
-    (forbidden_torch_uses, "aottrain/runtime/compat.py", "x = importlib.import_module('functorch.compile')\n"),
+    (forbidden_torch_uses, "aottrain/compat.py", "x = importlib.import_module('functorch.compile')\n"),
     (long_files, "aottrain/ir/ops.py", "x = 1\n" * (MAX_FILE_LINES + 1)),
     (long_functions, "recipes/mlp.py", "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES),
     (unfinished_work, "conf/config.yaml", "seed: 1  # TO" + "DO: choose\n"),
@@ -264,7 +264,7 @@ PLANTED_IMPORTS = [
     ("aottrain/tasks/train.py", "import aottrain.cli"),
     ("aottrain/report/html.py", "from omegaconf import OmegaConf"),
     ("aottrain/runtime/executor.py", "import triton"),
-    ("aottrain/runtime/compat.py", "import aottrain.errors"),
+    ("aottrain/compat.py", "import aottrain.errors"),
     ("recipes/mlp.py", "import aottrain.compiler"),
 ]
 
@@ -274,12 +274,12 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
         write(root / "aottrain" / folder / "__init__.py", "")
-    modules = ("__init__", "__main__", "config", "errors", "schema", "step", "sweep", "usage")
-    for module in (*modules, "runtime/compat", "runtime/rng", "trainer/loop"):
+    modules = ("__init__", "__main__", "compat", "config", "errors", "schema", "step", "sweep", "usage")
+    for module in (*modules, "runtime/rng", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
     write(root / "aottrain/runtime/launch.py", "import triton")
     write(root / "aottrain/cli.py", "import hydra")
-    write(root / "aottrain/ir/verify.py", "import aottrain.runtime.compat")
+    write(root / "aottrain/ir/verify.py", "import aottrain.compat")
     write(root / "recipes/__init__.py", "")
 
 

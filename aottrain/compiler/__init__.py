@@ -1,0 +1,70 @@
+"""The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
+
+    capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition -> apply_partition -> link
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from aottrain.compiler.analysis import Analysis, analyse
+from aottrain.compiler.capture import CapturedStep, capture
+from aottrain.compiler.functional import functionalize
+from aottrain.compiler.joint import trace_joint
+from aottrain.compiler.linking import link
+from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.partition.split import apply_partition
+from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.reporting import describe
+from aottrain.compiler.simplification import simplify
+from aottrain.compiler.stages import StageLog
+from aottrain.ir.graph import JointGraph
+from aottrain.ir.report import GraphReport
+from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
+from aottrain.runtime.program import Program
+
+__all__ = [
+    "apply_partition",
+    "capture",
+    "compile_call",
+    "functional_joint",
+    "functionalize",
+    "plan_partition",
+    "simplify",
+    "trace_joint",
+]
+
+
+def compile_call(
+    function: Callable[..., Any],
+    module: nn.Module | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: CompileOptions,
+) -> tuple[Program, Analysis, GraphReport]:
+    """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what cannot be proven equal to eager."""
+    log = StageLog()
+    step = log.run("capture", capture, function, module, args, kwargs)
+    analysis = log.run("analyse", analyse, step)
+    joint = functional_joint(step, analysis, log)
+    plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
+    parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
+    program = log.run("link", link, parts, analysis, options.kernel)
+    return program, analysis, describe(joint, plan, parts, options, log.records)
+
+
+def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | None = None) -> JointGraph:
+    """The joint graph that partitioning starts from: traced, free of mutation, simplified; laws 1 and 2 checked."""
+    log = log or StageLog()
+    joint = log.run("trace_joint", trace_joint, step, analysis)
+    joint = log.run("functionalize", functionalize, joint, check=_verify_whole)
+    return log.run("simplify", simplify, joint, check=_verify_whole)
+
+
+def _verify_whole(joint: JointGraph) -> None:
+    verify_joint(joint)
+    verify_functional(joint)

@@ -14,7 +14,7 @@ from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fak
 from aottrain.errors import UnsupportedError
 from aottrain.ir.ops import op_info
 from aottrain.ir.tensor import TensorSpec, tensor_spec
-from aottrain.runtime.compat import tree_flatten
+from aottrain.compat import tree_flatten
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
 from aottrain.ir.ops import hidden_mutation
 from aottrain.ir.tensor import tensor_spec
-from aottrain.runtime.compat import tree_flatten, tree_unflatten
+from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.runtime.rng import PhiloxMode
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fak
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
 from aottrain.ir.tensor import tensor_spec
-from aottrain.runtime.compat import disable_autocast, tree_flatten
+from aottrain.compat import disable_autocast, tree_flatten
 
 
 def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:

@@ -12,7 +12,7 @@ from torch import fx
 
 from aottrain.ir.graph import JointGraph, spec_of
 from aottrain.ir.ops import is_pure
-from aottrain.runtime.compat import tree_flatten
+from aottrain.compat import tree_flatten
 
 aten = torch.ops.aten
 

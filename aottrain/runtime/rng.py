@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aottrain.errors import UnsupportedError
-from aottrain.runtime.compat import TorchDispatchMode
+from aottrain.compat import TorchDispatchMode
 from aottrain.runtime.philox import new_state
 
 aten = torch.ops.aten

@@ -8,7 +8,7 @@ from torch import fx
 
 from aottrain.ir.graph import info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula
-from aottrain.runtime.compat import tree_flatten, tree_map
+from aottrain.compat import tree_flatten, tree_map
 
 # A two-core CPU's float32 rates; only their ratio decides between plans.
 ARITHMETIC_FLOPS_PER_S = 180e9

@@ -129,6 +129,7 @@ def _cut(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
         weights[i] = None if not _may_save(node) else _weight(node, demand) * scale + len(nodes) - i
     edges = [(index[source], i) for node, i in index.items() for source in node.all_input_nodes if source in index]
     sources = [i for node, i in index.items() if node.op == "placeholder" or node in banned or node in must]
+    sources += [i for node, i in index.items() if node.op == "call_function" and not is_pure(node.target)]
     _, cut = min_vertex_cut(weights, edges, sources, [index[node] for node in demand.demanded])
     return {nodes[i] for i in cut}
 
@@ -149,7 +150,7 @@ def _must_save(node: fx.Node, demand: Demand) -> bool:
     """A second reading of state that the step updates, or a second run of an impure op, would give another value."""
     if node.op == "placeholder":
         return node in demand.mutated
-    return node.op == "call_function" and not is_pure(node.target) and not is_tuple(node)
+    return node.op == "call_function" and not is_pure(_producer(node).target) and not is_tuple(node)
 
 
 def _must_reason(node: fx.Node) -> str:

@@ -1,0 +1,187 @@
+"""aottrain.compile: the user's function or module, run through compiled programs, one for each set of guards."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from aottrain.compat import tree_unflatten
+from aottrain.compiler import compile_call
+from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.capture import named_state
+from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.errors import AottrainError, ConfigError, UnsupportedError
+from aottrain.ir.report import CompileReport, Fallback, GraphReport
+from aottrain.runtime.guards import StateGuard, call_key
+from aottrain.runtime.program import Program
+
+# Programs kept for one callable; past it calls run eagerly and are counted.
+RECOMPILE_LIMIT = 16
+
+
+class Entry:
+    """One compiled program with what it needs to be called."""
+
+    def __init__(self, program: Program, analysis: Analysis, module: nn.Module | None, report: GraphReport):
+        self.program = program
+        self.analysis = analysis
+        self.report = report
+        self.guard = StateGuard(module)
+        self.state = [tensor for _, _, tensor in named_state(module)]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> Any:
+        primals = [*self.state, *tensors]
+        computed = iter(self.program(primals))
+        leaves = list(self.analysis.leaves)
+        known = iter(self.analysis.outputs)
+        for i, is_tensor in enumerate(self.analysis.is_tensor):
+            if is_tensor:
+                alias = next(known).alias_of
+                leaves[i] = next(computed) if alias is None else primals[alias]
+        return tree_unflatten(leaves, self.analysis.out_tree)
+
+
+class CompiledCall:
+    """The cache of programs of one target, and its report."""
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module | None, options: CompileOptions):
+        self.function = function
+        self.module = module
+        self.options = options
+        self.report = CompileReport()
+        self._entries: dict[Any, list[Entry]] = {}
+        self._refused: dict[Any, str] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            key, tensors = call_key(args, kwargs)
+            entry = self._find(key) or self._compile(key, args, kwargs)
+        except UnsupportedError as error:
+            if self.options.on_unsupported == "error":
+                raise
+            self._count(str(error))
+            return self.function(*args, **kwargs)
+        return entry(tensors)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
+        """Compile for these inputs without running. Raises UnsupportedError, also under on_unsupported="eager"."""
+        key, _ = call_key(args, kwargs)
+        return (self._find(key) or self._compile(key, args, kwargs)).report
+
+    def _find(self, key: Any) -> Entry | None:
+        for entry in self._entries.get(key, ()):
+            if entry.guard.holds():
+                return entry
+        return None
+
+    def _compile(self, key: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+        with self._lock:
+            found = self._find(key)
+            if found is not None:
+                return found
+            if key in self._refused:
+                raise UnsupportedError(self._refused[key])
+            if len(self.report.graphs) >= RECOMPILE_LIMIT:
+                raise UnsupportedError(f"{RECOMPILE_LIMIT} programs are compiled for this target already")
+            try:
+                program, analysis, report = compile_call(self.function, self.module, args, kwargs, self.options)
+            except AottrainError as error:
+                if isinstance(error, UnsupportedError):
+                    self._refused[key] = str(error)
+                raise
+            entry = Entry(program, analysis, self.module, report)
+            self._entries.setdefault(key, []).append(entry)
+            self.report.graphs.append(report)
+            return entry
+
+    def _count(self, reason: str) -> None:
+        for i, known in enumerate(self.report.fallbacks):
+            if known.reason == reason:
+                self.report.fallbacks[i] = replace(known, count=known.count + 1)
+                return
+        self.report.fallbacks.append(Fallback(reason))
+        warnings.warn(f"aottrain runs this call eagerly: {reason}", stacklevel=4)
+
+
+class CompiledModule:
+    """Mixed into the class of a compiled module. It shares its whole `__dict__` with the original, so that parameters,
+    buffers, hooks, the training flag and state_dict keys are the same object's; only the call is another."""
+
+    compiled_call: CompiledCall
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.compiled_call(*args, **kwargs)
+
+    @property
+    def report(self) -> CompileReport:
+        return self.compiled_call.report
+
+    def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
+        """Compile for these inputs without running; gives the report of their program."""
+        return self.compiled_call.prepare(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _compile_module(copy.deepcopy(self.compiled_call.module, memo), self.compiled_call.options)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> Any:
+        return _compile_module, (self.compiled_call.module, self.compiled_call.options)
+
+
+def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
+    original = type(module)
+    namespace = {"compiled_call": CompiledCall(module, module, options), "__module__": original.__module__}
+    wrapper = type(f"Compiled{original.__name__}", (CompiledModule, original), namespace)
+    compiled = wrapper.__new__(wrapper)
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    return compiled  # type: ignore[no-any-return]
+
+
+def compile(
+    target: Any,
+    *,
+    partition: str | None = None,
+    budget: float | None = None,
+    kernel: Kernel = "aten",
+    capture: str = "trace",
+    on_unsupported: str = "eager",
+) -> Any:
+    """Compile the training step that starts at a call of `target`, a module or a function of tensors.
+
+    Each call gives what eager gives; forward and backward run as one planned pair of graphs behind autograd.
+
+    partition: save_all | min_cut | budget | recompute_all. Default min_cut, or budget where `budget` is given.
+    budget: fraction 0..1 of the bytes that min_cut saves for the backward (budget strategy only).
+    kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    capture: "trace": the call is traced directly, guarded by our own checks before every call.
+    on_unsupported: "eager": what cannot be compiled runs eagerly and is counted in `.report.fallbacks`; "error": raises
+        UnsupportedError.
+
+    Returns a module for a module (same parameters, hooks and state_dict keys), a function for a function; both have
+    `.report` and `.prepare(*args)`. Raises ConfigError with every mistake in the options.
+    """
+    options = check_options(partition, budget, kernel, on_unsupported)
+    if capture != "trace":
+        raise ConfigError(f"capture={capture!r} is not known; allowed: trace")
+    if isinstance(target, CompiledModule):
+        return _compile_module(target.compiled_call.module, options)  # type: ignore[arg-type]
+    if isinstance(target, nn.Module):
+        return _compile_module(target, options)
+    if not callable(target):
+        raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
+    call = CompiledCall(target, None, options)
+
+    @functools.wraps(target)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    compiled.report = call.report  # type: ignore[attr-defined]
+    compiled.prepare = call.prepare  # type: ignore[attr-defined]
+    return compiled

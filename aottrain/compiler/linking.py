@@ -1,0 +1,52 @@
+"""link: the partitioned graphs become a Program, each graph run by the chosen kernel backend."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import fx
+
+from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.options import Kernel
+from aottrain.compiler.partition.undefined import specialise_backward
+from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
+from aottrain.runtime.executor import Runner, aten_runner
+from aottrain.runtime.program import Pattern, Program
+
+
+def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel) -> Program:
+    """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable, used for forward and backward alike."""
+    signature = parts.signature
+    computed = analysis.computed
+    device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
+    return Program(
+        forward=_runner(parts.forward, kernel),
+        build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel),
+        num_outputs=len(computed),
+        update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
+        differentiable=tuple(known.requires_grad for known in computed),
+        gradient_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT),
+        output_specs=tuple(known.spec for known in computed),
+        device=device,
+        draws=parts.num_draws > 0,
+    )
+
+
+def _build_backward(parts: PartitionedGraph, kernel: Kernel, pattern: Pattern) -> Runner:
+    assert parts.backward is not None
+    return _runner(specialise_backward(parts.backward, len(parts.residuals), pattern), kernel)
+
+
+def _runner(graph: fx.Graph, kernel: Kernel) -> Runner:
+    if isinstance(kernel, str):
+        return aten_runner(graph)
+    examples = [value_of(node) for node in placeholders(graph)]
+    call = kernel(as_module(graph), examples)
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = list(inputs)
+        inputs.clear()
+        return list(call(*given))
+
+    return run

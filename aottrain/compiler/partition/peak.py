@@ -1,0 +1,121 @@
+"""Predicted peak memory: the storages alive at each instant of the forward and of the backward, op by op.
+
+Exact for what the graphs allocate when they run op by op and free each value at its last use; workspaces inside library
+calls are not modelled yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from aottrain.ir.graph import (
+    InputKind,
+    PartitionedGraph,
+    info,
+    placeholders,
+    results,
+    spec_of,
+    storage_bytes,
+    storage_root,
+    value_of,
+    view_source,
+)
+from aottrain.ir.ops import OpKind
+from aottrain.compat import tree_flatten
+
+
+@dataclass(frozen=True)
+class Peak:
+    """total: bytes alive at the worst instant; memory: the same by category; at: the op that runs then."""
+
+    total: int
+    memory: dict[str, int]
+    at: str
+
+
+def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
+    """Peak of one call and its backward: parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and
+    residuals from the forward on; gradients until the end of the backward."""
+    sizes = {kind: 0 for kind in InputKind}
+    for value in parts.signature.inputs:
+        sizes[value.kind] += value.spec.storage_bytes
+    base = {
+        "parameters": sizes[InputKind.PARAMETER],
+        "buffers": sizes[InputKind.BUFFER],
+        "batch": sizes[InputKind.BATCH],
+        "reserved": reserved_bytes,
+    }
+    count = parts.num_forward_outputs
+    values = results(parts.forward)
+    outputs, residuals = _roots(values[:count]), _roots(values[count:])
+    peaks = [_sweep(parts.forward, base, {}, {"saved": residuals, "outputs": outputs - residuals})]
+    if parts.backward is not None:
+        inputs = placeholders(parts.backward)
+        held = {node: storage_bytes(node) for node, (_, primal) in zip(inputs, parts.residuals, strict=False) if primal is None}
+        tangents = inputs[len(parts.residuals) :]
+        after = {**base, "outputs": sum(map(storage_bytes, outputs)) + sum(map(storage_bytes, tangents))}
+        peaks.append(_sweep(parts.backward, after, held, {"gradients": _roots(results(parts.backward))}))
+    return max(peaks, key=lambda peak: peak.total)
+
+
+def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    found = {storage_root(node) for node in nodes if node is not None}
+    return {node for node in found if node.op != "placeholder"}
+
+
+def _sweep(
+    graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept: dict[str, set[fx.Node]]
+) -> Peak:
+    """held: inputs that die at their last use (their category is "saved"); kept: storages that outlive the graph."""
+    order = list(graph.nodes)
+    category = {node: name for name, nodes in kept.items() for node in nodes}
+    last: dict[fx.Node, int] = {}
+    for i, node in enumerate(order):
+        for source in node.all_input_nodes:
+            last[storage_root(source)] = i
+        last.setdefault(storage_root(node), i)
+    dying: dict[int, list[fx.Node]] = {}
+    for node, i in last.items():
+        if node not in category:
+            dying.setdefault(i, []).append(node)
+    live: dict[fx.Node, int] = dict(held)
+    total = sum(base.values()) + sum(live.values())
+    best, best_live, best_at = total, dict(live), ""
+    for i, node in enumerate(order):
+        passing = 0
+        if node.op == "call_function" and view_source(node) is None:
+            for root, size in _allocations(node):
+                live[root] = size
+                total += size
+            passing = _unread_bytes(node)
+        if total + passing > best:
+            best, best_live, best_at = total + passing, dict(live), node.name
+        for root in dying.get(i, []):
+            total -= live.pop(root, 0)
+    memory = dict(base)
+    for root, size in best_live.items():
+        name = "saved" if root in held else category.get(root, "temporaries")
+        memory[name] = memory.get(name, 0) + size
+    memory["temporaries"] = memory.get("temporaries", 0) + best - sum(memory.values())
+    return Peak(best, memory, best_at)
+
+
+def _allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """Storages that a call makes: its own, or those of the items of its tuple that anything reads."""
+    if info(node).kind is OpKind.STRUCTURE:
+        return []
+    if spec_of(node) is not None:
+        return [(node, storage_bytes(node))]
+    return [(user, storage_bytes(user)) for user in node.users]
+
+
+def _unread_bytes(node: fx.Node) -> int:
+    """Bytes of a call's tuple items that nothing reads: allocated and freed at once."""
+    if spec_of(node) is not None or info(node).kind is OpKind.STRUCTURE:
+        return 0
+    items = [leaf for leaf in tree_flatten(value_of(node))[0] if hasattr(leaf, "untyped_storage")]
+    read = {user.args[1] for user in node.users if user.op == "call_function"}
+    return sum(leaf.untyped_storage().nbytes() for i, leaf in enumerate(items) if i not in read)

@@ -1,0 +1,38 @@
+"""Runs one stage: times it, checks its law, keeps the record for the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import fx
+
+from aottrain.ir.graph import calls
+from aottrain.ir.report import StageRecord
+from aottrain.ir.text import graph_text
+
+T = TypeVar("T")
+
+
+@dataclass
+class StageLog:
+    """The records of one compile, in order."""
+
+    records: list[StageRecord] = field(default_factory=list)
+    num_nodes: int = 0
+
+    def run(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
+        """`stage(*args)`; `check` raises where the stage broke its law. Verification counts into the stage's time."""
+        start = time.perf_counter()
+        out = stage(*args)
+        if check is not None:
+            check(out)
+        graph = getattr(out, "graph", None)
+        num_nodes = len(calls(graph)) if isinstance(graph, fx.Graph) else self.num_nodes
+        text = graph_text(graph) if isinstance(graph, fx.Graph) else ""
+        seconds = time.perf_counter() - start
+        self.records.append(StageRecord(name, seconds, self.num_nodes, num_nodes, text))
+        self.num_nodes = num_nodes
+        return out

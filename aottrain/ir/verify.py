@@ -1,0 +1,147 @@
+"""The laws, as checks that run after the stage that could break them. Each raises VerificationError and names the node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from aottrain.errors import VerificationError
+from aottrain.ir.graph import (
+    InputKind,
+    JointGraph,
+    OutputKind,
+    PartitionedGraph,
+    ancestors,
+    calls,
+    descendants,
+    info,
+    placeholders,
+    results,
+)
+from aottrain.ir.ops import OpKind, hidden_mutation, is_pure
+from aottrain.compat import tree_flatten
+
+
+def verify_joint(joint: JointGraph) -> None:
+    """Law 1: signature and graph agree; what must run in the forward and what must run in the backward are disjoint."""
+    _require(len(joint.placeholders) == len(joint.signature.inputs), "the graph has other inputs than its signature")
+    _require(len(joint.results) == len(joint.signature.outputs), "the graph has other outputs than its signature")
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    early = ancestors(joint.outputs_of(OutputKind.OUTPUT, OutputKind.UPDATE))
+    both = [node.name for node in joint.graph.nodes if node in late and node in early]
+    _require(not both, f"{both[:1]} depends on a tangent, and an output or state update depends on it")
+
+
+def verify_functional(joint: JointGraph) -> None:
+    """Law 2: nothing mutates, openly or hidden; each mutated input has its update; draws are numbered once."""
+    draws: set[int] = set()
+    for node in calls(joint.graph):
+        _require(not info(node).writes, f"{node.name} mutates its argument")
+        training = hidden_mutation(node.target) and _trains(node)
+        _require(not training, f"{node.name} mutates its argument though its schema denies it")
+        if info(node).kind is OpKind.RANDOM:
+            number = node.args[1]
+            _require(isinstance(number, int) and 0 <= number < joint.num_draws, f"{node.name} has no draw number")
+            _require(number not in draws, f"{node.name} repeats draw {number}")
+            draws.add(number)  # type: ignore[arg-type]
+        else:
+            _require(is_pure(node.target), f"{node.name} gives another value when it is run again")
+    updates = {value.target for value in joint.signature.outputs if value.kind is OutputKind.UPDATE}
+    mutated = {i for i, value in enumerate(joint.signature.inputs) if value.mutated}
+    _require(updates == mutated, "the state updates are not those of the mutated inputs")
+
+
+def _trains(node: fx.Node) -> bool:
+    """Whether a batch-norm call updates its running statistics: they are given, and it is in training mode."""
+    given = [node.args[i] for i in hidden_mutation(node.target) if i < len(node.args)]
+    return any(isinstance(value, fx.Node) for value in given) and (len(node.args) <= 5 or node.args[5] is True)
+
+
+def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
+    """Law 3, and law 4 by structure: each half computes the joint graph's own expressions, from what it may read."""
+    _require(len(placeholders(parts.forward)) == joint.signature.num_primals + 1, "the forward has other inputs")
+    expressions = _Expressions()
+    for node in joint.placeholders:
+        expressions.name(node, node.name)
+    wanted_forward = [
+        joint.results[i] for i in joint.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE)
+    ]
+    for node in placeholders(parts.forward):
+        expressions.name(node, node.name)
+    values = results(parts.forward)
+    count = len(wanted_forward)
+    _require(len(values) == count + len(parts.residuals), "the forward does not return outputs, updates and residuals")
+    _require(expressions.of(values[:count]) == expressions.of(wanted_forward), "the forward computes something else")
+    if parts.backward is None:
+        return
+    _verify_residuals(joint, parts, values[count:], expressions)
+    wanted = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
+    _require(
+        expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else"
+    )
+    for node in calls(parts.backward):
+        _require(is_pure(node.target), f"{node.name} is run in the backward and has an effect")
+
+
+def _verify_residuals(
+    joint: JointGraph, parts: PartitionedGraph, values: list[fx.Node | None], expressions: _Expressions
+) -> None:
+    assert parts.backward is not None
+    inputs = placeholders(parts.backward)
+    by_name = {node.name: node for node in joint.graph.nodes}
+    mutated = {
+        node
+        for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True)
+        if value.mutated
+    }
+    for (name, primal), value, inside in zip(parts.residuals, values, inputs, strict=False):
+        original = by_name[name]
+        expressions.name(inside, expressions.key(original))
+        if original in mutated:
+            _require(primal is None, f"{name} is updated by the step, and the backward reads it unsaved")
+            _require(value is not None and value.op == "call_function", f"the version of {name} that was read is lost")
+            continue
+        _require(expressions.of([value]) == expressions.of([original]), f"residual {name} is something else")
+    tangents = joint.inputs_of(InputKind.TANGENT)
+    rest = inputs[len(parts.residuals) :]
+    _require(len(rest) == len(tangents), "the backward reads something that is neither residual nor tangent")
+    for inside, tangent in zip(rest, tangents, strict=True):
+        expressions.name(inside, tangent.name)
+
+
+class _Expressions:
+    """Numbers expressions over several graphs: equal numbers mean the same ops on the same inputs."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, Any] = {}
+        self._of_node: dict[fx.Node, Any] = {}
+
+    def name(self, node: fx.Node, key: Any) -> None:
+        self._of_node[node] = key
+
+    def of(self, nodes: list[fx.Node | None]) -> list[Any]:
+        return [None if node is None else self.key(node) for node in nodes]
+
+    def key(self, root: fx.Node) -> Any:
+        stack = [root]
+        while stack:
+            node = stack[-1]
+            waiting = [source for source in node.all_input_nodes if source not in self._of_node]
+            if node in self._of_node or waiting:
+                stack.pop() if node in self._of_node else stack.extend(waiting)
+                continue
+            leaves, tree = tree_flatten((node.args, node.kwargs))
+            parts = tuple(
+                ("node", self._of_node[leaf]) if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf))
+                for leaf in leaves
+            )
+            expression = (node.op, node.target, str(tree), parts)
+            self._of_node[node] = self._numbers.setdefault(expression, len(self._numbers))
+            stack.pop()
+        return self._of_node[root]
+
+
+def _require(holds: Any, what: str) -> None:
+    if not holds:
+        raise VerificationError(what)

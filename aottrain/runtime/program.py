@@ -1,0 +1,112 @@
+"""One compiled program: a forward and a backward runner behind a torch.autograd.Function, and the state epilogue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.errors import UnsupportedError
+from aottrain.ir.tensor import TensorSpec
+from aottrain.compat import disable_autocast
+from aottrain.runtime.executor import Runner
+from aottrain.runtime.philox import new_state
+
+Pattern = tuple[bool, ...]
+
+
+@dataclass
+class Program:
+    """What runs for one set of guards.
+
+    forward: [primals, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward for calls in which only
+    the tangents marked True are defined: [residuals, tangents] -> [gradients]; gradients that no defined tangent reaches
+    are None (law 6).
+    update_targets: the primal that each update is written to. differentiable: per output. gradient_targets: the primal of
+    each gradient. output_specs: of each output; a tangent is brought to its strides.
+    """
+
+    forward: Runner
+    build_backward: Callable[[Pattern], Runner] | None
+    num_outputs: int
+    update_targets: tuple[int, ...]
+    differentiable: tuple[bool, ...]
+    gradient_targets: tuple[int, ...]
+    output_specs: tuple[TensorSpec, ...]
+    device: torch.device
+    draws: bool
+    _backwards: dict[Pattern, Runner] = field(default_factory=dict)
+
+    def __call__(self, primals: Sequence[Tensor]) -> list[Tensor]:
+        """The outputs; state updates are written to their primals after everything has been computed."""
+        state = new_state(self.device) if self.draws else None
+        updates: list[Tensor] = []
+        with disable_autocast():
+            if self.build_backward is None:
+                with torch.no_grad():
+                    outputs = self.run_forward(state, primals, updates)[: self.num_outputs]
+            else:
+                outputs = list(_CompiledFunction.apply(self, state, updates, *primals))
+            # Not through .data: the version counters must move, so that eager's errors on stale saved values are raised.
+            with torch.no_grad():
+                for target, value in zip(self.update_targets, updates, strict=True):
+                    primals[target].copy_(value)
+        return outputs
+
+    def run_forward(self, state: Tensor | None, primals: Sequence[Tensor], updates: list[Tensor]) -> list[Tensor]:
+        """Outputs, then residuals; the state updates go into the given list."""
+        results = self.forward([*primals, state])
+        end = self.num_outputs + len(self.update_targets)
+        updates.extend(results[self.num_outputs : end])
+        del results[self.num_outputs : end]
+        return results
+
+    def backward_for(self, pattern: Pattern) -> Runner:
+        runner = self._backwards.get(pattern)
+        if runner is None:
+            assert self.build_backward is not None
+            runner = self._backwards[pattern] = self.build_backward(pattern)
+        return runner
+
+
+class _CompiledFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, program: Program, state: Tensor | None, updates: list[Tensor], *primals: Tensor) -> Any:
+        results = program.run_forward(state, primals, updates)
+        outputs, residuals = results[: program.num_outputs], results[program.num_outputs :]
+        ctx.program = program
+        # Through save_for_backward, so that the version errors of eager are still raised and saved-tensor hooks see them.
+        ctx.save_for_backward(*residuals)
+        ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                "create_graph=True through a compiled program: its gradients are not differentiable; run it eagerly"
+            )
+        program: Program = ctx.program
+        given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
+        runner = program.backward_for(tuple(tangent is not None for tangent, _ in given))
+        inputs: list[Any] = list(ctx.saved_tensors)
+        # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
+        ctx.maybe_clear_saved_tensors()
+        inputs += [None if tangent is None else _coerce(tangent, spec) for tangent, spec in given]
+        del tangents, given
+        with disable_autocast():
+            gradients = runner(inputs)
+        by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
+        num_primals = len(ctx.needs_input_grad) - 3
+        return (None, None, None, *(by_primal.get(i) for i in range(num_primals)))
+
+
+def _coerce(tangent: Tensor, spec: TensorSpec) -> Tensor:
+    """A tangent with the strides that the backward was traced for."""
+    if tuple(tangent.stride()) == spec.stride or tangent.numel() <= 1:
+        return tangent
+    return torch.empty_strided(spec.shape, spec.stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
