@@ -10,7 +10,7 @@ from typing import Any
 from aottrain.ir.report import CompileReport, Fallback, GraphReport, StageRecord, ValueRecord
 from aottrain.report.charts import bars, stacked_bar
 from aottrain.report.style import CSS
-from aottrain.report.text import by_module, memory_rows
+from aottrain.report.text import by_cost, by_module, by_size, memory_rows
 from aottrain.report.units import (
     format_bytes,
     format_count,
@@ -130,10 +130,11 @@ def _program(graph: GraphReport, number: int, total: int) -> str:
              f"call; {_kernels(graph)}.</p>", _memory(graph)]
     if graph.saved:
         count = f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"
-        parts.append(f"<h3>Saved for backward<small>{count}</small></h3>{_modules(graph.saved)}{_values(graph.saved)}")
+        parts += [f"<h3>Saved for backward<small>{count}</small></h3>", _modules(graph.saved),
+                  _values(by_size(graph.saved))]
     if graph.recomputed:
         count = f"{len(graph.recomputed)} values, {format_flops(graph.recompute_flops)}"
-        parts.append(f"<h3>Recomputed in the backward<small>{count}</small></h3>{_values(graph.recomputed)}")
+        parts.append(f"<h3>Recomputed in the backward<small>{count}</small></h3>{_values(by_cost(graph.recomputed))}")
     parts += [_stages(graph), _graph_text("Forward graph", graph.forward_text, graph.num_nodes.get("forward")),
               _graph_text("Backward graph", graph.backward_text, graph.num_nodes.get("backward"))]
     return "\n".join(part for part in parts if part)
@@ -162,7 +163,6 @@ def _modules(values: Sequence[ValueRecord]) -> str:
 
 
 def _values(values: Sequence[ValueRecord]) -> str:
-    largest = sorted(values, key=lambda value: (-value.num_bytes, value.name))
     rows = [_row(
         f'<td><span class="mono">{escape(value.name)}</span><small class="mono">{escape(value.op)}</small></td>',
         f'<td>{escape(value.module) or "&ndash;"}<small>{escape(value.source)}</small></td>',
@@ -170,7 +170,7 @@ def _values(values: Sequence[ValueRecord]) -> str:
         _cell(format_bytes(value.num_bytes), "number"),
         _cell(format_flops(value.recompute_flops), "number"),
         _cell(value.reason),
-    ) for value in largest]
+    ) for value in values]
     header = ("value and op", "module and line", "shape and type", "size", "cost to recompute", "reason")
     return _table(header, rows, numbers=(3, 4))
 

@@ -89,9 +89,9 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         rows = [(module, str(count), format_bytes(size)) for module, count, size in by_module(graph.saved)]
         modules = table(("module", "values", "size"), _limit(rows, max_rows), right=[1, 2])
         sections.append("Saved for backward, by module\n" + modules)
-        sections.append("Saved for backward\n" + _value_table(graph.saved, max_rows))
+        sections.append("Saved for backward\n" + _value_table(by_size(graph.saved), max_rows))
     if graph.recomputed:
-        sections.append("Recomputed in the backward\n" + _value_table(graph.recomputed, max_rows))
+        sections.append("Recomputed in the backward\n" + _value_table(by_cost(graph.recomputed), max_rows))
     stages = [(stage.name, format_seconds(stage.seconds), format_count(stage.num_nodes_before),
                format_count(stage.num_nodes_after), stage.note) for stage in graph.stages]
     header = ("stage", "time", "nodes before", "nodes after", "note")
@@ -99,16 +99,26 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
     return sections
 
 
+def by_size(values: Iterable[ValueRecord]) -> list[ValueRecord]:
+    """Saved values: the largest first."""
+    return sorted(values, key=lambda value: (-value.num_bytes, -value.recompute_flops, value.name))
+
+
+def by_cost(values: Iterable[ValueRecord]) -> list[ValueRecord]:
+    """Recomputed values: the dearest first, and so the views, which cost nothing, last."""
+    return sorted(values, key=lambda value: (-value.recompute_flops, -value.num_bytes, value.name))
+
+
 def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
-    largest = sorted(values, key=lambda value: (-value.num_bytes, value.name))
     rows = [(value.name, value.module, value.op.removeprefix("aten."), format_shape(value.shape), value.dtype,
-             format_bytes(value.num_bytes), format_flops(value.recompute_flops), value.reason) for value in largest]
+             format_bytes(value.num_bytes), format_flops(value.recompute_flops), value.reason) for value in values]
     header = ("value", "module", "op", "shape", "dtype", "size", "recompute", "reason")
     shown = table(header, _limit(rows, max_rows), right=[5, 6])
     if max_rows is None or len(rows) <= max_rows:
         return shown
-    rest = sum(value.num_bytes for value in largest[max_rows:])
-    return f"{shown}\n... and {len(rows) - max_rows} more, {format_bytes(rest)}"
+    rest = values[max_rows:]
+    size, cost = sum(value.num_bytes for value in rest), sum(value.recompute_flops for value in rest)
+    return f"{shown}\n... and {len(rest)} more: {format_bytes(size)}, {format_flops(cost)} to recompute"
 
 
 def _fallbacks(fallbacks: Sequence[Fallback]) -> str:

@@ -73,7 +73,7 @@ def render(rows: Sequence[Row], baseline: str, config: RunConfig) -> str:
     per_second = "tokens/s" if any(row.tokens_per_s for row in rows) else "samples/s"
     header = ("engine", "compile", "step (median)", per_second, f"speed vs {baseline}", "peak memory", "saved",
               "max loss error", "verdict")
-    lines = [(row.engine, _shown(format_seconds, row.compile_s),
+    lines = [(row.engine, _shown(format_seconds, row.compile_s or None),  # eager's 0 s is no compile time
               _shown(lambda value: format_seconds(value / 1e3), row.step_ms_median),
               _shown(lambda value: format_count(round(value)), row.tokens_per_s or row.samples_per_s), _speed(row),
               _shown(format_bytes, row.peak_bytes), _shown(format_bytes, row.saved_bytes),

@@ -14,7 +14,7 @@ def test_every_saved_and_recomputed_value_is_listed_with_its_reason():
 def test_rows_beyond_the_limit_are_summed():
     text = explain(example.report(), max_rows=3)
     assert "logsumexp_0" not in text
-    assert "... and 5 more, 3.12 MiB" in text
+    assert "... and 5 more: 3.12 MiB, 469 MFLOP to recompute" in text
 
 
 def test_fallbacks_come_first():
