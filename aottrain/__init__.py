@@ -1,4 +1,4 @@
-"""aottrain: training with a compiler inside. Importing the package is cheap: torch is imported at first use of a name."""
+"""aottrain: training with a compiler inside. Importing it is cheap: torch is imported at the first use of a name."""
 
 from __future__ import annotations
 

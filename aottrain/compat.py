@@ -1,6 +1,6 @@
-"""The one place that hides private torch names, and the differences between torch 2.11 and 2.13, from the runtime.
+"""The one place that hides private torch names, and what differs between torch 2.11 and 2.13.
 
-The compiler's own users of private names are capture, analysis, joint and functional; everything else imports from here.
+The compiler's own users of private names are capture, analysis, joint and functional; all else imports from here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-    capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition -> apply_partition -> link
+capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition -> apply_partition -> link
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def compile_call(
     kwargs: dict[str, Any],
     options: CompileOptions,
 ) -> tuple[Program, Analysis, GraphReport]:
-    """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what cannot be proven equal to eager."""
+    """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what is not proven equal to eager."""
     log = StageLog()
     step = log.run("capture", capture, function, module, args, kwargs)
-    analysis = log.run("analyse", analyse, step)
+    analysis = log.trace("analyse", analyse, step)
     joint = functional_joint(step, analysis, log)
     plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
@@ -60,8 +60,8 @@ def compile_call(
 def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | None = None) -> JointGraph:
     """The joint graph that partitioning starts from: traced, free of mutation, simplified; laws 1 and 2 checked."""
     log = log or StageLog()
-    joint = log.run("trace_joint", trace_joint, step, analysis)
-    joint = log.run("functionalize", functionalize, joint, check=_verify_whole)
+    joint = log.trace("trace_joint", trace_joint, step, analysis)
+    joint = log.trace("functionalize", functionalize, joint, check=_verify_whole)
     return log.run("simplify", simplify, joint, check=_verify_whole)
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aottrain.compat import tree_flatten
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
 from aottrain.errors import UnsupportedError
 from aottrain.ir.ops import op_info
 from aottrain.ir.tensor import TensorSpec, tensor_spec
-from aottrain.compat import tree_flatten
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,9 @@ def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
     original = type(module)
     namespace = {"compiled_call": CompiledCall(module, module, options), "__module__": original.__module__}
     wrapper = type(f"Compiled{original.__name__}", (CompiledModule, original), namespace)
-    compiled = wrapper.__new__(wrapper)
+    compiled: Any = object.__new__(wrapper)
     object.__setattr__(compiled, "__dict__", module.__dict__)
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
 def compile(

@@ -1,7 +1,7 @@
-"""capture: a call of the user's function or module becomes a pure function of explicit state, with fake example inputs.
+"""capture: a call of the user's function or module becomes a pure function of explicit state.
 
-Also the mode that is active whenever the user's code runs under the compiler: it numbers random draws, writes the hidden
-mutations of batch normalisation out, and notes which module and source line each op came from.
+Also the mode that is active whenever the user's code is traced: it numbers random draws, writes the hidden mutations
+of batch normalisation out, and notes which module and source line each op came from.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
 from aottrain.ir.ops import hidden_mutation
 from aottrain.ir.tensor import tensor_spec
-from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.runtime.rng import PhiloxMode
 
 aten = torch.ops.aten
@@ -131,6 +131,12 @@ class CaptureMode(PhiloxMode):
         self.provenance.mark(place)
         return out
 
+    def _next(self, device: torch.device) -> tuple[Tensor, int]:
+        if torch._C._current_autograd_node() is not None:
+            # torch.utils.checkpoint runs its block again in the backward, and would draw other numbers.
+            raise UnsupportedError("the backward draws random numbers")
+        return super()._next(device)
+
 
 def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
@@ -155,7 +161,7 @@ _KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_l
 
 
 class Provenance:
-    """Which module and source line is running, for forward ops by hooks and stack, for backward ops by sequence number."""
+    """Which module and source line is running: forward ops by hooks and stack, backward ops by sequence number."""
 
     def __init__(self, module: nn.Module | None):
         self.names = {} if module is None else {id(child): name for name, child in module.named_modules()}

@@ -1,4 +1,4 @@
-"""functionalize: no node mutates any more; what the program did to its inputs becomes extra outputs. Views stay views."""
+"""functionalize: no node mutates any more; what the program did to its inputs becomes outputs. Views stay views."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from aottrain.ir.graph import (
 def functionalize(joint: JointGraph) -> JointGraph:
     """The same program without mutation. Outputs become: outputs, state updates (by primal index), gradients.
 
-    torch's functionalization dispatch rewrites the graph op by op, with views kept: a graph with `*_copy` ops would not be
+    torch's functionalization dispatch rewrites the graph op by op, with views kept: with `*_copy` ops it would not be
     bitwise equal to eager. Graphs in which nothing is mutated are returned as they are. Raises UnsupportedError for
     metadata mutation and for state that the backward writes.
     """
@@ -49,7 +49,7 @@ def functionalize(joint: JointGraph) -> JointGraph:
                 torch._sync(value)
                 if torch._functionalize_has_metadata_mutation(value):
                     raise UnsupportedError(f"{joint.signature.inputs[i].name} changes its shape or strides in place")
-                if torch._functionalize_has_data_mutation(value):
+                if torch._functionalize_has_data_mutation(value):  # type: ignore[attr-defined]
                     updated.append(i)
                     updates.append(torch._from_functional_tensor(value))
         finally:
@@ -72,7 +72,10 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
     updates = [OutputSpec(OutputKind.UPDATE, signature.inputs[i].name, i) for i in updated]
     inputs = tuple(replace(value, mutated=i in updated) for i, value in enumerate(signature.inputs))
     functional = JointGraph(
-        graph, replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients)), joint.num_draws
+        graph,
+        replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients)),
+        joint.num_draws,
+        joint.constants,
     )
     late = descendants(functional.inputs_of(InputKind.TANGENT))
     for node in functional.outputs_of(OutputKind.UPDATE):

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from aottrain.compat import disable_autocast, tree_flatten
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
 from aottrain.ir.tensor import tensor_spec
-from aottrain.compat import disable_autocast, tree_flatten
 
 
 def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
@@ -60,9 +60,32 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             module = make_fx(joint)(primals, state, tangents)
         except AssertionError as error:
             raise _explain(error) from error
-    signature = _signature(step, analysis, wanted, specs)
+    constants = _lift_constants(module)
+    signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
-    return JointGraph(module.graph, signature, modes[-1].num_draws)
+    return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants))
+
+
+def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
+    """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
+    found: dict[str, fx.Node] = {}
+    constants: list[Tensor] = []
+    nodes = list(module.graph.nodes)
+    first_after_primals = next(node for node in nodes if node.op == "placeholder" and node.name.startswith("state"))
+    for node in nodes:
+        if node.op != "get_attr":
+            continue
+        if node.target not in found:
+            value = getattr(module, node.target)
+            if isinstance(value, FakeTensor) or not isinstance(value, Tensor):
+                raise UnsupportedError(f"the program makes a constant of type {type(value).__name__}")
+            with module.graph.inserting_before(first_after_primals):
+                found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
+            found[node.target].meta["val"] = node.meta.get("val", None)
+            constants.append(value)
+        node.replace_all_uses_with(found[node.target])
+        module.graph.erase_node(node)
+    return constants
 
 
 def _tangent(spec: Any) -> Tensor:
@@ -76,8 +99,11 @@ def _explain(error: AssertionError) -> Exception:
     return error
 
 
-def _signature(step: CapturedStep, analysis: Analysis, wanted: Sequence[int], specs: Sequence[Any]) -> GraphSignature:
+def _signature(
+    step: CapturedStep, analysis: Analysis, wanted: Sequence[int], specs: Sequence[Any], constants: Sequence[Tensor]
+) -> GraphSignature:
     inputs = [replace(spec, mutated=i in analysis.mutated) for i, spec in enumerate(step.inputs)]
+    inputs += [InputSpec(InputKind.CONSTANT, f"constant{i}", tensor_spec(v)) for i, v in enumerate(constants)]
     seed = torch.empty(2, dtype=torch.int64)
     inputs.append(InputSpec(InputKind.RNG, "rng_state", replace(tensor_spec(seed), device=step.device)))
     inputs += [InputSpec(InputKind.TANGENT, f"tangent{i}", spec) for i, spec in enumerate(specs)]

@@ -16,7 +16,7 @@ from aottrain.runtime.program import Pattern, Program
 
 
 def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel) -> Program:
-    """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable, used for forward and backward alike."""
+    """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn."""
     signature = parts.signature
     computed = analysis.computed
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
@@ -30,6 +30,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel) -> Program
         output_specs=tuple(known.spec for known in computed),
         device=device,
         draws=parts.num_draws > 0,
+        constants=parts.constants,
     )
 
 

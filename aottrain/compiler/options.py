@@ -39,7 +39,7 @@ def check_options(partition: str | None, budget: float | None, kernel: Kernel, o
         if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0.0 <= budget <= 1.0:
             mistakes.append(f"budget={budget!r} is not a fraction; allowed: a number from 0 to 1")
     elif budget is not None:
-        mistakes.append(f"budget={budget!r} is given, but partition={partition!r} takes none; allowed: partition='budget'")
+        mistakes.append(f"budget={budget!r} is given, but partition={partition!r} takes none; allowed: 'budget'")
     if not callable(kernel) and kernel not in KERNELS:
         mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
     if on_unsupported not in ON_UNSUPPORTED:

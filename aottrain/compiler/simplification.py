@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compat import tree_flatten
 from aottrain.ir.graph import JointGraph, spec_of
 from aottrain.ir.ops import is_pure
-from aottrain.compat import tree_flatten
 
 aten = torch.ops.aten
 
@@ -115,4 +115,3 @@ def _expression(node: fx.Node) -> Any:
     except TypeError:
         return None
     return key
-

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import fx
 
+from aottrain.errors import AottrainError, UnsupportedError
 from aottrain.ir.graph import calls
 from aottrain.ir.report import StageRecord
 from aottrain.ir.text import graph_text
@@ -22,6 +23,16 @@ class StageLog:
 
     records: list[StageRecord] = field(default_factory=list)
     num_nodes: int = 0
+
+    def trace(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
+        """Like `run`, for a stage that runs the user's code: whatever that raises means that it cannot be traced."""
+        try:
+            return self.run(name, stage, *args, check=check)
+        except AottrainError:
+            raise
+        except Exception as error:
+            lines = str(error).strip().splitlines() or [""]
+            raise UnsupportedError(f"{name}: {type(error).__name__}: {lines[0][:200]}") from error
 
     def run(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
         """`stage(*args)`; `check` raises where the stage broke its law. Verification counts into the stage's time."""

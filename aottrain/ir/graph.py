@@ -21,8 +21,12 @@ class InputKind(Enum):
     PARAMETER = "parameter"
     BUFFER = "buffer"
     BATCH = "batch"
+    CONSTANT = "constant"  # a tensor that the program made from Python numbers while it was traced
     TANGENT = "tangent"
     RNG = "rng"
+
+
+PRIMALS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH, InputKind.CONSTANT)
 
 
 class OutputKind(Enum):
@@ -33,7 +37,7 @@ class OutputKind(Enum):
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One flat input. `mutated`: the program updates it, so its epilogue writes it; its old value dies with the call."""
+    """One flat input. `mutated`: the program's epilogue writes it, so its old value dies with the call."""
 
     kind: InputKind
     name: str
@@ -54,7 +58,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """What each placeholder and each output of a joint graph is, in order: primals, rng (if drawn), tangents."""
+    """What each placeholder and each output of a joint graph is, in order: primals, rng, tangents."""
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
@@ -67,7 +71,7 @@ class GraphSignature:
 
     @property
     def num_primals(self) -> int:
-        return sum(value.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH) for value in self.inputs)
+        return sum(value.kind in PRIMALS for value in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,7 @@ class JointGraph:
     graph: fx.Graph
     signature: GraphSignature
     num_draws: int = 0
+    constants: tuple[torch.Tensor, ...] = ()
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
         return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))
@@ -115,6 +120,7 @@ class PartitionedGraph:
     residuals: tuple[tuple[str, int | None], ...]
     signature: GraphSignature
     num_draws: int
+    constants: tuple[torch.Tensor, ...] = ()
 
     @property
     def num_forward_outputs(self) -> int:
@@ -175,11 +181,7 @@ def view_source(node: fx.Node) -> fx.Node | None:
     if facts.view_of is None:
         return None
     names = node.target._schema.arguments  # type: ignore[union-attr]
-    source = (
-        node.args[facts.view_of]
-        if facts.view_of < len(node.args)
-        else node.kwargs.get(names[facts.view_of].name)
-    )
+    source = node.args[facts.view_of] if facts.view_of < len(node.args) else node.kwargs.get(names[facts.view_of].name)
     return source if isinstance(source, fx.Node) else None
 
 

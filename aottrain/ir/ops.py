@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -81,7 +81,7 @@ HIDDEN_MUTATIONS: dict[str, tuple[int, ...]] = {
 }
 
 
-@lru_cache(maxsize=None)
+@cache
 def op_info(target: Any) -> OpInfo:
     """Facts about a call_function target: an OpOverload, or operator.getitem."""
     schema = getattr(target, "_schema", None)

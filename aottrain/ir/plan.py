@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 class PartitionPlan:
     """Which forward values cross to the backward, and why. Nodes are named as in the joint graph.
 
-    saved: values that the forward hands over, in program order; unmutated primals that the backward reads need no entry.
+    saved: values that the forward hands over, in program order; unmutated primals need no entry.
     recomputed: forward values that the backward computes again, in program order.
     reasons: for each saved and each recomputed value, why.
     saved_bytes: distinct storages of `saved`; parameters, buffers and batch are never part of it.
@@ -25,7 +25,9 @@ class PartitionPlan:
     budget: float | None = None
 
     def __str__(self) -> str:
-        lines = [f"{self.strategy}: {len(self.saved)} saved ({self.saved_bytes} bytes), {len(self.recomputed)} recomputed"]
+        lines = [
+            f"{self.strategy}: {len(self.saved)} saved ({self.saved_bytes} bytes), {len(self.recomputed)} recomputed"
+        ]
         lines += [f"  save {name}: {self.reasons.get(name, '')}" for name in self.saved]
         lines += [f"  recompute {name}: {self.reasons.get(name, '')}" for name in self.recomputed]
         return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The laws, as checks that run after the stage that could break them. Each raises VerificationError and names the node."""
+"""The laws, as checks that run after the stage that could break them. Each raises VerificationError."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import fx
 
+from aottrain.compat import tree_flatten
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
     InputKind,
@@ -20,7 +21,6 @@ from aottrain.ir.graph import (
     results,
 )
 from aottrain.ir.ops import OpKind, hidden_mutation, is_pure
-from aottrain.compat import tree_flatten
 
 
 def verify_joint(joint: JointGraph) -> None:
@@ -64,9 +64,7 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     expressions = _Expressions()
     for node in joint.placeholders:
         expressions.name(node, node.name)
-    wanted_forward = [
-        joint.results[i] for i in joint.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE)
-    ]
+    wanted_forward = [joint.results[i] for i in joint.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE)]
     for node in placeholders(parts.forward):
         expressions.name(node, node.name)
     values = results(parts.forward)
@@ -77,9 +75,7 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
         return
     _verify_residuals(joint, parts, values[count:], expressions)
     wanted = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
-    _require(
-        expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else"
-    )
+    _require(expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else")
     for node in calls(parts.backward):
         _require(is_pure(node.target), f"{node.name} is run in the backward and has an effect")
 
@@ -90,11 +86,7 @@ def _verify_residuals(
     assert parts.backward is not None
     inputs = placeholders(parts.backward)
     by_name = {node.name: node for node in joint.graph.nodes}
-    mutated = {
-        node
-        for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True)
-        if value.mutated
-    }
+    mutated = {node for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True) if value.mutated}
     for (name, primal), value, inside in zip(parts.residuals, values, inputs, strict=False):
         original = by_name[name]
         expressions.name(inside, expressions.key(original))

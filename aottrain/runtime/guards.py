@@ -13,7 +13,7 @@ from aottrain.errors import UnsupportedError
 
 
 def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Tensor]]:
-    """Hashable description of a call's inputs and of the global state that changes what eager computes, and its tensors.
+    """Hashable description of a call's inputs and of the global state that eager's answer depends on; and its tensors.
 
     Raises UnsupportedError for arguments that cannot be compared by value.
     """

@@ -4,9 +4,9 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 A draw never advances hidden state, so recomputing it in the backward gives the same numbers by construction.
 
-Layout of a draw. The state is an int64 tensor (seed, offset). Element e of draw d uses lane e % 4 of the block whose key
-is the seed's two 32-bit halves and whose counter is (e // 4 as two words, offset + d as two words). e is the logical
-(row-major) index, so the numbers do not depend on strides.
+Layout of a draw. The state is an int64 tensor (seed, offset). Element e of draw d uses lane e % 4 of the block whose
+key is the seed's two 32-bit halves and whose counter is (e // 4 as two words, offset + d as two words). e is the
+logical (row-major) index, so the numbers do not depend on strides.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ def philox_words(state: Tensor, draw: int, start: int, num_blocks: int, device: 
 
 
 def _fill(
-    state: Tensor, draw: int, size: Sequence[int], dtype: torch.dtype, device: torch.device, lanes: int,
+    state: Tensor,
+    draw: int,
+    size: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    lanes: int,
     convert: Callable[[tuple[Tensor, ...]], Tensor],
 ) -> Tensor:
     """A contiguous tensor of `size`; convert maps the words of n blocks to n rows of `lanes` values."""

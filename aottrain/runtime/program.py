@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import TensorSpec
-from aottrain.compat import disable_autocast
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.philox import new_state
 
@@ -22,11 +22,11 @@ Pattern = tuple[bool, ...]
 class Program:
     """What runs for one set of guards.
 
-    forward: [primals, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward for calls in which only
-    the tangents marked True are defined: [residuals, tangents] -> [gradients]; gradients that no defined tangent reaches
-    are None (law 6).
-    update_targets: the primal that each update is written to. differentiable: per output. gradient_targets: the primal of
-    each gradient. output_specs: of each output; a tangent is brought to its strides.
+    forward: [primals, constants, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward for calls
+    in which only the tangents marked True are defined: [residuals, tangents] -> [gradients]; gradients that no defined
+    tangent reaches are None (law 6).
+    update_targets: the primal that each update is written to. differentiable: per output. gradient_targets: the primal
+    of each gradient. output_specs: of each output; a tangent is brought to its strides.
     """
 
     forward: Runner
@@ -38,6 +38,7 @@ class Program:
     output_specs: tuple[TensorSpec, ...]
     device: torch.device
     draws: bool
+    constants: tuple[Tensor, ...] = ()
     _backwards: dict[Pattern, Runner] = field(default_factory=dict)
 
     def __call__(self, primals: Sequence[Tensor]) -> list[Tensor]:
@@ -50,7 +51,7 @@ class Program:
                     outputs = self.run_forward(state, primals, updates)[: self.num_outputs]
             else:
                 outputs = list(_CompiledFunction.apply(self, state, updates, *primals))
-            # Not through .data: the version counters must move, so that eager's errors on stale saved values are raised.
+            # Not through .data: version counters must move, so that eager's errors on stale saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
                     primals[target].copy_(value)
@@ -58,7 +59,7 @@ class Program:
 
     def run_forward(self, state: Tensor | None, primals: Sequence[Tensor], updates: list[Tensor]) -> list[Tensor]:
         """Outputs, then residuals; the state updates go into the given list."""
-        results = self.forward([*primals, state])
+        results = self.forward([*primals, *self.constants, state])
         end = self.num_outputs + len(self.update_targets)
         updates.extend(results[self.num_outputs : end])
         del results[self.num_outputs : end]
@@ -78,7 +79,7 @@ class _CompiledFunction(torch.autograd.Function):
         results = program.run_forward(state, primals, updates)
         outputs, residuals = results[: program.num_outputs], results[program.num_outputs :]
         ctx.program = program
-        # Through save_for_backward, so that the version errors of eager are still raised and saved-tensor hooks see them.
+        # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
         ctx.save_for_backward(*residuals)
         ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
         ctx.set_materialize_grads(False)

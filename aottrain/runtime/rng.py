@@ -1,8 +1,8 @@
 """One dispatch mode that turns each random ATen op into a functional Philox draw.
 
-It is used twice, so that both sides see the same numbers: while a program is traced, and around eager code that must draw
-what the compiled program draws (`philox_eager`). Draws are numbered in program order; p = 0 and p = 1 draw nothing in
-eager and never reach this mode.
+It is used twice, so that both sides see the same numbers: while a program is traced, and around eager code that must
+draw what the compiled program draws (`philox_eager`). Draws are numbered in program order; p = 0 and p = 1 draw nothing
+in eager and never reach this mode.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.errors import UnsupportedError
 from aottrain.compat import TorchDispatchMode
+from aottrain.errors import UnsupportedError
 from aottrain.runtime.philox import new_state
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ _ATTENTION = tuple(
 
 
 class PhiloxMode(TorchDispatchMode):
-    """Inside it every random op draws from (seed, offset) `state`; None takes a seed from torch's generator at first use.
+    """Inside it every random op draws from (seed, offset) `state`; None takes a seed from torch at the first use.
 
     Raises UnsupportedError for an explicit `generator=` and for random ops that have no functional form here.
     """
@@ -57,7 +57,9 @@ class PhiloxMode(TorchDispatchMode):
                 _check_no_draw(func, args, kwargs)
             return func(*args, **kwargs)
         if kwargs.pop("generator", None) is not None:
-            raise UnsupportedError(f"{func} is given an explicit generator=; only torch's default generator is compiled")
+            raise UnsupportedError(
+                f"{func} is given an explicit generator=; only torch's default generator is compiled"
+            )
         return rule(self, *args, **kwargs)
 
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
@@ -203,7 +205,9 @@ def _randint(mode: PhiloxMode, high: int, size: Sequence[int], **options: Any) -
 def _randint_low(
     mode: PhiloxMode, low: int, high: int, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Tensor:
-    return mode.integers(low, high, size, torch.device(device if device is not None else "cpu")).to(dtype or torch.int64)
+    return mode.integers(low, high, size, torch.device(device if device is not None else "cpu")).to(
+        dtype or torch.int64
+    )
 
 
 def _randint_like(mode: PhiloxMode, self: Tensor, high: int, **options: Any) -> Tensor:

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from aottrain.compat import tree_flatten, tree_map
 from aottrain.ir.graph import info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula
-from aottrain.compat import tree_flatten, tree_map
 
 # A two-core CPU's float32 rates; only their ratio decides between plans.
 ARITHMETIC_FLOPS_PER_S = 180e9
@@ -20,7 +20,7 @@ _FLOPS_PER_DRAW = 20
 
 
 def node_flops(node: fx.Node) -> int:
-    """Floating-point operations of one call; 0 for views. Ops without a formula count one per element that they touch."""
+    """Floating-point operations of one call; 0 for views. Ops without a formula count one per element they touch."""
     if node.op != "call_function":
         return 0
     kind = info(node).kind

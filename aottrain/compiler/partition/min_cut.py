@@ -1,6 +1,6 @@
 """Minimum cut over vertices, on plain integers: no torch, so that it is tested with hand-drawn graphs.
 
-A vertex cut is an edge cut after splitting each vertex into an entry and an exit joined by an edge of the vertex's weight
+A vertex cut is an edge cut after each vertex is split into an entry and an exit, joined by an edge of its weight
 (Ford and Fulkerson, "Flows in Networks", 1962); solved by networkx's preflow-push.
 """
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from aottrain.compat import tree_flatten
 from aottrain.ir.graph import (
     InputKind,
     PartitionedGraph,
@@ -24,7 +25,6 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind
-from aottrain.compat import tree_flatten
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Peak:
 
 
 def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
-    """Peak of one call and its backward: parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and
-    residuals from the forward on; gradients until the end of the backward."""
+    """Peak of one call and its backward. Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs
+    and residuals from the forward on; gradients until the end of the backward."""
     sizes = {kind: 0 for kind in InputKind}
     for value in parts.signature.inputs:
         sizes[value.kind] += value.spec.storage_bytes
@@ -54,7 +54,11 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
     peaks = [_sweep(parts.forward, base, {}, {"saved": residuals, "outputs": outputs - residuals})]
     if parts.backward is not None:
         inputs = placeholders(parts.backward)
-        held = {node: storage_bytes(node) for node, (_, primal) in zip(inputs, parts.residuals, strict=False) if primal is None}
+        held = {
+            node: storage_bytes(node)
+            for node, (_, primal) in zip(inputs, parts.residuals, strict=False)
+            if primal is None
+        }
         tangents = inputs[len(parts.residuals) :]
         after = {**base, "outputs": sum(map(storage_bytes, outputs)) + sum(map(storage_bytes, tangents))}
         peaks.append(_sweep(parts.backward, after, held, {"gradients": _roots(results(parts.backward))}))
@@ -66,9 +70,7 @@ def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
     return {node for node in found if node.op != "placeholder"}
 
 
-def _sweep(
-    graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept: dict[str, set[fx.Node]]
-) -> Peak:
+def _sweep(graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept: dict[str, set[fx.Node]]) -> Peak:
     """held: inputs that die at their last use (their category is "saved"); kept: storages that outlive the graph."""
     order = list(graph.nodes)
     category = {node: name for name, nodes in kept.items() for node in nodes}

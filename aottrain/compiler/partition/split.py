@@ -7,6 +7,7 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
+    PRIMALS,
     InputKind,
     JointGraph,
     OutputKind,
@@ -30,7 +31,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     if missing:
         raise VerificationError(f"the plan saves {missing[0]}, which the graph does not hold")
     saved = [by_name[name] for name in plan.saved]
-    primals = joint.inputs_of(InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
+    primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
     needed = ancestors([node for node in gradients if node is not None], stop=set(saved))
@@ -44,7 +45,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
     forward = _forward_graph(joint, inputs, residual_nodes, mutated)
     backward = _backward_graph(joint, residual_nodes, gradients) if gradients else None
-    return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws)
+    return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
 
 def _forward_graph(
@@ -103,8 +104,8 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
     for node in joint.graph.nodes:
         if node in wanted and node in late and node.op == "call_function":
             emit(node)
-    for node in gradients:
-        if node is not None:
-            emit(node)
+    for result in gradients:
+        if result is not None:
+            emit(result)
     graph.output([None if node is None else new[node] for node in gradients])
     return graph

@@ -11,6 +11,7 @@ from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.knapsack import knapsack
 from aottrain.compiler.partition.min_cut import min_vertex_cut
 from aottrain.ir.graph import (
+    PRIMALS,
     InputKind,
     JointGraph,
     OutputKind,
@@ -31,7 +32,7 @@ from aottrain.ir.plan import PartitionPlan
 class Demand:
     """What a partition has to decide: the forward values that the backward could need.
 
-    demanded: values that the backward's own nodes read; region: those and everything they are made from, inputs included;
+    demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
     mutated: inputs whose storage the step updates: they may only be read through a saved copy.
     """
 
@@ -52,14 +53,14 @@ def find_demand(joint: JointGraph) -> Demand:
     for node in ancestors(gradients) & late:
         demanded.update(source for source in node.all_input_nodes if source not in late)
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
-    primals = joint.inputs_of(InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
+    primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     wanted = tuple(sorted(demanded, key=order.__getitem__))
     return Demand(order, wanted, frozenset(ancestors(demanded)), frozenset(mutated))
 
 
 def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float | None = None) -> PartitionPlan:
-    """The plan of one strategy: save_all, min_cut, recompute_all, or budget (with a fraction of min_cut's saved bytes)."""
+    """The plan of one strategy; "budget" takes a fraction of the bytes that min_cut saves."""
     demand = find_demand(joint)
     if strategy == "budget":
         assert budget is not None
@@ -202,9 +203,7 @@ def _plan(
             text = reason(node)
             reasons[node.name] = text if "computed again" in text else _RECOMPUTE
     total = sum({storage_root(node): storage_bytes(node) for node in kept}.values())
-    return PartitionPlan(
-        strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total, budget
-    )
+    return PartitionPlan(strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total, budget)
 
 
 _STRATEGIES: dict[str, Callable[[Demand], PartitionPlan]] = {
@@ -212,4 +211,3 @@ _STRATEGIES: dict[str, Callable[[Demand], PartitionPlan]] = {
     "min_cut": min_cut,
     "recompute_all": recompute_all,
 }
-

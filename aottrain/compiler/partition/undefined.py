@@ -1,8 +1,8 @@
 """Backward graphs for calls in which some tangents are undefined, because nothing downstream reads those outputs.
 
-Eager never runs the gradient formulas of such outputs: it gives None, and it never multiplies a zero by an infinity. So an
-undefined tangent is propagated: an op that is linear in its undefined arguments, and has no defined one that depends on
-tangents, gives an undefined value; a sum of a defined and an undefined value is the defined one.
+Eager never runs the gradient formulas of such outputs: it gives None, and it never multiplies a zero by an infinity.
+So an undefined tangent is propagated: an op that is linear in its undefined arguments, and has no defined one that
+depends on tangents, gives an undefined value; a sum of a defined and an undefined value is the defined one.
 """
 
 from __future__ import annotations
