@@ -16,7 +16,7 @@ from aottrain.errors import ConfigError
 from aottrain.step import TrainStep
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.loop import Job, start_streams
-from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
+from aottrain.trainer.optim import build_optimizer
 
 SAMPLE_PROMPT = b"The "
 
@@ -88,7 +88,6 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int) -> 
         budget=config.partition.budget,
         kernel=load_kernel(config),
         on_unsupported=config.engine.on_unsupported,
-        reserved_bytes=optimizer_state_bytes(module, config.optimizer),
     )
     return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, report=compiled.report)
 

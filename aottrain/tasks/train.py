@@ -19,6 +19,7 @@ from aottrain.report.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.build import build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.loop import Job, Output, fit, prepare, restore
+from aottrain.trainer.optim import optimizer_state_bytes
 
 Say = Callable[[str], None]
 
@@ -48,7 +49,7 @@ def run(config: RunConfig) -> int:
         if resume:
             restore(job, resume)
         summary["compile_s"], summary["compile_peak_bytes"] = prepare(job)
-        summary.update(compile_figures(job))
+        summary.update(compile_figures(job, summary["optimizer_bytes"]))
         for line in banner(config, job, summary):
             say(line)
         output = Output(sinks, summary, summary_path, checkpoints, lambda: wandb_sink.run_id if wandb_sink else None)
@@ -61,7 +62,7 @@ def run(config: RunConfig) -> int:
         summary["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        summary.update(report_figures(job.step.report))
+        summary.update(report_figures(job.step.report, summary["optimizer_bytes"]))
         write_summary(summary_path, summary)
         if job.step.report is not None:
             html.write(job.step.report, directory / "compile_report.html", summary)
@@ -110,10 +111,11 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "verify_max_error": 0.0 if config.engine.name == "eager" else None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
+        "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
         "seed": config.seed,
         "precision": config.trainer.precision,
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }
 
 
@@ -123,24 +125,29 @@ def train_graph(report: CompileReport | None) -> GraphReport | None:
     return graphs[-1] if graphs else None
 
 
-def report_figures(report: CompileReport | None) -> dict[str, Any]:
-    """What the compiler says of its program, under summary.json's names; nothing for the other engines."""
+def report_figures(report: CompileReport | None, optimizer_bytes: int) -> dict[str, Any]:
+    """What the compiler says of its program, under summary.json's names; nothing for the other engines.
+
+    The predicted peak is that of a training step, as the measured one is: with the optimizer's state, which a compiler
+    of forward and backward does not see.
+    """
     graph = train_graph(report)
     figures: dict[str, Any] = {"fallbacks": report.num_fallbacks} if report is not None else {}
     if graph is not None:
-        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes
+        unseen = optimizer_bytes - graph.memory.get("reserved", 0)
+        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes + unseen
         figures["saved_bytes"] = graph.saved_bytes
     return figures
 
 
-def compile_figures(job: Job) -> dict[str, Any]:
+def compile_figures(job: Job, optimizer_bytes: int) -> dict[str, Any]:
     """What is saved for the backward, by this engine and by eager; what eager saves is None where it does not fit."""
     try:
         saved: int | None = eager_saved_bytes(job.module, job.batches.at(1)[0])
     except torch.cuda.OutOfMemoryError:
         saved = None
         torch.cuda.empty_cache()
-    figures = {"eager_saved_bytes": saved, **report_figures(job.step.report)}
+    figures = {"eager_saved_bytes": saved, **report_figures(job.step.report, optimizer_bytes)}
     if job.step.engine == "eager":
         figures["saved_bytes"] = saved
     return figures

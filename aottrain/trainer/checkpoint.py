@@ -157,7 +157,7 @@ def load(path: Path) -> Loaded:
     except CheckpointError:
         raise
     except Exception as error:  # zip, pickle and torch each have their own for a file that is not whole
-        raise CheckpointError(f"{path}: cannot be read as a checkpoint: {str(error).splitlines()[0]}") from error
+        raise CheckpointError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
     return Loaded(path, content["step"], content)

@@ -227,7 +227,7 @@ def save(
         "optimizer": job.optimizer.state_dict(),
         "random": random_state(),
         "wandb_id": output.wandb_id(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
     try:
         output.summary["checkpoint"] = str(output.checkpoints.save(step, state))

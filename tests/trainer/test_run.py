@@ -1,0 +1,217 @@
+"""Whole runs: what they leave behind, that they can be stopped and go on, and that nothing bad passes unseen."""
+
+from __future__ import annotations
+
+import math
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from aottrain.errors import CheckpointError, ConfigError, NumericsError
+from aottrain.step import StepResult
+from aottrain.tasks import train
+from aottrain.trainer import loop
+from aottrain.trainer.checkpoint import load
+
+PROMISED = {
+    "engine", "kernel", "partition", "budget", "steps", "first_loss", "last_loss", "val_loss", "step_ms_median",
+    "step_ms_p90", "tokens_per_s", "compile_s", "peak_bytes", "predicted_peak_bytes", "saved_bytes",
+    "eager_saved_bytes", "fallbacks", "verify_max_error", "num_parameters", "seed", "torch", "status",
+}  # fmt: skip
+
+
+def same(left, right) -> bool:
+    """Bitwise equality of nested containers of tensors and plain values."""
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and left.dtype == right.dtype and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (list, tuple)):
+        return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    return left == right
+
+
+def checkpoint_of(config, step: int) -> dict:
+    return load(Path(config.output_dir) / "checkpoints" / f"step_{step:08d}.pt").state
+
+
+@pytest.mark.parametrize("engine", ["eager", "aot"])
+def test_a_run_leaves_every_promised_figure(tiny, left_by, engine, capsys):
+    config = tiny(engine, trainer={"steps": 6, "eval_every": 3, "sample_bytes": 20})
+    assert train.run(config) == 0
+    left = left_by(config)
+    assert left.summary.keys() >= PROMISED
+    assert left.summary["status"] == "finished" and left.summary["steps"] == 6
+    assert [row["step"] for row in left.rows] == ["1", "2", "3", "4", "5", "6"]
+    assert all(math.isfinite(float(row[key])) for row in left.rows for key in ("train/loss", "train/grad_norm"))
+    assert [bool(row["val/loss"]) for row in left.rows] == [False, False, True, False, False, True]
+    assert left.summary["last_loss"] == float(left.losses[-1])
+    assert left.summary["tokens_per_s"] > 0 and left.summary["peak_bytes"] > left.summary["saved_bytes"] > 0
+    printed = capsys.readouterr().out
+    assert "step 6/6" in printed and "held-out" in printed and "The " in printed
+    assert "compile_report.html" in {path.name for path in left.directory.iterdir()} or engine == "eager"
+
+
+def test_a_verified_step_is_in_the_summary_and_the_log(tiny, left_by, capsys):
+    config = tiny("aot", verify={"steps": 2})
+    assert train.run(config) == 0
+    assert 0 <= left_by(config).summary["verify_max_error"] < 1e-3
+    assert capsys.readouterr().out.count("verified step") == 2
+
+
+def test_verification_changes_nothing_of_the_run(tiny, left_by, tmp_path):
+    losses = []
+    for steps in (0, 3):
+        config = tiny("aot", verify={"steps": steps}, output_dir=str(tmp_path / str(steps)))
+        assert train.run(config) == 0
+        losses.append(left_by(config).losses)
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("engine", ["eager", "aot"])
+def test_stopping_and_going_on_is_bitwise_the_same_as_not_stopping(tiny, left_by, tmp_path, engine):
+    schedule = {"total_steps": 8}
+    straight = tiny(engine, trainer={"steps": 8}, lr_schedule=schedule, output_dir=str(tmp_path / "straight"))
+    first = tiny(engine, trainer={"steps": 4}, lr_schedule=schedule)
+    second = tiny(engine, trainer={"steps": 8}, lr_schedule=schedule, resume="auto")
+    for config in (straight, first, second):
+        assert train.run(config) == 0
+    assert left_by(second).losses == left_by(straight).losses
+    assert len(set(left_by(straight).losses)) == 8
+    uninterrupted, resumed = checkpoint_of(straight, 8), checkpoint_of(second, 8)
+    for part in ("model", "optimizer", "random"):
+        assert same(uninterrupted[part], resumed[part]), part
+
+
+def test_a_signal_ends_the_run_after_its_step_and_it_goes_on_from_there(tiny, left_by, tmp_path, monkeypatch):
+    def interrupting(step, *arguments):
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)
+        return learning_rate(step, *arguments)
+
+    straight = tiny(trainer={"steps": 6}, output_dir=str(tmp_path / "straight"))
+    config = tiny(trainer={"steps": 6})
+    handler, learning_rate = signal.getsignal(signal.SIGTERM), loop.learning_rate
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "learning_rate", interrupting)
+        assert train.run(config) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is handler
+    assert left_by(config).summary["status"] == "interrupted" and left_by(config).summary["steps"] == 3
+    assert train.run(tiny(trainer={"steps": 6}, resume="auto")) == 0
+    assert train.run(straight) == 0
+    assert left_by(config).losses == left_by(straight).losses
+
+
+def test_without_a_total_the_schedule_of_the_first_run_goes_on(tiny, left_by):
+    assert train.run(tiny(trainer={"steps": 4})) == 0
+    config = tiny(trainer={"steps": 6}, resume="auto")
+    assert train.run(config) == 0
+    rates = [float(row["train/lr"]) for row in left_by(config).rows]
+    assert rates[3] == rates[4] == rates[5] == pytest.approx(config.optimizer.lr * config.lr_schedule.min_lr_ratio)
+
+
+def test_resuming_another_run_lists_every_difference(tiny):
+    config = tiny()
+    assert train.run(config) == 0
+    other = tiny(resume="auto", optimizer={"lr": 1e-3}, data={"batch_size": 2}, seed=7)
+    with pytest.raises(CheckpointError) as caught:
+        train.run(other)
+    for difference in ("optimizer.lr: 0.002 in the checkpoint, 0.001", "data.batch_size: 4", "seed: 1234"):
+        assert difference in str(caught.value)
+
+
+def test_where_the_text_lies_does_not_matter_for_resuming_but_its_content_does(tiny, tmp_path):
+    texts = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
+    for path, text in zip(texts, ("one two three " * 40, "one two three " * 40, "four five six " * 40), strict=True):
+        path.write_text(text)
+    assert train.run(tiny(data={"path": str(texts[0])})) == 0
+    assert train.run(tiny(data={"path": str(texts[1])}, resume="auto", trainer={"steps": 5})) == 0
+    with pytest.raises(CheckpointError, match="data.fingerprint"):
+        train.run(tiny(data={"path": str(texts[2])}, resume="auto", trainer={"steps": 6}))
+
+
+def test_resuming_automatically_with_nothing_there_starts_anew(tiny, left_by, capsys):
+    config = tiny(resume="auto")
+    assert train.run(config) == 0
+    assert "starts at step 1" in capsys.readouterr().out and left_by(config).summary["steps"] == 4
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradient norm"])
+def test_a_number_that_is_not_finite_stops_before_the_update(tiny, fit_job, left_by, kind):
+    config = tiny(trainer={"steps": 8, "log_every": 4})
+    seen = {}
+
+    def break_step_three(job):
+        good, calls = job.step, iter(range(1, 9))
+
+        def step(micro_batches) -> StepResult:
+            result = good(micro_batches)
+            if next(calls) < 3:
+                return result
+            seen["job"] = job
+            seen["before"] = [parameter.detach().clone() for parameter in job.module.parameters()]
+            if kind == "loss":
+                return StepResult(result.loss * math.nan, result.num_samples, result.num_tokens)
+            job.module.model.final_norm.weight.grad[0] = math.inf
+            return result
+
+        step.engine, step.report = "eager", None
+        job.step = step
+
+    with pytest.raises(NumericsError, match=f"step 3: the {kind} is"):
+        fit_job(config, break_step_three)
+    assert same(seen["before"], [parameter.detach() for parameter in seen["job"].module.parameters()])
+    assert [row["step"] for row in left_by(config).rows] == ["1", "2", "3"]
+
+
+def test_a_failed_run_says_so_in_its_summary(tiny, left_by):
+    config = tiny(optimizer={"lr": 1e30, "clip_norm": None}, trainer={"steps": 50})
+    with pytest.raises(NumericsError):
+        train.run(config)
+    left = left_by(config)
+    assert left.summary["status"] == "failed" and "NumericsError: step" in left.summary["error"]
+    assert len(left.rows) >= 2 and left.summary["first_loss"] > 0
+
+
+def test_micro_batches_are_one_batch_in_parts(tiny, fit_job):
+    parameters = []
+    for accumulate, batch_size in ((1, 8), (4, 2)):
+        config = tiny(
+            model={"dropout": 0.0}, trainer={"accumulate": accumulate, "steps": 3}, data={"batch_size": batch_size}
+        )
+        job, summary = fit_job(config)
+        parameters.append(torch.cat([parameter.detach().flatten() for parameter in job.module.parameters()]))
+        assert summary["samples_per_s"] > 0
+    torch.testing.assert_close(parameters[0], parameters[1], rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision_trains_and_keeps_parameters_in_float32(tiny, fit_job):
+    job, summary = fit_job(tiny(trainer={"precision": "bf16"}))
+    assert {parameter.dtype for parameter in job.module.parameters()} == {torch.float32}
+    assert math.isfinite(summary["last_loss"])
+
+
+def test_evaluation_does_not_change_the_run(tiny, left_by, tmp_path):
+    losses = []
+    for every in (0, 1):
+        config = tiny(trainer={"eval_every": every}, output_dir=str(tmp_path / str(every)))
+        assert train.run(config) == 0
+        losses.append(left_by(config).losses)
+    assert losses[0] == losses[1]
+
+
+def test_mistakes_in_the_recipes_options_are_listed(tiny):
+    with pytest.raises(ConfigError) as caught:
+        train.run(tiny(model={"width": 17, "dropout": 2}))
+    assert [mistake.split("=")[0] for mistake in caught.value.mistakes] == [
+        "recipe.model.num_heads", "recipe.model.dropout",
+    ]  # fmt: skip
+
+
+def test_the_bar_is_off_where_nobody_watches(tiny, capfd):
+    assert train.run(tiny()) == 0
+    captured = capfd.readouterr()
+    assert "step/s" not in captured.err and "it/s" not in captured.err
+    assert captured.out.count("step 4/4") == 1
