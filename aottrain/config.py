@@ -1,12 +1,31 @@
-"""RunConfig: everything a run is told, as frozen dataclasses. Values come from conf/ and the command line through cli.py.
+"""RunConfig: everything a run is told, as frozen dataclasses. Values come from conf/ and the command line.
 
-`recipe.model` is the recipe module's own frozen dataclass (see recipes/transformer.py): a component owns its options.
+Every field's type and range is written here and nowhere else; what each key means is said beside it in conf/.
+`recipe.model` is the recipe module's own frozen dataclass `Options` (recipes/transformer.py): a part owns its options.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+from aottrain.errors import ConfigError
+from aottrain.schema import Mistake, build, join, setting, show, suggest
+
+TASKS = ("train", "compare", "plan")
+ENGINES = ("aot", "eager", "torch_compile")
+STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
+KERNELS = ("aten", "custom")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,53 +36,58 @@ class RecipeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
-    strategy: str = "budget"
-    budget: float | None = 1.0
+    strategy: str = setting("budget", one_of=STRATEGIES)
+    budget: float | None = setting(
+        1.0, low=0, high=1, hint="a fraction: 0 is the lowest peak, 1 the min-cut plan's; not a size such as 6GiB"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    name: str = "aten"
+    name: str = setting("aten", one_of=KERNELS)
     target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    name: str = "aot"
-    on_unsupported: str = "eager"
+    name: str = setting("aot", one_of=ENGINES)
+    on_unsupported: str = setting("eager", one_of=("eager", "error"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    name: str = "adamw"
-    lr: float = 2e-3
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    clip_norm: float | None = 1.0
+    """`beta1`, `beta2` and `eps` belong to adamw, `momentum` to sgd; the other keys to both."""
+
+    name: str = setting("adamw", one_of=("adamw", "sgd"))
+    lr: float = setting(2e-3, above=0)
+    beta1: float = setting(0.9, low=0, below=1)
+    beta2: float = setting(0.95, low=0, below=1)
+    eps: float = setting(1e-8, above=0)
+    momentum: float = setting(0.9, low=0, below=1)
+    weight_decay: float = setting(0.1, low=0)
+    clip_norm: float | None = setting(1.0, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LrScheduleConfig:
-    name: str = "cosine"
-    warmup_steps: int = 20
-    min_lr_ratio: float = 0.1
-    total_steps: int | None = None
+    name: str = setting("cosine", one_of=("cosine", "constant"))
+    warmup_steps: int = setting(20, low=0)
+    min_lr_ratio: float = setting(0.1, low=0, high=1)
+    total_steps: int | None = setting(None, low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    name: str = "text"
+    name: str = setting("text", one_of=("text",))
     path: str | None = None
-    batch_size: int = 16
-    held_out: float = 0.1
+    batch_size: int = setting(16, low=1)
+    held_out: float = setting(0.1, above=0, below=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
-    name: str = "wandb"
-    mode: str = "offline"
+    name: str = setting("wandb", one_of=("wandb", "csv"))
+    mode: str = setting("offline", one_of=("offline", "online", "disabled"))
     project: str = "aottrain"
     group: str | None = None
     run_name: str | None = None
@@ -72,42 +96,43 @@ class LoggerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    steps: int = 300
-    accumulate: int = 1
-    precision: str = "fp32"
-    log_every: int = 10
-    eval_every: int = 100
-    eval_batches: int = 16
-    save_every: int = 0
-    sample_bytes: int = 300
-    num_threads: int | None = None
+    steps: int = setting(300, low=1)
+    accumulate: int = setting(1, low=1)
+    precision: str = setting("fp32", one_of=("fp32", "bf16"))
+    log_every: int = setting(10, low=1)
+    eval_every: int = setting(100, low=0)
+    eval_batches: int = setting(16, low=1)
+    save_every: int = setting(0, low=0)
+    sample_bytes: int = setting(300, low=0)
+    num_threads: int | None = setting(None, low=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
-    steps: int = 1
-    loss_tolerance: float = 1e-4
-    grad_tolerance: float = 1e-3
+    steps: int = setting(1, low=0)
+    loss_tolerance: float = setting(1e-4, above=0)
+    grad_tolerance: float = setting(1e-3, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
-    warmup_steps: int = 5
+    warmup_steps: int = setting(5, low=0)
     memory: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    engines: tuple[str, ...] = ("eager", "torch_compile", "aot")
-    steps: int = 30
-    loss_steps: int = 10
-    loss_tolerance: float = 1e-3
+    engines: tuple[str, ...] = setting(("eager", "torch_compile", "aot"), one_of=ENGINES)
+    steps: int = setting(30, low=1)
+    rounds: int = setting(1, low=1)
+    loss_steps: int = setting(10, low=1)
+    loss_tolerance: float = setting(1e-3, above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    task: str = "train"
-    seed: int = 1234
+    task: str = setting("train", one_of=TASKS)
+    seed: int = setting(1234, low=0, below=2**63)
     device: str = "auto"
     resume: str | None = None
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
@@ -123,3 +148,100 @@ class RunConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
     output_dir: str = "."
+
+
+def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
+    """The RunConfig that a composed dictionary says, and every mistake in it that can be told without importing torch.
+
+    `recipe.model` is left as the plain dictionary that it came as: see `read_model`.
+    """
+    config, mistakes = build(RunConfig, {key: value for key, value in values.items() if key != "output_dir"})
+    if "output_dir" in values:
+        mistakes.append(Mistake("output_dir", "is set by Hydra; write hydra.run.dir=...", show(values["output_dir"])))
+    seen = {mistake.key for mistake in mistakes}
+    return config, mistakes + [found for found in _contradictions(config) if found.key not in seen]
+
+
+def _contradictions(config: RunConfig) -> list[Mistake]:
+    """Mistakes that are seen only by looking at several keys, or at a text's form."""
+    found = []
+    partition, kernel, schedule, engines = config.partition, config.kernel, config.lr_schedule, config.compare.engines
+    if partition.strategy == "budget" and partition.budget is None:
+        found.append(Mistake("partition.budget", "partition=budget needs a fraction from 0 to 1", "null"))
+    if partition.strategy != "budget" and partition.budget is not None:
+        text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
+        found.append(Mistake("partition.budget", text, show(partition.budget)))
+    if kernel.name == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", kernel.target or ""):
+        text = "kernel=custom needs package.module:function, a callable (GraphModule, example_inputs) -> callable"
+        found.append(Mistake("kernel.target", text, show(kernel.target)))
+    if kernel.name != "custom" and kernel.target is not None:
+        text = f"kernel={kernel.name} takes no target; use kernel=custom"
+        found.append(Mistake("kernel.target", text, kernel.target))
+    if config.recipe.name not in recipe_names():
+        text = f"unknown recipe{suggest(config.recipe.name, recipe_names())} (recipes: {', '.join(recipe_names())})"
+        found.append(Mistake("recipe.name", text, config.recipe.name))
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        found.append(Mistake("device", "must be one of auto, cpu, cuda, cuda:N", config.device))
+    if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
+        text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
+        found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
+    if not engines or len(set(engines)) < len(engines):
+        found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
+    if config.logger.name == "wandb" and not config.logger.project.strip():
+        found.append(Mistake("logger.project", "must not be empty"))
+    return found
+
+
+def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
+    """The configuration with `recipe.model` as the recipe's `Options`. Imports the recipe, and with it torch."""
+    prefix = "recipe.model"
+    values = {} if config.recipe.model is None else config.recipe.model
+    model, mistakes = build(load_recipe(config.recipe.name).Options, values, prefix)
+    seen = {mistake.key for mistake in mistakes}
+    found = [Mistake.from_line(join(prefix, line)) for line in model.check()]
+    mistakes += [mistake for mistake in found if mistake.key not in seen]
+    return dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model)), mistakes
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The configuration with paths that no later change of directory can break; `~` is the home directory."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else os.path.abspath(os.path.expanduser(path))
+
+    data = dataclasses.replace(config.data, path=absolute(config.data.path))
+    resume = config.resume if config.resume == "auto" else absolute(config.resume)
+    return dataclasses.replace(config, data=data, resume=resume)
+
+
+def load_recipe(name: str) -> ModuleType:
+    """The recipe module `name`, from the installed package or from the checkout's recipes/ folder."""
+    if name not in recipe_names():
+        raise ConfigError(f"recipe.name={name}: unknown recipe (recipes: {', '.join(recipe_names())})")
+    return importlib.import_module(f"{_recipes_package().__name__}.{name}")
+
+
+def recipe_names() -> list[str]:
+    """Every recipe there is, found without importing any."""
+    modules = pkgutil.iter_modules(_recipes_package().__path__)
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
+
+
+def _recipes_package() -> ModuleType:
+    """The package `aottrain.recipes`: where it is installed, or, in a plain checkout, the folder beside `aottrain/`."""
+    name = "aottrain.recipes"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    folder = Path(__file__).resolve().parent.parent / "recipes"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not folder.is_dir():
+        raise ConfigError(f"recipe: no recipes found, neither as {name} nor in {folder}")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    return package

@@ -1,0 +1,1 @@
+"""Values only: the YAML files that the command line composes. A package so that they are installed with the code."""
