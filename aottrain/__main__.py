@@ -1,0 +1,7 @@
+"""`python -m aottrain`."""
+
+import sys
+
+from aottrain.cli import main
+
+sys.exit(main())
