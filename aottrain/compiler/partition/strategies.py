@@ -33,13 +33,15 @@ class Demand:
     """What a partition has to decide: the forward values that the backward could need.
 
     demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
-    mutated: inputs whose storage the step updates: they may only be read through a saved copy.
+    mutated: inputs whose storage the step updates: they may only be read through a saved copy; outputs: values that the
+    caller gets: they are alive anyway, and where eager would save one, a later write to it has to raise as in eager.
     """
 
     order: dict[fx.Node, int]
     demanded: tuple[fx.Node, ...]
     region: frozenset[fx.Node]
     mutated: frozenset[fx.Node]
+    outputs: frozenset[fx.Node]
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
@@ -56,7 +58,8 @@ def find_demand(joint: JointGraph) -> Demand:
     primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     wanted = tuple(sorted(demanded, key=order.__getitem__))
-    return Demand(order, wanted, frozenset(ancestors(demanded)), frozenset(mutated))
+    returned = frozenset(node for node in joint.outputs_of(OutputKind.OUTPUT) if node in demanded and _may_save(node))
+    return Demand(order, wanted, frozenset(ancestors(demanded)), frozenset(mutated), returned)
 
 
 def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float | None = None) -> PartitionPlan:
@@ -71,7 +74,7 @@ def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float |
 def save_all(demand: Demand) -> PartitionPlan:
     """Every value that the backward reads is saved, through the storage that it lives in."""
     roots = {storage_root(node) for node in demand.demanded}
-    return _plan("save_all", demand, roots, lambda node: "read by the backward")
+    return _plan("save_all", demand, roots | demand.outputs, lambda node: "read by the backward")
 
 
 def recompute_all(demand: Demand) -> PartitionPlan:
@@ -83,11 +86,11 @@ def recompute_all(demand: Demand) -> PartitionPlan:
 def min_cut(demand: Demand) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice."""
     banned = {node for node in demand.region if node.op == "call_function" and info(node).kind is OpKind.COMPUTE}
-    return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, banned))
+    return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
 
 
 def _budget(demand: Demand, budget: float) -> PartitionPlan:
-    """At most budget * (min_cut's saved bytes): a knapsack keeps those expensive values that are worth most.
+    """At most budget * (min_cut's saved bytes), or what must be saved: a knapsack keeps the values that are worth most.
 
     Any set of values that is kept from being recomputed is itself a cut (all else follows from the inputs), so the
     minimum cut under that set never holds more bytes than the set: the capacity is kept by construction.
@@ -113,7 +116,7 @@ def _budget(demand: Demand, budget: float) -> PartitionPlan:
     def reason(node: fx.Node) -> str:
         if node in released or _producer(node) in released:
             return f"{info(_producer(node)).label}, computed again: budget {budget:g}"
-        return _cut_reason(node, kept)
+        return _cut_reason(node, demand, kept)
 
     return _plan("budget", demand, saved, reason, budget)
 
@@ -141,31 +144,33 @@ def _may_save(node: fx.Node) -> bool:
 
 
 def _weight(node: fx.Node, demand: Demand) -> int:
-    """Bytes that saving this value adds; inputs that the step does not update are alive anyway."""
-    if node.op == "placeholder" and node not in demand.mutated:
+    """Bytes that saving this value adds; outputs, and inputs that the step does not update, are alive anyway."""
+    if node in demand.outputs or (node.op == "placeholder" and node not in demand.mutated):
         return 0
     return storage_bytes(node)
 
 
 def _must_save(node: fx.Node, demand: Demand) -> bool:
     """A second reading of state that the step updates, or a second run of an impure op, would give another value."""
+    if node in demand.outputs:
+        return True
     if node.op == "placeholder":
         return node in demand.mutated
     return node.op == "call_function" and not is_pure(_producer(node).target) and not is_tuple(node)
 
 
 def _must_reason(node: fx.Node) -> str:
-    return "must: read of state that the step updates" if node.op == "placeholder" else "must: not repeatable"
-
-
-def _cut_reason(node: fx.Node, banned: set[fx.Node]) -> str:
     if node.op == "placeholder":
+        return "must: read of state that the step updates"
+    return "output: alive anyway" if is_pure(_producer(node).target) else "must: not repeatable"
+
+
+def _cut_reason(node: fx.Node, demand: Demand, banned: set[fx.Node]) -> str:
+    if _must_save(node, demand):
         return _must_reason(node)
     producer = _producer(node)
     if producer in banned:
         return info(producer).label
-    if not is_pure(producer.target):
-        return _must_reason(producer)
     return "cut edge: fewest bytes between what may not run twice and the backward"
 
 
