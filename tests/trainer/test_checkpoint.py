@@ -1,0 +1,162 @@
+"""Checkpoints that are damaged, missing, hostile or cut off: never loaded, never in a good one's way."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from aottrain.errors import CheckpointError
+from aottrain.trainer import checkpoint
+from aottrain.trainer.checkpoint import CheckpointFolder, find, load, random_state, set_random_state
+
+
+def values(step: int) -> dict:
+    return {"model": {"weight": torch.full((1000,), float(step))}}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two checkpoints, of steps 10 and 20."""
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    for step in (10, 20):
+        folder.save(step, values(step))
+    return folder
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def cut(path: Path, length: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * length)])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def test_the_newest_is_found_and_old_ones_go(folder, said):
+    folder.save(30, values(30))
+    loaded = folder.newest(said.append)
+    assert loaded.step == 30 and loaded.state["model"]["weight"][0] == 30 and not said
+    assert sorted(path.name for path in folder.directory.iterdir()) == [
+        "latest.json", "step_00000020.pt", "step_00000030.pt",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda path: cut(path, 0), lambda path: cut(path, 0.5), lambda path: cut(path, 0.999), flip, Path.unlink],
+    ids=["empty", "half", "almost whole", "one bit", "gone"],
+)
+def test_a_damaged_one_is_passed_over_and_named(folder, said, damage):
+    newest = folder.directory / "step_00000020.pt"
+    damage(newest)
+    assert folder.newest(said.append).step == 10
+    assert len(said) == 1 and str(newest) in said[0]
+    with pytest.raises(CheckpointError, match="step_00000020.pt"):
+        load(newest)
+
+
+def test_all_damaged_is_an_error(folder, said):
+    for path in folder.directory.glob("*.pt"):
+        flip(path)
+    with pytest.raises(CheckpointError, match="none of its 2"):
+        folder.newest(said.append)
+
+
+def test_a_lost_index_loses_nothing(folder, said):
+    (folder.directory / "latest.json").write_text("{")
+    assert folder.newest(said.append).step == 20
+
+
+@pytest.mark.parametrize("point", ["torch.save", "os.fsync", "os.replace"])
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()], ids=["full", "killed"])
+def test_a_save_that_fails_leaves_the_old_ones(folder, said, monkeypatch, point, error):
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(point, fail)
+        with pytest.raises(CheckpointError if isinstance(error, OSError) else KeyboardInterrupt):
+            folder.save(30, values(30))
+    assert folder.newest(said.append).step == 20 and not said
+    assert not list(folder.directory.glob("*.tmp"))
+    folder.save(30, values(30))
+    assert folder.newest(said.append).step == 30
+
+
+def test_a_save_without_its_index_entry_does_not_count(folder, said, monkeypatch):
+    write, calls = checkpoint._write, []
+
+    def write_once(path, content):
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        write(path, content)
+
+    monkeypatch.setattr(checkpoint, "_write", write_once)
+    with pytest.raises(KeyboardInterrupt):
+        folder.save(30, values(30))
+    assert folder.newest(said.append).step == 20
+
+
+def test_what_resume_can_name(folder, said, tmp_path):
+    assert find(None, folder, said.append) is None
+    assert find("auto", folder, said.append).step == 20
+    assert find("auto", CheckpointFolder(tmp_path / "none"), said.append) is None
+    assert find(str(folder.directory / "step_00000010.pt"), folder, said.append).step == 10
+    other = CheckpointFolder(tmp_path / "other" / "checkpoints")
+    assert find(str(folder.directory), other, said.append).step == 20
+    assert find(str(tmp_path), other, said.append).step == 20
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere/step_00000001.pt", "empty"])
+def test_what_resume_cannot_name(folder, said, tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match=name):
+        find(str(tmp_path / name), folder, said.append)
+
+
+class Hostile:
+    def __init__(self, canary: Path):
+        self.canary = canary
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.canary),)
+
+
+def test_no_code_in_a_file_runs(tmp_path):
+    canary = tmp_path / "canary"
+    torch.save({"format": 1, "step": 1, "model": Hostile(canary)}, tmp_path / "step_00000001.pt")
+    with pytest.raises(CheckpointError):
+        load(tmp_path / "step_00000001.pt")
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("content", [{"model": {}}, [1, 2], {"format": 99, "step": 1}])
+def test_another_programs_file_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="is not a checkpoint of aottrain"):
+        load(tmp_path / "other.pt")
+
+
+def test_every_random_stream_goes_on(tmp_path):
+    def draw():
+        return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()
+
+    random.gauss(0, 1), np.random.randn()  # each keeps a second normal number for its next call
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, {"random": random_state()})
+    expected = [draw() for _ in range(3)]
+    set_random_state(folder.newest(print).state["random"])
+    assert [draw() for _ in range(3)] == expected
