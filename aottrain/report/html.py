@@ -82,7 +82,7 @@ def _cards(graph: GraphReport, report: CompileReport, summary: Mapping[str, Any]
     if graph.mode == "train":
         total = graph.forward_flops + graph.backward_flops
         share = f"{format_percent(graph.recompute_flops / total)} on top of {format_flops(total)}" if total else ""
-        cards.append(_card("Recomputed per step", format_flops(graph.recompute_flops), share))
+        cards.append(_card("Recomputed per call", format_flops(graph.recompute_flops), share))
     if summary.get("step_ms_median"):
         step_s, p90_s = summary["step_ms_median"] / 1e3, summary.get("step_ms_p90")
         note = f"p90 {format_seconds(p90_s / 1e3)}" if p90_s else ""

@@ -15,6 +15,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -158,6 +159,8 @@ def _losses(config: RunConfig, errors: dict[str, str]) -> dict[str, list[float]]
 def _train(config: RunConfig, engine: str, part: str) -> dict[str, str]:
     print(f"{engine}: {part}", flush=True)
     error = run_apart(config)
+    # The weights after a few steps of a comparison are of no use, and large.
+    shutil.rmtree(Path(config.output_dir) / "checkpoints", ignore_errors=True)
     return {engine: error} if error else {}
 
 
