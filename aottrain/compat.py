@@ -5,11 +5,22 @@ The compiler's own users of private names are capture, analysis, joint and funct
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-__all__ = ["TorchDispatchMode", "autocast_state", "disable_autocast", "tree_flatten", "tree_map", "tree_unflatten"]
+__all__ = [
+    "TorchDispatchMode",
+    "autocast_cache",
+    "autocast_state",
+    "disable_autocast",
+    "tree_flatten",
+    "tree_map",
+    "tree_unflatten",
+]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -17,6 +28,22 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 def disable_autocast() -> torch._C._DisableAutocast:
     """Context manager: autocast is off on every device inside it."""
     return torch._C._DisableAutocast()
+
+
+@contextmanager
+def autocast_cache(enabled: bool) -> Iterator[None]:
+    """Autocast keeps (or not) the low-precision copy of a weight for its second use, as it does around eager code.
+
+    Tracers switch it off; but then the gradient of a weight that is used twice is summed in another precision.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(enabled)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(before)
 
 
 def autocast_state() -> tuple[object, ...]:

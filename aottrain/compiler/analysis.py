@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from aottrain.compat import tree_flatten
+from aottrain.compat import autocast_cache, tree_flatten
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
 from aottrain.errors import UnsupportedError
 from aottrain.ir.ops import op_info
@@ -77,7 +77,7 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         before = [_metadata(value) for value in primals]
         owners = {_storage_key(value): i for i, value in enumerate(primals)}
-        with _WatchMode(state) as watch:
+        with _WatchMode(state) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
             result = step.call(primals)
     leaves, out_tree = tree_flatten(result)
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aottrain.compat import disable_autocast, tree_flatten
+from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
 from aottrain.errors import UnsupportedError
@@ -31,12 +31,12 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     modes: list[CaptureMode] = []
     wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
     differentiable = [i for i, known in enumerate(analysis.computed) if known.requires_grad]
-    missing: list[int] = []
+    caches_casts = torch.is_autocast_cache_enabled()
 
     def joint(primals: list[Tensor], state: Tensor, tangents: list[Tensor]) -> list[Tensor | None]:
         with CaptureMode(state, provenance) as mode:
             modes.append(mode)
-            with provenance.watching():
+            with provenance.watching(), autocast_cache(caches_casts):
                 leaves, _ = tree_flatten(step.call(primals))
             outputs = analysis.computed_outputs(leaves)
             gradients: Sequence[Tensor | None] = ()
@@ -48,7 +48,6 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
                         grad_outputs=tangents,
                         allow_unused=True,
                     )
-        missing.extend(i for i, value in zip(wanted, gradients, strict=True) if value is None)
         return [*outputs, *gradients]
 
     primals = fake_primals(step, fake_mode)
