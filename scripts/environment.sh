@@ -52,9 +52,9 @@ prepare_environment() {
     is_usable "$python" && "$python" -m pip --version >/dev/null 2>&1 ||
         fail "$venv is not a virtual environment of Python 3.10 or newer with pip; remove it and try again"
     rm -f "$venv"/.installed*
-    "$python" -m pip install --quiet --disable-pip-version-check "$torch_requirement" ||
+    "$python" -m pip install -qq --disable-pip-version-check "$torch_requirement" ||
         fail "cannot install $torch_requirement"
-    "$python" -m pip install --quiet --disable-pip-version-check -e "$root${extra:+[$extra]}" ||
+    "$python" -m pip install -qq --disable-pip-version-check -e "$root${extra:+[$extra]}" ||
         fail "cannot install aottrain's dependencies"
     fingerprint >"$venv/.installed"
     fingerprint >"$stamp"
