@@ -373,13 +373,14 @@ def _run_sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> in
     planned: list[SweepJob] = []
     folder = ""
     for number, overrides in enumerate(jobs):
-        job, found = composer.check(list(overrides.values()), sweep=True)
+        texts = list(overrides.values())
+        job, found = composer.check(texts, sweep=True)
         mistakes += found
         if job is not None:
             with read_write(job.composed.hydra):
                 job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
             folder = folder or _directory(job.composed, "hydra.sweep.dir")[0]
-            planned.append(_sweep_job(number, overrides, job, Path(folder), flags))
+            planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
     if len({job.directory for job in planned}) < len(planned):
         mistakes.append(Mistake("hydra.sweep.subdir", "must differ between jobs, as ${hydra.job.num} does"))
     if mistakes:
@@ -387,13 +388,13 @@ def _run_sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> in
     return run_sweep(planned, Path(folder))
 
 
-def _sweep_job(number: int, overrides: dict[str, str], job: Job, folder: Path, flags: argparse.Namespace) -> SweepJob:
+def _sweep_job(number: int, given: list[Override], job: Job, folder: Path, flags: argparse.Namespace) -> SweepJob:
     directory = folder / str(job.composed.hydra.sweep.subdir)
     named = {"config-dir": flags.config_dir, "config-path": flags.config_path, "config-name": flags.config_name}
     arguments = [f"--{name}={value}" for name, value in named.items() if value]
-    arguments += [*overrides.values(), "hydra.mode=RUN", f"hydra.job.num={number}"]
+    arguments += [*map(_text, given), "hydra.mode=RUN", f"hydra.job.num={number}"]
     arguments.append(f"hydra.run.dir={_quoted(str(directory))}")
     if "group" in job.composed.logger and job.config.logger.group is None and "WANDB_RUN_GROUP" not in os.environ:
         arguments.append(f"logger.group={_quoted(f'sweep-{folder.name}')}")  # so that wandb overlays the jobs
-    shown = {key.lstrip("+"): text.partition("=")[2] for key, text in overrides.items() if not key.startswith("hydra")}
+    shown = {item.key_or_group: show(item.value()) for item in given if not item.is_hydra_override()}
     return SweepJob(number, shown, directory, arguments)

@@ -1,0 +1,314 @@
+"""The command line: what is refused and how, what help shows, and what a sweep does with jobs that fail."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from aottrain import __version__
+from aottrain.cli import main
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
+    return tmp_path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The mistakes that a wrong command line is answered with; nothing else may have happened."""
+    before = set(Path.cwd().rglob("*"))
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    title, *lines = printed.err.splitlines()
+    assert "mistake" in title and "Traceback" not in printed.err and printed.out == ""
+    assert title.split()[1] == str(len(lines)) and all(line.startswith("  ") for line in lines)
+    assert set(Path.cwd().rglob("*")) == before
+    return [line.strip() for line in lines]
+
+
+WRONG = [  # command line, how the mistake begins, something that it says
+    ("partition.bugdet=0.4", "partition.bugdet=0.4:", "did you mean partition.budget?"),
+    ("+partition.bugdet=0.4", "partition.bugdet=0.4:", "did you mean partition.budget?"),
+    ("++partition.bugdet=0.4", "partition.bugdet=0.4:", "did you mean partition.budget?"),
+    ("~partition.bugdet", "partition.bugdet:", "did you mean partition.budget?"),
+    ("~partition.budget", "~partition.budget:", "cannot be removed"),
+    ("+partition.budget=0.4", "+partition.budget=0.4:", "without +"),
+    ("~logger", "~logger:", "options: csv, wandb"),
+    ("+kernel=aten", "+kernel=aten:", "write kernel=option"),
+    ("kernel@engine=aten", "kernel@engine=aten:", "write kernel=option"),
+    ("budget=0.4", "budget=0.4:", "did you mean partition.budget?"),
+    ("model.width=64", "model.width=64:", "did you mean recipe.model.width?"),
+    ("partiton=min_cut", "partiton=min_cut:", "did you mean partition?"),
+    ("kernel=cuda9", "kernel=cuda9:", "options: aten, custom"),
+    ("kernel=null", "kernel=null:", "options: aten, custom"),
+    ("kernel={name:aten}", "kernel={name:aten}:", "set its keys one by one"),
+    ("experiment=nope", "experiment=nope:", "budget_sweep"),
+    ("engine=egaer", "engine=egaer:", "did you mean eager?"),
+    ("train", "train:", "neither a flag"),
+    ("--steps=3", "--steps=3:", "without dashes"),
+    ("partition.budget=[0.1", "partition.budget=[0.1:", "not a valid override"),
+    ("data.path=a;b", "data.path=a;b:", "quoted twice"),
+    ("partition.budget=nope(1)", "partition.budget=nope(1):", "not a valid override"),
+    ("kernel=aten,custom", "kernel=aten,custom:", "add -m"),
+    ("partition.budget=1.4", "partition.budget=1.4:", "from 0 to 1"),
+    ("partition.budget=-0.1", "partition.budget=-0.1:", "from 0 to 1"),
+    ("partition.budget=7parsecs", "partition.budget=7parsecs:", "a fraction"),
+    ("partition.budget=6GiB", "partition.budget=6GiB:", "not a size such as 6GiB"),
+    ("partition.budget=true", "partition.budget=true:", "a number"),
+    ("partition.budget=null", "partition.budget=null:", "needs a fraction"),
+    ("partition=min_cut partition.budget=0.4", "partition.budget=0.4:", "takes no budget"),
+    ("kernel=custom", "kernel.target=null:", "package.module:function"),
+    ("kernel=custom kernel.target=nowhere", "kernel.target=nowhere:", "package.module:function"),
+    ("kernel=custom kernel.target=no_such_module:f", "kernel.target=no_such_module:f:", "no_such_module"),
+    ("kernel=custom kernel.target=os:sep", "kernel.target=os:sep:", "callable"),
+    ("kernel.target=os:sep", "kernel.target=os:sep:", "unknown key with kernel=aten"),
+    ("optimizer.momentum=0.5", "optimizer.momentum=0.5:", "unknown key with optimizer=adamw"),
+    ("engine=eager engine.on_unsupported=error", "engine.on_unsupported=error:", "unknown key with engine=eager"),
+    ("trainer.steps=-3", "trainer.steps=-3:", ">= 1"),
+    ("trainer.steps=1e3", "trainer.steps=1000.0:", "a whole number"),
+    ("trainer.steps=many", "trainer.steps=many:", "a whole number"),
+    ("trainer.steps=true", "trainer.steps=true:", "a whole number"),
+    ("trainer.precision=fp8", "trainer.precision=fp8:", "fp32, bf16"),
+    ("trainer={steps:3}", "trainer={steps:3}:", "set its keys one by one"),
+    ("trainer.num_threads=0", "trainer.num_threads=0:", ">= 1 or null"),
+    ("optimizer.lr=-1", "optimizer.lr=-1:", "> 0"),
+    ("optimizer.lr=nan", "optimizer.lr=nan:", "a number"),
+    ("optimizer.beta1=1", "optimizer.beta1=1:", "< 1"),
+    ("data.batch_size=0", "data.batch_size=0:", ">= 1"),
+    ("data.path=nowhere", "data.path=", "no such file or folder"),
+    ("data.path=empty_folder", "data.path=", "holds no text"),
+    ("data.path=empty_file.txt", "data.path=", "the file is empty"),
+    ("data.path=binary_folder", "data.path=", ".txt"),
+    ("data.path=${oc.env:NO_SUCH_VARIABLE}", "data.path:", "NO_SUCH_VARIABLE"),
+    ("data.held_out=1", "data.held_out=1:", "< 1"),
+    ("logger.mode=ofline", "logger.mode=ofline:", "offline, online, disabled"),
+    ("logger.tags=a", "logger.tags=a:", "[a,b]"),
+    ("task=trian", "task=trian:", "train, compare, plan"),
+    ("seed=-1", "seed=-1:", ">= 0"),
+    ("seed=pi", "seed=pi:", "a whole number"),
+    ("device=tpu", "device=tpu:", "cuda:N"),
+    ("device=cuda:99", "device=cuda:99:", "CUDA"),
+    ("resume=nowhere", "resume=", "no such file or folder"),
+    ("recipe.name=nothing", "recipe.name=nothing:", "recipes: transformer"),
+    ("recipe.model.num_heads=5", "recipe.model.num_heads=5:", "width=192"),
+    ("recipe.model.dropout=1.5", "recipe.model.dropout=1.5:", "below 1"),
+    ("recipe.model.width=wide", "recipe.model.width=wide:", "a whole number"),
+    ("recipe.model.wdith=8", "recipe.model.wdith=8:", "did you mean recipe.model.width?"),
+    ("recipe.model={wdith:8}", "recipe.model.wdith=8:", "did you mean recipe.model.width?"),
+    ("lr_schedule.total_steps=5", "lr_schedule.total_steps=5:", "warmup_steps=20"),
+    ("compare=3", "compare=3:", "one by one"),
+    ("compare.engines=[aot,magic]", "compare.engines=[aot,magic]:", "aot, eager, torch_compile"),
+    ("compare.engines=[aot,aot]", "compare.engines=[aot,aot]:", "none twice"),
+    ("hydra.rundir=x", "hydra.rundir=x:", "did you mean hydra.run.dir?"),
+    ("hydra.run.dir=${nothing}", "hydra.run.dir:", "nothing"),
+    ("hydra.run.dir=empty_file.txt/x", "hydra.run.dir=", "is a file"),
+    ("hydra/launcher=nope", "hydra/launcher=nope:", "basic"),
+    ("output_dir=x", "output_dir=x:", "unknown key"),
+    ("--config-dir nowhere", "--config-dir nowhere:", "no such folder"),
+    ("--config-name nowhere", "nowhere:", "primary config"),
+]
+
+
+@pytest.mark.parametrize(("line", "start", "says"), WRONG, ids=[line for line, _, _ in WRONG])
+def test_a_wrong_command_line_is_refused(here, capsys, line, start, says):
+    (here / "empty_folder").mkdir()
+    (here / "empty_file.txt").touch()
+    (here / "binary_folder").mkdir()
+    (here / "binary_folder" / "x.bin").write_bytes(b"x")
+    mistakes = refusal(capsys, *line.split())
+    assert len(mistakes) == 1
+    assert mistakes[0].startswith(start) and says in mistakes[0]
+
+
+def test_all_mistakes_are_said_at_once(here, capsys):
+    line = ["kernel=cuda9", "+partition.bugdet=1", "trainer.steps=-3", "data.path=nowhere", "optimizer.lr=[1",
+            "recipe.model.num_heads=5", "hydra.rundir=x", "task=trian"]  # fmt: skip
+    mistakes = refusal(capsys, *line)
+    keys = {mistake.split("=")[0] for mistake in mistakes}
+    assert keys == {"kernel", "partition.bugdet", "trainer.steps", "data.path", "optimizer.lr",
+                    "recipe.model.num_heads", "hydra.rundir", "task"}  # fmt: skip
+
+
+def test_a_sweep_s_mistakes_are_found_before_its_first_job(here, capsys):
+    line = ["-m", "kernel=aten,cuda9", "trainer.steps=5,0", "recipe.model.num_heads=6,5"]
+    starts = {mistake.split(":")[0] for mistake in refusal(capsys, *line)}
+    assert starts == {"kernel=cuda9", "trainer.steps=0", "recipe.model.num_heads=5"}
+
+
+def test_mistakes_in_a_file_of_one_s_own_name_the_file(here, capsys):
+    for group, option, text in (
+        ("optimizer", "mine", "name: adamw\nlr: -1\nbetaa: 3\n"),
+        ("trainer", "broken", "steps: [1\nx: 2\n"),
+        ("experiment", "far", "# @package _global_\ndata:\n  batch_size: none\n"),
+    ):
+        (here / "own" / group).mkdir(parents=True)
+        (here / "own" / group / f"{option}.yaml").write_text(text)
+    line = ["--config-dir", "own", "optimizer=mine", "trainer=broken", "experiment=far"]
+    mistakes = sorted(refusal(capsys, *line))
+    assert len(mistakes) == 4
+    assert "batch_size=none" in mistakes[0] and "far.yaml" in mistakes[0]
+    assert "betaa=3: unknown key" in mistakes[1] and "mine.yaml" in mistakes[1]
+    assert "lr=-1" in mistakes[2] and "mine.yaml" in mistakes[2]
+    assert "trainer=broken" in mistakes[3] and "broken.yaml, line 2" in mistakes[3]
+
+
+def test_help_is_one_screen(here, capsys):
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    text = "\n".join(lines)
+    words = ("budget* min_cut", "aot* eager", "adamw* sgd", "trainer.steps", "--config-dir")
+    assert all(word in text for word in words)
+
+
+def test_version(here, capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"aottrain {__version__}\n"
+
+
+def command(*arguments: str, folder: Path, stub: str = "") -> subprocess.Popen[str]:
+    """`python -m aottrain`; `stub` is the source of a module that stands in for aottrain.tasks.train and the recipe."""
+    (folder / "stub").mkdir(exist_ok=True)
+    if stub:
+        (folder / "stub" / "stub_train.py").write_text(stub)
+        (folder / "stub" / "stub_recipe.py").write_text(RECIPE)
+        names = ("aottrain.tasks.train", "stub_train"), ("aottrain.recipes.transformer", "stub_recipe")
+        hook = "import sys\n" + "".join(f"import {stub}; sys.modules[{name!r}] = {stub}\n" for name, stub in names)
+        (folder / "stub" / "sitecustomize.py").write_text(hook)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "stub"), str(ROOT)])}
+    return subprocess.Popen(
+        [sys.executable, "-m", "aottrain", *arguments],
+        cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+# Without torch, whose import would take most of these tests' time.
+RECIPE = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    num_layers: int = 4
+    width: int = 192
+    num_heads: int = 6
+    context: int = 128
+    dropout: float = 0.1
+    vocab_size: int = 256
+
+    def check(self):
+        return []
+"""
+
+TASK = """
+import json
+from pathlib import Path
+from aottrain.errors import BudgetError
+
+def run(config):
+    print("group", config.logger.group)
+    if config.partition.budget == 0.5:
+        raise BudgetError("the smallest budget is 0.6")
+    if config.engine.name == "torch_compile":
+        raise RuntimeError("a bug")
+    summary = {"status": "finished", "last_loss": 2.5, "saved_bytes": 1024}
+    Path(config.output_dir, "summary.json").write_text(json.dumps(summary))
+    return 0
+"""
+
+
+def test_wrong_input_is_answered_without_torch_and_traceback(here):
+    began = time.perf_counter()
+    process = command("partition.budget=7parsecs", folder=here)
+    out, err = process.communicate()
+    assert process.returncode == 2 and out == "" and "Traceback" not in err and "partition.budget=7parsecs" in err
+    assert time.perf_counter() - began < 10  # far above the usual 0.4 s, for a machine that is busy
+    script = "import sys; from aottrain.cli import main; main(['seed=x']); print({'torch', 'wandb'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_a_task_s_own_error_is_one_line(here):
+    process = command("partition.budget=0.5", "logger=csv", folder=here, stub=TASK)
+    _, err = process.communicate()
+    assert process.returncode == 1 and err == "aottrain: BudgetError: the smallest budget is 0.6\n"
+
+
+def test_a_bug_keeps_its_traceback(here):
+    process = command("engine=torch_compile", "hydra.run.dir=here", folder=here, stub=TASK)
+    _, err = process.communicate()
+    assert process.returncode == 1 and "Traceback" in err and "stub_train.py" in err and "a bug" in err
+    assert (here / "here" / ".hydra" / "config.yaml").is_file()
+
+
+def test_a_failing_job_does_not_stop_a_sweep(here):
+    process = command("-m", "partition.budget=0.1,0.5,1.0", "hydra.sweep.dir=all", folder=here, stub=TASK)
+    out, err = process.communicate()
+    assert process.returncode == 1
+    assert f"job 1 failed (partition.budget=0.5): exit code 1, {here / 'all' / '1'}" in err
+    assert out.count("group sweep-all") == 3
+    rows = list(csv.DictReader((here / "all" / "sweep.csv").open()))
+    assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
+    assert [row["exit_code"] for row in rows] == ["0", "1", "0"]
+    assert [row["partition.budget"] for row in rows] == ["0.1", "0.5", "1.0"]
+    assert [row["last_loss"] for row in rows] == ["2.5", "", "2.5"]
+    for number, budget in enumerate(("0.1", "0.5", "1.0")):
+        kept = (here / "all" / str(number) / ".hydra" / "overrides.yaml").read_text()
+        assert f"- partition.budget={budget}\n" in kept
+
+
+def test_an_experiment_s_file_can_be_a_sweep(here):
+    line = ["experiment=engines", "logger.group=mine", "+hydra.job.env_set.A=b", "hydra.sweep.dir=all"]
+    process = command(*line, "hydra.sweep.subdir='${hydra.job.num}_x'", folder=here, stub=TASK)
+    out, err = process.communicate()
+    assert process.returncode == 1 and out.count("group mine") == 3
+    assert "job 1 failed (engine=torch_compile" in err and "a bug" in err
+    assert sorted(path.name for path in (here / "all").iterdir()) == ["0_x", "1_x", "2_x", "sweep.csv"]
+
+
+WAITING = """
+import time
+
+def run(config):
+    print("started", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return 130
+"""
+
+
+def test_an_interrupted_sweep_names_what_was_not_run(here):
+    process = command("-m", "seed=1,2,3", "hydra.sweep.dir=all", folder=here, stub=WAITING)
+    assert process.stdout is not None
+    while "started" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in err and "started" not in out
+    assert "job 0 interrupted" in err and "job 1 was not run (seed=2)" in err and "job 2 was not run (seed=3)" in err
+    rows = list(csv.DictReader((here / "all" / "sweep.csv").open()))
+    assert [row["status"] for row in rows] == ["interrupted", "not run", "not run"]
+
+
+def test_two_runs_in_the_same_second_do_not_share_a_directory(here):
+    processes = [command("logger=csv", "seed=1", folder=here, stub=TASK) for _ in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    [process.communicate() for process in processes]
+    assert len(list((here / "outputs" / "transformer").iterdir())) == 2
+
+
+def test_a_plain_checkout_works_from_any_folder(here, capfd):
+    assert main(["--cfg", "job", "--package", "partition", "partition.budget=0.25"]) == 0
+    assert "budget: 0.25" in capfd.readouterr().out
