@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten
-from aottrain.ir.graph import JointGraph, spec_of
+from aottrain.ir.graph import JointGraph, spec_of, view_source
 from aottrain.ir.ops import is_pure
 
 aten = torch.ops.aten
@@ -58,7 +58,8 @@ def _drop_identity(node: fx.Node) -> None:
 
 
 def _is_result(node: fx.Node) -> bool:
-    return any(user.op == "output" for user in node.users)
+    """Whether the caller gets this value or a view of it: then its memory must stay its own."""
+    return any(user.op == "output" or (view_source(user) is node and _is_result(user)) for user in node.users)
 
 
 def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
