@@ -19,7 +19,7 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Ten
     """
     leaves, tree = tree_flatten((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
-    parts += [torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()]
+    parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):

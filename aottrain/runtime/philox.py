@@ -39,7 +39,7 @@ def philox_words(state: Tensor, draw: int, start: int, num_blocks: int, device: 
         seed, offset = state[0], state[1]  # stays on the device: no synchronisation
     counter = torch.arange(start, start + num_blocks, dtype=torch.int64, device=device)
     position = offset + draw
-    c0, c1 = counter & _MASK, counter >> 32
+    c0, c1 = counter & _MASK, (counter >> 32) & _MASK
     c2 = torch.zeros_like(counter) + (position & _MASK)
     c3 = torch.zeros_like(counter) + ((position >> 32) & _MASK)
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
@@ -214,6 +214,6 @@ def _(state: Tensor, draw: int, low: int, high: int, size: Sequence[int], *, dev
 
 def new_state(device: torch.device) -> Tensor:
     """The (seed, offset) of one call: the seed comes from torch's default generator, which advances by one draw."""
-    seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64)
+    seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
     state = torch.cat([seed, torch.zeros_like(seed)])
     return state if device.type == "cpu" else state.to(device, non_blocking=True)
