@@ -9,6 +9,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +128,16 @@ def records(path: Path):
             parts = b""
 
 
+def finished_records(directory: Path) -> list:
+    """Those of the run in `directory`, once its last is there: wandb's own process writes them after `finish` returned."""
+    for _ in range(200):
+        found = [record for path in directory.glob("run-*.wandb") for record in records(path)]
+        if any(record.HasField("exit") for record in found):
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f"{directory} has no run that has ended")
+
+
 def test_an_offline_run_can_be_read_back(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
@@ -139,8 +150,7 @@ def test_an_offline_run_can_be_read_back(tmp_path, monkeypatch):
     sink.close({"last_loss": 4.5, "status": "finished", "budget": None}, 3)
     assert not said and run_id and directory.parent == tmp_path / "wandb"
 
-    (path,) = directory.glob("run-*.wandb")
-    found = list(records(path))
+    found = finished_records(directory)
     (run,) = [record.run for record in found if record.HasField("run")][:1]
     assert (run.run_id, run.display_name, run.run_group, run.job_type, run.project) == (
         run_id, "a run", "from the environment", "train", "aottrain",
