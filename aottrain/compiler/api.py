@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from aottrain.compat import tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.capture import named_state
+from aottrain.compiler.capture import check_overlap, named_state
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import AottrainError, ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, Fallback, GraphReport
@@ -35,6 +35,11 @@ class Entry:
         self.report = report
         self.guard = StateGuard(module)
         self.state = [tensor for _, _, tensor in named_state(module)]
+
+    def check_memory(self, tensors: Sequence[Tensor]) -> None:
+        """Raises UnsupportedError where a write of the program to one input would reach another: no guard sees that."""
+        if self.analysis.mutated:
+            check_overlap([(f"input {i}", tensor) for i, tensor in enumerate([*self.state, *tensors])])
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         primals = [*self.state, *tensors]
@@ -64,6 +69,7 @@ class CompiledCall:
         try:
             key, tensors = call_key(args, kwargs)
             entry = self._find(key) or self._compile(key, args, kwargs)
+            entry.check_memory(tensors)
         except UnsupportedError as error:
             if self.options.on_unsupported == "error":
                 raise

@@ -62,7 +62,7 @@ def capture(
     for kind, name, tensor in entries:
         _check_input(name, tensor)
         inputs.append(InputSpec(kind, name, tensor_spec(tensor), tensor.requires_grad))
-    _check_overlap(entries)
+    check_overlap([(name, tensor) for _, name, tensor in entries])
     names = [name for _, name, _ in state]
 
     def call(primals: Sequence[Tensor]) -> Any:
@@ -96,9 +96,10 @@ def _check_input(name: str, tensor: Tensor) -> None:
         raise UnsupportedError(f"{name} is on the meta device")
 
 
-def _check_overlap(entries: Sequence[tuple[InputKind, str, Tensor]]) -> None:
+def check_overlap(entries: Sequence[tuple[str, Tensor]]) -> None:
+    """Raises UnsupportedError where two named tensors share a storage."""
     owners: dict[int, str] = {}
-    for _, name, tensor in entries:
+    for name, tensor in entries:
         storage = tensor.untyped_storage()
         if storage.nbytes() == 0:
             continue
