@@ -9,8 +9,8 @@ from typing import Any
 
 from aottrain.ir.report import CompileReport, Fallback, GraphReport, StageRecord, ValueRecord
 from aottrain.report.charts import bars, stacked_bar
+from aottrain.report.figures import by_cost, by_module, by_size, memory_rows, with_optimizer
 from aottrain.report.style import CSS
-from aottrain.report.text import by_cost, by_module, by_size, memory_rows
 from aottrain.report.units import (
     format_bytes,
     format_count,
@@ -22,13 +22,14 @@ from aottrain.report.units import (
 
 
 def write(report: CompileReport, path: str | Path, summary: Mapping[str, Any] | None = None) -> None:
-    """Write the page to `path`. `summary` is the run's summary.json: it adds the measured figures."""
+    """Write the page to `path`. `summary` is the run's summary.json: it adds measured figures and the optimizer."""
     Path(path).write_text(render(report, summary), encoding="utf-8")
 
 
 def render(report: CompileReport, summary: Mapping[str, Any] | None = None) -> str:
     """The page as text; see `write`."""
     summary = summary or {}
+    report = with_optimizer(report, summary.get("optimizer_bytes") or 0)
     body = [_header(report, summary), _fallbacks(report)]
     main = _main_graph(report)
     if main is not None:

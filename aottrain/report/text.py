@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aottrain.ir.report import CompileReport, Fallback, GraphReport, ValueRecord
+from aottrain.report.figures import by_cost, by_module, by_size, headline, memory_rows
 from aottrain.report.units import (
     format_bytes,
     format_count,
     format_flops,
-    format_percent,
     format_seconds,
     format_shape,
 )
@@ -37,47 +37,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
     return "\n".join(line.rstrip() for line in text)
 
 
-def by_module(values: Iterable[ValueRecord]) -> list[tuple[str, int, int]]:
-    """(module path, number of values, bytes), largest first; values outside any module are under "(no module)"."""
-    totals: dict[str, tuple[int, int]] = {}
-    for value in values:
-        count, num_bytes = totals.get(value.module, (0, 0))
-        totals[value.module] = (count + 1, num_bytes + value.num_bytes)
-    rows = [(module or "(no module)", count, num_bytes) for module, (count, num_bytes) in totals.items()]
-    return sorted(rows, key=lambda row: (-row[2], row[0]))
-
-
-def headline(graph: GraphReport) -> list[tuple[str, str]]:
-    """The figures that one looks at first, as (name, value)."""
-    figures = [
-        ("partition", graph.partition if graph.budget is None else f"{graph.partition}, budget {graph.budget:g}"),
-        ("kernels", f"{graph.kernel}, {format_count(len(graph.kernels))} generated" if graph.kernels else graph.kernel),
-        ("forward", format_flops(graph.forward_flops)),
-    ]
-    if graph.mode == "train":
-        share = f" ({format_percent(graph.recompute_flops / graph.forward_flops)} of the forward)"
-        figures += [
-            ("backward", format_flops(graph.backward_flops)),
-            ("recompute", format_flops(graph.recompute_flops) + (share if graph.forward_flops else "")),
-            ("saved for backward", format_bytes(graph.saved_bytes)),
-            ("  min_cut would save", format_bytes(graph.min_cut_saved_bytes)),
-            ("  save_all would save", format_bytes(graph.save_all_bytes)),
-        ]
-    return [
-        *figures,
-        ("predicted peak", format_bytes(graph.predicted_peak_bytes)),
-        ("arena", format_bytes(graph.arena_bytes) if graph.arena_bytes else "none"),
-        ("random draws per call", format_count(graph.num_draws)),
-        ("graph sizes", ", ".join(f"{name} {format_count(size)} nodes" for name, size in graph.num_nodes.items())),
-        ("compile time", format_seconds(graph.compile_s)),
-    ]
-
-
-def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:
-    """(category, bytes) at the predicted peak, largest first, without the empty ones."""
-    return sorted(((name, size) for name, size in graph.memory.items() if size), key=lambda row: (-row[1], row[0]))
-
-
 def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
     figures = headline(graph)
     width = max(len(name) for name, _ in figures)
@@ -97,16 +56,6 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
     header = ("stage", "time", "nodes before", "nodes after", "note")
     sections.append("Stages\n" + table(header, stages, right=[1, 2, 3]))
     return sections
-
-
-def by_size(values: Iterable[ValueRecord]) -> list[ValueRecord]:
-    """Saved values: the largest first."""
-    return sorted(values, key=lambda value: (-value.num_bytes, -value.recompute_flops, value.name))
-
-
-def by_cost(values: Iterable[ValueRecord]) -> list[ValueRecord]:
-    """Recomputed values: the dearest first, and so the views, which cost nothing, last."""
-    return sorted(values, key=lambda value: (-value.recompute_flops, -value.num_bytes, value.name))
 
 
 def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:

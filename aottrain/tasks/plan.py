@@ -10,11 +10,13 @@ from typing import Any
 from torch import nn
 
 from aottrain.config import RunConfig
-from aottrain.ir.report import CompileReport, GraphReport
+from aottrain.ir.report import CompileReport
 from aottrain.report import html
+from aottrain.report.figures import with_optimizer
 from aottrain.report.text import explain
 from aottrain.report.units import format_bytes, format_count, format_flops
 from aottrain.tasks.build import build_job
+from aottrain.trainer.optim import optimizer_state_bytes
 
 # Long, and on the HTML page.
 TEXTS = {"forward_text", "backward_text", "after"}
@@ -24,12 +26,12 @@ def run(config: RunConfig) -> int:
     """Print the plan of one training step; write plan.json and compile_report.html. The engine is always aot."""
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
     job = build_job(config)
-    graph: GraphReport = job.step.call.prepare(*job.batches.at(1)[0])
-    report: CompileReport = job.step.call.report
-    plan = describe(job.module, graph, report, config)
+    job.step.call.prepare(*job.batches.at(1)[0])
+    report: CompileReport = with_optimizer(job.step.call.report, optimizer_state_bytes(job.module, config.optimizer))
+    plan = describe(job.module, report, config)
     directory = Path(config.output_dir)
     (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-    html.write(report, directory / "compile_report.html", None)
+    html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
     print(render(plan))
     print()
     print(explain(report))
@@ -37,8 +39,9 @@ def run(config: RunConfig) -> int:
     return 0
 
 
-def describe(module: nn.Module, graph: GraphReport, report: CompileReport, config: RunConfig) -> dict[str, Any]:
+def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dict[str, Any]:
     """The plan as plain data: what plan.json holds. FLOPs are those of one optimizer step, all its micro-batches."""
+    graph = report.graphs[-1]
     parameters = list(module.parameters())
     num_micro_batches = config.trainer.accumulate
     return {

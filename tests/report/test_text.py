@@ -1,5 +1,8 @@
+import dataclasses
+
 from aottrain.ir.report import CompileReport
-from aottrain.report.text import by_module, explain, table
+from aottrain.report.figures import by_module, with_optimizer
+from aottrain.report.text import explain, table
 from tests.report import example
 
 
@@ -36,3 +39,16 @@ def test_table_columns_line_up():
     assert table(("name", "n"), [("a", "1"), ("bcdef", "22")], right=[1]) == (
         "name    n\n-----  --\na       1\nbcdef  22"
     )
+
+
+def test_the_optimizer_counts_in_training_and_once():
+    report = with_optimizer(example.report(), 5)
+    before, after = example.train_graph(), report.graphs[0]
+    assert after.predicted_peak_bytes == before.predicted_peak_bytes + 5 and after.memory["optimizer"] == 5
+    reserved = dataclasses.replace(before, memory={**before.memory, "reserved": 5})
+    assert with_optimizer(CompileReport(graphs=[reserved]), 5).graphs == [reserved]
+
+
+def test_a_program_without_counted_work_is_shown_too():
+    graph = dataclasses.replace(example.train_graph(), forward_flops=0, backward_flops=0, recompute_flops=0)
+    assert "0 FLOP" in explain(CompileReport(graphs=[graph]))

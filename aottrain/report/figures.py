@@ -1,0 +1,76 @@
+"""What the page and the terminal both show of a compiled program: its figures, and its values in reading order."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from aottrain.ir.report import CompileReport, GraphReport, ValueRecord
+from aottrain.report.units import format_bytes, format_count, format_flops, format_percent, format_seconds
+
+
+def with_optimizer(report: CompileReport, optimizer_bytes: int) -> CompileReport:
+    """`report` with the optimizer's state in the memory of its training programs.
+
+    A compiler of forward and backward does not see that state, but a measured peak holds it. What was already reserved
+    is taken to be it.
+    """
+    graphs = [_with_optimizer(graph, optimizer_bytes) if graph.mode == "train" else graph for graph in report.graphs]
+    return CompileReport(graphs=graphs, fallbacks=list(report.fallbacks))
+
+
+def _with_optimizer(graph: GraphReport, optimizer_bytes: int) -> GraphReport:
+    unseen = max(optimizer_bytes - graph.memory.get("reserved", 0), 0)
+    memory = {**graph.memory, "optimizer": unseen} if unseen else graph.memory
+    return dataclasses.replace(graph, memory=memory, predicted_peak_bytes=graph.predicted_peak_bytes + unseen)
+
+
+def headline(graph: GraphReport) -> list[tuple[str, str]]:
+    """The figures that one looks at first, as (name, value)."""
+    figures = [
+        ("partition", graph.partition if graph.budget is None else f"{graph.partition}, budget {graph.budget:g}"),
+        ("kernels", f"{graph.kernel}, {format_count(len(graph.kernels))} generated" if graph.kernels else graph.kernel),
+        ("forward", format_flops(graph.forward_flops)),
+    ]
+    if graph.mode == "train":
+        share = graph.recompute_flops / graph.forward_flops if graph.forward_flops else 0.0
+        figures += [
+            ("backward", format_flops(graph.backward_flops)),
+            ("recompute", f"{format_flops(graph.recompute_flops)} ({format_percent(share)} of the forward)"),
+            ("saved for backward", format_bytes(graph.saved_bytes)),
+            ("  min_cut would save", format_bytes(graph.min_cut_saved_bytes)),
+            ("  save_all would save", format_bytes(graph.save_all_bytes)),
+        ]
+    return [
+        *figures,
+        ("predicted peak", format_bytes(graph.predicted_peak_bytes)),
+        ("arena", format_bytes(graph.arena_bytes) if graph.arena_bytes else "none"),
+        ("random draws per call", format_count(graph.num_draws)),
+        ("graph sizes", ", ".join(f"{name} {format_count(size)} nodes" for name, size in graph.num_nodes.items())),
+        ("compile time", format_seconds(graph.compile_s)),
+    ]
+
+
+def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:
+    """(category, bytes) at the predicted peak, largest first, without the empty ones."""
+    return sorted(((name, size) for name, size in graph.memory.items() if size), key=lambda row: (-row[1], row[0]))
+
+
+def by_module(values: Iterable[ValueRecord]) -> list[tuple[str, int, int]]:
+    """(module path, number of values, bytes), largest first; values outside any module are under "(no module)"."""
+    totals: dict[str, tuple[int, int]] = {}
+    for value in values:
+        count, num_bytes = totals.get(value.module, (0, 0))
+        totals[value.module] = (count + 1, num_bytes + value.num_bytes)
+    rows = [(module or "(no module)", count, num_bytes) for module, (count, num_bytes) in totals.items()]
+    return sorted(rows, key=lambda row: (-row[2], row[0]))
+
+
+def by_size(values: Iterable[ValueRecord]) -> list[ValueRecord]:
+    """Saved values: the largest first."""
+    return sorted(values, key=lambda value: (-value.num_bytes, -value.recompute_flops, value.name))
+
+
+def by_cost(values: Iterable[ValueRecord]) -> list[ValueRecord]:
+    """Recomputed values: the dearest first, and so the views, which cost nothing, last."""
+    return sorted(values, key=lambda value: (-value.recompute_flops, -value.num_bytes, value.name))
