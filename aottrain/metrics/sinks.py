@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,8 +74,3 @@ def _strict(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_strict(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-
-
-def close_all(sinks: Iterable[Sink], summary: Mapping[str, Any], exit_code: int) -> None:
-    for sink in sinks:
-        sink.close(summary, exit_code)

@@ -64,10 +64,10 @@ def run(config: RunConfig) -> int:
     finally:
         summary.update(report_figures(job.step.report, summary["optimizer_bytes"]))
         write_summary(summary_path, summary)
-        if job.step.report is not None:
-            html.write(job.step.report, directory / "compile_report.html", summary)
         for sink in sinks:
             sink.close(summary, exit_code)
+        if job.step.report is not None:
+            html.write(job.step.report, directory / "compile_report.html", summary)
     return exit_code
 
 

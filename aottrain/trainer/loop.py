@@ -171,7 +171,17 @@ def prepare(job: Job) -> tuple[float, int | None]:
 
 def verify(job: Job, step: int, batch: Batch, config: RunConfig, output: Output, progress: Progress) -> None:
     """Check this step's compiled numbers against eager's, before it is taken."""
-    found = verify_step(step, job.step, job.module, batch, config.verify, philox_eager)
+    if job.step.report is not None and job.step.report.fallbacks:
+        output.summary.update(verify_max_error=0.0, verify_note="the step runs eagerly: see fallbacks")
+        progress.say(f"step {step} runs eagerly, so there is nothing to verify")
+        return
+    try:
+        found = verify_step(step, job.step, job.module, batch, config.verify, philox_eager)
+    except torch.cuda.OutOfMemoryError:  # that eager does not fit may be why the step is compiled
+        torch.cuda.empty_cache()
+        output.summary["verify_note"] = "eager does not fit in memory"
+        progress.say(f"step {step} could not be verified: eager does not fit in memory")
+        return
     output.summary["verify_max_error"] = max(found.max_error, output.summary.get("verify_max_error") or 0.0)
     progress.say(
         f"verified step {step} against eager: largest relative error {found.loss_error:.1e} of the loss, "

@@ -63,7 +63,7 @@ class History:
         self._read: list[dict] = []
 
     def add(self, step: int, lr: float, result: StepResult, grad_norm: torch.Tensor) -> None:
-        self._unread.append((step, lr, result.loss, grad_norm.detach().float(), result))
+        self._unread.append((step, lr, result.loss, grad_norm.detach().to(result.loss), result))
 
     def read(self) -> None:
         """Fetch what has been added. NumericsError names the first step whose loss or gradient norm is not finite."""

@@ -129,7 +129,7 @@ def records(path: Path):
 
 
 def finished_records(directory: Path) -> list:
-    """Those of the run in `directory`, once its last is there: wandb's own process writes them after `finish` returned."""
+    """Those of the run in `directory`, once the last is there: wandb's own process may write after `finish`."""
     for _ in range(200):
         found = [record for path in directory.glob("run-*.wandb") for record in records(path)]
         if any(record.HasField("exit") for record in found):

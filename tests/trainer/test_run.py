@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from aottrain.errors import CheckpointError, ConfigError, NumericsError
+from aottrain.ir.report import CompileReport, Fallback
 from aottrain.step import StepResult
-from aottrain.tasks import train
+from aottrain.tasks import build, train
 from aottrain.trainer import loop
 from aottrain.trainer.checkpoint import load
 
@@ -215,3 +218,84 @@ def test_the_bar_is_off_where_nobody_watches(tiny, capfd):
     captured = capfd.readouterr()
     assert "step/s" not in captured.err and "it/s" not in captured.err
     assert captured.out.count("step 4/4") == 1
+
+
+def test_a_full_disk_on_the_way_is_said_and_at_the_end_is_an_error(tiny, left_by, capsys, monkeypatch):
+    config = tiny(trainer={"save_every": 1})
+    save, calls = torch.save, []
+
+    def failing(content, path):
+        calls.append(path)
+        if len(calls) in failures:
+            raise OSError(28, "No space left on device")
+        save(content, path)
+
+    monkeypatch.setattr(torch, "save", failing)
+    failures = {2}
+    assert train.run(config) == 0
+    assert capsys.readouterr().out.count("going on without a checkpoint") == 1
+    calls.clear()
+    failures = {4}
+    with pytest.raises(CheckpointError, match="No space left"):
+        train.run(config)
+    assert left_by(config).summary["status"] == "failed" and left_by(config).summary["steps"] == 4
+
+
+@pytest.fixture
+def made_recipe(monkeypatch):
+    """A recipe with batches of its own, no tokens, and buffers that the forward changes."""
+
+    def make_batch(options, batch_size, generator):
+        x = torch.randn(batch_size, 8, generator=generator)
+        return x, x.sum(dim=1, keepdim=True)
+
+    recipe = SimpleNamespace(
+        build=lambda options: nn.Sequential(
+            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 1)
+        ),
+        loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
+        make_batch=make_batch,
+    )
+    monkeypatch.setattr(build, "load_recipe", lambda name: recipe)
+
+
+@pytest.mark.parametrize("engine", ["eager", "aot"])
+def test_a_recipe_with_batches_of_its_own_resumes_bitwise_too(tiny, left_by, tmp_path, made_recipe, engine):
+    data = {"batch_size": 16}
+    straight = tiny(engine, trainer={"steps": 6}, data=data, output_dir=str(tmp_path / "straight"))
+    assert train.run(straight) == 0
+    assert train.run(tiny(engine, trainer={"steps": 3}, lr_schedule={"total_steps": 6}, data=data)) == 0
+    resumed = tiny(engine, trainer={"steps": 6}, data=data, resume="auto")
+    assert train.run(resumed) == 0
+    assert left_by(resumed).losses == left_by(straight).losses
+    assert same(checkpoint_of(straight, 6)["model"], checkpoint_of(resumed, 6)["model"])
+    summary = left_by(straight).summary
+    assert summary["tokens_per_s"] is None and summary["samples_per_s"] > 0 and summary["val_loss"] > 0
+
+
+def test_a_step_that_runs_eagerly_is_counted_and_said(tiny, left_by, capsys, monkeypatch):
+    class Fallen(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module, self.report = module, CompileReport()
+
+        def forward(self, *batch):
+            self.report.fallbacks[:] = [Fallback("an operator", count=self.report.num_fallbacks + 1)]
+            return self.module(*batch)
+
+    monkeypatch.setattr("aottrain.compile", lambda module, **_: Fallen(module))
+    config = tiny("aot")
+    assert train.run(config) == 0
+    summary = left_by(config).summary
+    assert summary["fallbacks"] == 5 and summary["verify_max_error"] == 0.0 and "eagerly" in summary["verify_note"]
+    assert "runs eagerly: an operator" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_run_has_every_figure_and_resumes(tiny, left_by):
+    config = tiny(device="cuda", trainer={"steps": 6}, lr_schedule={"total_steps": 8})
+    assert train.run(config) == 0
+    summary = left_by(config).summary
+    assert summary["peak_bytes"] > 0 and summary["tokens_per_s"] > 0
+    assert train.run(tiny(device="cuda", trainer={"steps": 8}, resume="auto", lr_schedule={"total_steps": 8})) == 0
