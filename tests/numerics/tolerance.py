@@ -1,0 +1,19 @@
+"""How far a compiled result may be from eager's, in one place. Almost all comparisons are bitwise and need none of it."""
+
+from __future__ import annotations
+
+import torch
+
+# (relative, absolute). Only for programs whose eager formula depends on values (eager's gradient of `prod` looks for
+# zeros first), where the traced formula multiplies in another order: a few units in the last place, times the terms.
+RTOL_ATOL = {
+    torch.float64: (1e-12, 1e-12),  # 2^-52, some thousand operations
+    torch.float32: (1e-5, 1e-6),  # 2^-23, some dozen operations
+    torch.bfloat16: (2e-2, 2e-2),  # 2^-8, one rounding more or less
+    torch.float16: (2e-3, 2e-3),  # 2^-11, one rounding more or less
+}
+
+
+def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    rtol, atol = RTOL_ATOL[wanted.dtype]
+    torch.testing.assert_close(got, wanted, rtol=rtol, atol=atol, equal_nan=True)
