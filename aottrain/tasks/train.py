@@ -15,6 +15,7 @@ from aottrain.metrics.memory import eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
+from aottrain.report.figures import with_optimizer
 from aottrain.report.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.build import build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
@@ -67,7 +68,8 @@ def run(config: RunConfig) -> int:
         for sink in sinks:
             sink.close(summary, exit_code)
         if job.step.report is not None:
-            html.write(job.step.report, directory / "compile_report.html", summary)
+            report = with_optimizer(job.step.report, summary["optimizer_bytes"])
+            html.write(report, directory / "compile_report.html", summary)
     return exit_code
 
 
@@ -119,9 +121,9 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
     }
 
 
-def train_graph(report: CompileReport | None) -> GraphReport | None:
+def train_graph(report: CompileReport) -> GraphReport | None:
     """The program that training runs: the last one with a backward; None if there is none."""
-    graphs = [graph for graph in report.graphs if graph.mode == "train"] if report is not None else []
+    graphs = [graph for graph in report.graphs if graph.mode == "train"]
     return graphs[-1] if graphs else None
 
 
@@ -131,12 +133,12 @@ def report_figures(report: CompileReport | None, optimizer_bytes: int) -> dict[s
     The predicted peak is that of a training step, as the measured one is: with the optimizer's state, which a compiler
     of forward and backward does not see.
     """
-    graph = train_graph(report)
-    figures: dict[str, Any] = {"fallbacks": report.num_fallbacks} if report is not None else {}
+    if report is None:
+        return {}
+    figures: dict[str, Any] = {"fallbacks": report.num_fallbacks}
+    graph = train_graph(with_optimizer(report, optimizer_bytes))
     if graph is not None:
-        unseen = optimizer_bytes - graph.memory.get("reserved", 0)
-        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes + unseen
-        figures["saved_bytes"] = graph.saved_bytes
+        figures.update(predicted_peak_bytes=graph.predicted_peak_bytes, saved_bytes=graph.saved_bytes)
     return figures
 
 
