@@ -38,7 +38,7 @@ class RecipeConfig:
 class PartitionConfig:
     strategy: str = setting("budget", one_of=STRATEGIES)
     budget: float | None = setting(
-        1.0, low=0, high=1, hint="a fraction: 0 is the lowest peak, 1 the min-cut plan's; not a size such as 6GiB"
+        1.0, low=0, high=1, hint="a fraction: 1 is the min-cut plan, 0 the least memory; not a size such as 6GiB"
     )
 
 
