@@ -86,6 +86,6 @@ def _value(value: Any, names: dict[str, Any]) -> str:
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):
         name = "k_" + "".join(c if c.isalnum() else "_" for c in str(value))
     else:
-        name = f"constant{len(names)}"
+        name = f"k_{len(names)}"
     names[name] = value
     return name

@@ -125,11 +125,11 @@ def _bernoulli_(mode: PhiloxMode, self: Tensor, p: Any = 0.5) -> Tensor:
 
 
 def _bernoulli_probabilities(mode: PhiloxMode, self: Tensor) -> Tensor:
-    return _fill_like(self, _bernoulli(mode, self, self))
+    return _fill_like(self, _bernoulli(mode, self, self), memory_format=torch.contiguous_format)
 
 
 def _bernoulli_p(mode: PhiloxMode, self: Tensor, p: float = 0.5) -> Tensor:
-    return _fill_like(self, _bernoulli(mode, self, p))
+    return _fill_like(self, _bernoulli(mode, self, p), memory_format=torch.contiguous_format)
 
 
 def _native_dropout(mode: PhiloxMode, self: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
