@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +107,17 @@ class WandbSink:
             self._run = None
             reason = (str(error).splitlines() or [""])[0]
             self._say(f"wandb: {type(error).__name__}: {reason}; going on without it (metrics.csv has every figure)")
+            if isinstance(error, ConnectionError):
+                _forget_service()
             return None
+
+
+def _forget_service() -> None:
+    """wandb's own process is gone. Without this, wandb would print a traceback about that when Python exits."""
+    import wandb
+
+    with suppress(Exception, SystemExit):
+        wandb.teardown(exit_code=1)
 
 
 def environment() -> dict[str, Any]:

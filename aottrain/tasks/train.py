@@ -49,6 +49,7 @@ def run(config: RunConfig) -> int:
         write_summary(summary_path, summary)
         if resume:
             restore(job, resume)
+            summary["steps"] = resume.step
         summary["compile_s"], summary["compile_peak_bytes"] = prepare(job)
         summary.update(compile_figures(job, summary["optimizer_bytes"]))
         for line in banner(config, job, summary):
