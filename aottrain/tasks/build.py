@@ -30,6 +30,8 @@ def build_job(config: RunConfig) -> Job:
     if config.trainer.num_threads is not None:
         torch.set_num_threads(config.trainer.num_threads)
     device = find_device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events and streams belong to the current device
     batches = build_batches(config, recipe, options, device)
 
     start_streams(config.seed, None)

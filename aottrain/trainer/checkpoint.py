@@ -101,7 +101,7 @@ class CheckpointFolder:
         self.directory = directory
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop those that are older than the last NUM_KEPT.
+        """Write a checkpoint and drop the older ones but NUM_KEPT - 1, and later ones: an earlier run left those.
 
         CheckpointError (disk full, no permission): the checkpoints that were there still are.
         """
@@ -110,11 +110,11 @@ class CheckpointFolder:
             self.directory.mkdir(parents=True, exist_ok=True)
             _write(path, lambda temporary: torch.save({"format": FORMAT, "step": step, **state}, temporary))
             newest = {"file": path.name, "step": step, "sha256": _digest(path)}
-            entries = [newest, *(entry for entry in self._entries() if entry["step"] < step)]
-            index = json.dumps({"checkpoints": entries[:NUM_KEPT]}, indent=2)
+            kept = [newest, *(entry for entry in self._entries() if entry["step"] < step)][:NUM_KEPT]
+            index = json.dumps({"checkpoints": kept}, indent=2)
             _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n"))
-            for entry in entries[NUM_KEPT:]:
-                (self.directory / entry["file"]).unlink(missing_ok=True)
+            for file in set(self.directory.glob("step_*.pt")) - {self.directory / entry["file"] for entry in kept}:
+                file.unlink()
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
             raise CheckpointError(f"{path}: cannot be written: {error}") from error
         return path

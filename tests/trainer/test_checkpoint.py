@@ -53,6 +53,12 @@ def test_the_newest_is_found_and_old_ones_go(folder, said):
     ]  # fmt: skip
 
 
+def test_a_new_run_in_an_old_folder_is_the_one_that_counts(folder, said):
+    folder.save(5, values(5))
+    assert folder.newest(said.append).step == 5
+    assert [path.name for path in folder.directory.glob("*.pt")] == ["step_00000005.pt"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [lambda path: cut(path, 0), lambda path: cut(path, 0.5), lambda path: cut(path, 0.999), flip, Path.unlink],
