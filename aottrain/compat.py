@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +20,9 @@ __all__ = [
     "disable_autocast",
     "tree_flatten",
     "tree_map",
+    "set_view_origin",
     "tree_unflatten",
+    "view_origin",
 ]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -44,6 +47,17 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
     finally:
         torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(before)
+
+
+def view_origin(value: torch.Tensor) -> Any:
+    """How autograd thinks that a differentiable view was made; None where the value is no view."""
+    return torch._C._autograd._get_creation_meta(value) if value._is_view() else None
+
+
+def set_view_origin(value: torch.Tensor, origin: Any) -> None:
+    """Make autograd treat a view as one of the given origin: of several outputs, under no_grad, and so on."""
+    if origin is not None and value._is_view():
+        torch._C._autograd._set_creation_meta(value, origin)
 
 
 def autocast_state() -> tuple[object, ...]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from aottrain.compiler.analysis import Analysis, analyse
+from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
@@ -22,10 +22,14 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.reporting import describe
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
+from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import JointGraph
 from aottrain.ir.report import GraphReport
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from aottrain.runtime.program import Program
+from aottrain.runtime.state import StateGuard, check_reachable
+
+_MAX_CAPTURES = 4
 
 __all__ = [
     "apply_partition",
@@ -45,16 +49,36 @@ def compile_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     options: CompileOptions,
-) -> tuple[Program, Analysis, GraphReport]:
+    guard: StateGuard,
+) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what is not proven equal to eager."""
     log = StageLog()
-    step = log.run("capture", capture, function, module, args, kwargs)
-    analysis = log.trace("analyse", analyse, step)
+    step, analysis = _capture_whole(function, module, args, kwargs, guard, log)
     joint = functional_joint(step, analysis, log)
     plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     program = log.run("link", link, parts, analysis, options.kernel)
-    return program, analysis, describe(joint, plan, parts, options, log.records)
+    return program, step, analysis, describe(joint, plan, parts, options, log.records)
+
+
+def _capture_whole(
+    function: Callable[..., Any],
+    module: nn.Module | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    guard: StateGuard,
+    log: StageLog,
+) -> tuple[CapturedStep, Analysis]:
+    """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
+    captured: list[Tensor] = []
+    for _ in range(_MAX_CAPTURES):
+        step = log.run("capture", capture, function, module, args, kwargs, captured)
+        try:
+            return step, log.trace("analyse", analyse, step)
+        except CapturedTensors as found:
+            check_reachable(guard, found.tensors)
+            captured += found.tensors
+    raise UnsupportedError("the program reads other tensors each time that it is traced")
 
 
 def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | None = None) -> JointGraph:

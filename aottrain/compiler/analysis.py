@@ -8,54 +8,59 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from aottrain.compat import autocast_cache, tree_flatten
-from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
+from aottrain.compat import autocast_cache, tree_flatten, view_origin
+from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.errors import UnsupportedError
+from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
 from aottrain.ir.ops import op_info
-from aottrain.ir.tensor import TensorSpec, tensor_spec
+from aottrain.ir.tensor import tensor_spec
 
-
-@dataclass(frozen=True)
-class OutputInfo:
-    """One tensor output. `alias_of`: the primal that it is (then it is returned outside the compiled function)."""
-
-    spec: TensorSpec
-    requires_grad: bool
-    alias_of: int | None = None
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
 class Analysis:
-    """outputs: the tensor leaves of the result, in order; leaves: the flat result with None in their places.
+    """What the traced program must honour.
 
-    mutated: primals whose data the call writes; out_tree rebuilds the result from its flat leaves.
+    outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
+    leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
+    mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
+    is a differentiable output of the program.
     """
 
     outputs: tuple[OutputInfo, ...]
+    computed: tuple[ComputedInfo, ...]
     leaves: tuple[Any, ...]
     is_tensor: tuple[bool, ...]
     out_tree: Any
     mutated: tuple[int, ...]
+    replaced: tuple[int, ...]
     needs_gradient: bool
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
-        """Of a flat result, the tensors that the compiled function computes: not those that are inputs."""
+        """Of a flat result, the fresh tensors that the program returns."""
         tensors = [leaf for leaf, is_tensor in zip(leaves, self.is_tensor, strict=True) if is_tensor]
-        return [value for value, known in zip(tensors, self.outputs, strict=True) if known.alias_of is None]
+        found = [(tensors[known.position], known.is_base) for known in self.computed]
+        return [value._base if is_base and value._base is not None else value for value, is_base in found]
 
-    @property
-    def computed(self) -> list[OutputInfo]:
-        return [known for known in self.outputs if known.alias_of is None]
+
+class CapturedTensors(Exception):
+    """Signal, not an error: the program reads these tensors, which are neither arguments nor module state."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        super().__init__("the program reads tensors that are not its inputs")
+        self.tensors = list(tensors)
 
 
 class _WatchMode(CaptureMode):
-    """Capture's mode, which also notes the storage of every argument that an op writes."""
+    """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
 
     def __init__(self, state: Tensor):
         super().__init__(state, Provenance(None))
         self.written: set[int] = set()
+        self.foreign: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         writes = op_info(func).writes
@@ -66,59 +71,130 @@ class _WatchMode(CaptureMode):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(tensor, Tensor):
                         self.written.add(_storage_key(tensor))
+        if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+            for value in tree_flatten((args, kwargs))[0]:
+                if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+                    self.foreign[id(value)] = value
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def analyse(step: CapturedStep) -> Analysis:
-    """Raises UnsupportedError where the front half has no proven treatment: see each message."""
-    fake_mode = FakeTensorMode()
-    primals = fake_primals(step, fake_mode)
+    """Raises UnsupportedError where the front half has no proven treatment, and CapturedTensors where tensors that are
+    not inputs are read: the caller then makes inputs of them and starts again."""
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    leaves_in = fake_primals(step, fake_mode)
+    grad_mode = torch.is_grad_enabled()
     with fake_mode:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
+        primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
-        owners = {_storage_key(value): i for i, value in enumerate(primals)}
         with _WatchMode(state) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
             result = step.call(primals)
+    if watch.foreign:
+        raise CapturedTensors(list(watch.foreign.values()))
     leaves, out_tree = tree_flatten(result)
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
     for i, value in enumerate(primals):
-        _check_state(step.inputs[i].name, before[i], value, i in mutated, torch.is_grad_enabled())
+        _check_input_state(step, i, before[i], value, i in mutated)
+    replaced = tuple(i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i])
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    outputs = _classify_outputs(tensors, primals, owners)
-    constants = tuple(None if flag else leaf for leaf, flag in zip(leaves, is_tensor, strict=True))
-    needs_gradient = any(known.requires_grad for known in outputs if known.alias_of is None)
-    return Analysis(outputs, constants, is_tensor, out_tree, mutated, needs_gradient)
+    outputs, computed = _classify_outputs(tensors, primals)
+    constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
+    needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
+    return Analysis(outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient)
+
+
+def _constant(leaf: Any) -> Any:
+    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)):
+        return leaf
+    raise UnsupportedError(f"the result holds a {type(leaf).__name__}")
+
+
+def _check_input_state(step: CapturedStep, i: int, before: Any, value: Tensor, mutated: bool) -> None:
+    name = step.inputs[i].name
+    if _metadata(value) != before:
+        raise UnsupportedError(f"{name} changes its shape, strides, storage or requires_grad in place")
+    if not mutated:
+        return
+    if i in step.shared:
+        raise UnsupportedError(f"{name} is mutated and shares its memory with another input")
+    if step.inputs[i].requires_grad and step.is_view[i]:
+        raise UnsupportedError(f"{name} is mutated and is a differentiable view of another tensor")
 
 
 def _classify_outputs(
-    tensors: Sequence[Tensor], primals: Sequence[Tensor], owners: dict[int, int]
-) -> tuple[OutputInfo, ...]:
-    seen: dict[int, int] = {}
-    found = []
+    tensors: Sequence[Tensor], primals: Sequence[Tensor]
+) -> tuple[tuple[OutputInfo, ...], tuple[ComputedInfo, ...]]:
+    owners: dict[int, list[int]] = {}
+    for i, value in enumerate(primals):
+        owners.setdefault(_storage_key(value), []).append(i)
+    groups: dict[int, list[int]] = {}
+    found: dict[int, OutputInfo] = {}
     for position, value in enumerate(tensors):
+        _check_output(position, value)
         identity = next((i for i, primal in enumerate(primals) if value is primal), None)
-        if identity is None:
-            key = _storage_key(value)
-            if key in owners:
-                raise UnsupportedError(f"output {position} is a view of an input")
-            if seen.setdefault(key, position) != position:
-                raise UnsupportedError(f"outputs {seen[key]} and {position} share their memory")
-            if value._is_view() and value.requires_grad:
-                raise UnsupportedError(f"output {position} is a differentiable view of an intermediate value")
-        found.append(OutputInfo(tensor_spec(value), value.requires_grad, identity))
-    return tuple(found)
+        key = _storage_key(value)
+        if identity is not None:
+            found[position] = OutputInfo(Source.PRIMAL, identity, value.requires_grad)
+        elif key in owners:
+            if len(owners[key]) > 1:
+                raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
+            primal = primals[owners[key][0]]
+            if value.dtype != primal.dtype:
+                raise UnsupportedError(f"output {position} is a view of an input in another dtype")
+            found[position] = _view(Source.PRIMAL, owners[key][0], value)
+        else:
+            groups.setdefault(key if value.untyped_storage().nbytes() else -1 - position, []).append(position)
+    computed: list[ComputedInfo] = []
+    for members in groups.values():
+        _classify_group(members, tensors, found, computed)
+    return tuple(found[position] for position in range(len(tensors))), tuple(computed)
 
 
-def _check_state(name: str, before: Any, value: Tensor, mutated: bool, grad_mode: bool) -> None:
-    if _metadata(value) != before:
-        raise UnsupportedError(f"{name} changes its shape, strides or storage in place")
-    if mutated and grad_mode and value.requires_grad and not value.is_leaf:
-        raise UnsupportedError(f"{name} is mutated where gradients flow through it")
+def _check_output(position: int, value: Tensor) -> None:
+    if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
+        raise UnsupportedError(f"output {position} is not a plain strided tensor")
+    if type(value) is not FakeTensor:
+        raise UnsupportedError(f"output {position} is a {type(value).__name__}")
+    if value.retains_grad:
+        raise UnsupportedError(f"retain_grad() is called on output {position} inside the program")
+
+
+def _classify_group(
+    members: Sequence[int], tensors: Sequence[Tensor], found: dict[int, OutputInfo], computed: list[ComputedInfo]
+) -> None:
+    """Outputs that live in one fresh storage: the program returns their base, and each is made from it outside."""
+    bases = {id(_base(tensors[p])): p for p in reversed(members) if tensors[p].requires_grad}
+    if len(bases) > 1:
+        raise UnsupportedError(f"outputs {', '.join(map(str, members))} share their memory in a way autograd hides")
+    first = next(iter(bases.values()), members[0])
+    base = _base(tensors[first])
+    for position in members:
+        value = tensors[position]
+        if value.requires_grad and value.is_leaf:
+            raise UnsupportedError(f"output {position} is a new leaf")
+        if value.dtype != base.dtype:
+            raise UnsupportedError(f"output {position} is a view in another dtype")
+        if value is base:
+            found[position] = OutputInfo(Source.COMPUTED, len(computed), value.requires_grad)
+        else:
+            found[position] = _view(Source.COMPUTED, len(computed), value)
+    computed.append(ComputedInfo(tensor_spec(base), base.requires_grad, first, base is not tensors[first]))
+
+
+def _base(value: Tensor) -> Tensor:
+    return value._base if value._base is not None else value
+
+
+def _view(source: Source, index: int, value: Tensor) -> OutputInfo:
+    geometry = tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
+    return OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
 
 
 def _metadata(value: Tensor) -> tuple[Any, ...]:
-    return tuple(value.shape), tuple(value.stride()), value.storage_offset(), _storage_key(value), value.dtype
+    storage = value.untyped_storage()
+    return tuple(value.shape), tuple(value.stride()), value.storage_offset(), storage._cdata, value.requires_grad
 
 
 def _storage_key(value: Tensor) -> int:

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from aottrain.compat import tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.capture import check_overlap, named_state
+from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
-from aottrain.errors import AottrainError, ConfigError, UnsupportedError
+from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, Fallback, GraphReport
-from aottrain.runtime.guards import StateGuard, call_key
+from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.guards import call_key, is_disjoint
 from aottrain.runtime.program import Program
+from aottrain.runtime.state import StateGuard
 
 # Programs kept for one callable; past it calls run eagerly and are counted.
 RECOMPILE_LIMIT = 16
@@ -29,28 +31,33 @@ RECOMPILE_LIMIT = 16
 class Entry:
     """One compiled program with what it needs to be called."""
 
-    def __init__(self, program: Program, analysis: Analysis, module: nn.Module | None, report: GraphReport):
+    def __init__(
+        self, program: Program, step: CapturedStep, analysis: Analysis, guard: StateGuard, report: GraphReport
+    ):
         self.program = program
         self.analysis = analysis
         self.report = report
-        self.guard = StateGuard(module)
-        self.state = [tensor for _, _, tensor in named_state(module)]
+        self.guard = guard
+        self.state = step.primals[: step.num_state]
+        # Where each distinct tensor argument stands among the primals; arguments that are state need no place.
+        self.num_batch = len(step.primals) - step.num_state
 
-    def check_memory(self, tensors: Sequence[Tensor]) -> None:
-        """Raises UnsupportedError where a write of the program to one input would reach another: no guard sees that."""
-        if self.analysis.mutated:
-            check_overlap([(f"input {i}", tensor) for i, tensor in enumerate([*self.state, *tensors])])
+    def accepts(self, tensors: Sequence[Tensor]) -> bool:
+        return self.guard.holds() and (
+            not self.analysis.mutated or is_disjoint(self.primals(tensors), self.analysis.mutated)
+        )
+
+    def primals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        known = {id(tensor) for tensor in self.state}
+        batch = {id(tensor): tensor for tensor in tensors if id(tensor) not in known}
+        return [*self.state, *batch.values()]
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        primals = [*self.state, *tensors]
-        computed = iter(self.program(primals))
-        leaves = list(self.analysis.leaves)
-        known = iter(self.analysis.outputs)
-        for i, is_tensor in enumerate(self.analysis.is_tensor):
-            if is_tensor:
-                alias = next(known).alias_of
-                leaves[i] = next(computed) if alias is None else primals[alias]
-        return tree_unflatten(leaves, self.analysis.out_tree)
+        primals = self.primals(tensors)
+        computed = self.program(primals)
+        known = self.analysis
+        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals)
+        return tree_unflatten(leaves, known.out_tree)
 
 
 class CompiledCall:
@@ -62,14 +69,13 @@ class CompiledCall:
         self.options = options
         self.report = CompileReport()
         self._entries: dict[Any, list[Entry]] = {}
-        self._refused: dict[Any, str] = {}
+        self._refused: dict[Any, list[tuple[StateGuard, str]]] = {}
         self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             key, tensors = call_key(args, kwargs)
-            entry = self._find(key) or self._compile(key, args, kwargs)
-            entry.check_memory(tensors)
+            entry = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
         except UnsupportedError as error:
             if self.options.on_unsupported == "error":
                 raise
@@ -79,34 +85,41 @@ class CompiledCall:
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
         """Compile for these inputs without running. Raises UnsupportedError, also under on_unsupported="eager"."""
-        key, _ = call_key(args, kwargs)
-        return (self._find(key) or self._compile(key, args, kwargs)).report
+        key, tensors = call_key(args, kwargs)
+        return (self._find(key, tensors) or self._compile(key, tensors, args, kwargs)).report
 
-    def _find(self, key: Any) -> Entry | None:
+    def _find(self, key: Any, tensors: Sequence[Tensor]) -> Entry | None:
         for entry in self._entries.get(key, ()):
-            if entry.guard.holds():
+            if entry.accepts(tensors):
                 return entry
         return None
 
-    def _compile(self, key: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+    def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
         with self._lock:
-            found = self._find(key)
+            found = self._find(key, tensors)
             if found is not None:
                 return found
-            if key in self._refused:
-                raise UnsupportedError(self._refused[key])
+            for guard, reason in self._refused.get(key, ()):
+                if guard.holds():
+                    raise UnsupportedError(reason)
             if len(self.report.graphs) >= RECOMPILE_LIMIT:
                 raise UnsupportedError(f"{RECOMPILE_LIMIT} programs are compiled for this target already")
+            guard = StateGuard(self.function)
             try:
-                program, analysis, report = compile_call(self.function, self.module, args, kwargs, self.options)
-            except AottrainError as error:
-                if isinstance(error, UnsupportedError):
-                    self._refused[key] = str(error)
+                entry = self._trace(guard, args, kwargs)
+            except UnsupportedError as error:
+                guard.restore()
+                self._refused.setdefault(key, []).append((guard, str(error)))
                 raise
-            entry = Entry(program, analysis, self.module, report)
             self._entries.setdefault(key, []).append(entry)
-            self.report.graphs.append(report)
+            self.report.graphs.append(entry.report)
             return entry
+
+    def _trace(self, guard: StateGuard, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+        program, step, analysis, report = compile_call(self.function, self.module, args, kwargs, self.options, guard)
+        if not guard.holds():
+            raise UnsupportedError("the program changes Python state: an attribute, a list, a dictionary or a hook")
+        return Entry(program, step, analysis, guard, report)
 
     def _count(self, reason: str) -> None:
         for i, known in enumerate(self.report.fallbacks):

@@ -6,19 +6,22 @@ of batch normalisation out, and notes which module and source line each op came 
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 
-from aottrain.compat import tree_flatten, tree_unflatten
+from aottrain.compat import tree_flatten, tree_map, tree_unflatten
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
 from aottrain.ir.ops import hidden_mutation
@@ -32,13 +35,18 @@ aten = torch.ops.aten
 class CapturedStep:
     """One call as a pure function: `call(primals)` runs the user's code on flat tensors and gives its raw result.
 
-    primals: the real tensors, parameters then buffers then batch, duplicates removed; inputs: what each is.
+    primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
+    inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
     primals: tuple[Tensor, ...]
     inputs: tuple[InputSpec, ...]
     module: nn.Module | None
+    num_state: int
+    is_leaf: tuple[bool, ...]
+    is_view: tuple[bool, ...]
+    shared: frozenset[int]
 
     @property
     def device(self) -> torch.device:
@@ -46,35 +54,57 @@ class CapturedStep:
 
 
 def capture(
-    function: Callable[..., Any], module: nn.Module | None, args: Sequence[Any], kwargs: dict[str, Any]
+    function: Callable[..., Any],
+    module: nn.Module | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    captured: Sequence[Tensor] = (),
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
     `function` is what runs; where it is a module, `module` is that same object and its parameters and buffers become
-    inputs. Raises UnsupportedError for inputs that this door cannot describe (tensor subclasses, sparse tensors, inputs
-    that overlap in memory).
+    inputs. `captured`: tensors that it reads from elsewhere (closures, globals, attributes); they become inputs too.
+    Raises UnsupportedError for inputs that this door cannot describe (tensor subclasses, sparse tensors).
     """
-    state = named_state(module)
+    state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
+    num_named = len(state) - len(captured)
     leaves, tree = tree_flatten((tuple(args), kwargs))
-    positions = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    entries = [*state, *((InputKind.BATCH, f"input{n}", leaves[i]) for n, i in enumerate(positions))]
+    entries, index = list(state), {id(tensor): i for i, (_, _, tensor) in enumerate(state)}
+    places = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            if id(leaf) not in index:
+                index[id(leaf)] = len(entries)
+                entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
+            places[place] = index[id(leaf)]
     inputs = []
     for kind, name, tensor in entries:
         _check_input(name, tensor)
         inputs.append(InputSpec(kind, name, tensor_spec(tensor), tensor.requires_grad))
-    check_overlap([(name, tensor) for _, name, tensor in entries])
-    names = [name for _, name, _ in state]
+    named = [tensor for _, _, tensor in state[:num_named]]
 
     def call(primals: Sequence[Tensor]) -> Any:
         filled = list(leaves)
-        for i, value in zip(positions, primals[len(names) :], strict=True):
-            filled[i] = value
+        for place, i in places.items():
+            filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
-        if module is None:
-            return function(*call_args, **call_kwargs)
-        return torch.func.functional_call(module, dict(zip(names, primals, strict=False)), call_args, call_kwargs)
+        with contained(), swapping({id(real): primals[num_named + i] for i, real in enumerate(captured)}):
+            if module is None:
+                return function(*call_args, **call_kwargs)
+            with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
+                return module(*call_args, **call_kwargs)
 
-    return CapturedStep(call, tuple(tensor for _, _, tensor in entries), tuple(inputs), module)
+    tensors = tuple(tensor for _, _, tensor in entries)
+    return CapturedStep(
+        call,
+        tensors,
+        tuple(inputs),
+        module,
+        len(state),
+        tuple(value.is_leaf for value in tensors),
+        tuple(value._is_view() for value in tensors),
+        frozenset(shared_storages(tensors)),
+    )
 
 
 def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]:
@@ -85,8 +115,99 @@ def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]
     return state + [(InputKind.BUFFER, name, value) for name, value in module.named_buffers()]
 
 
+@contextmanager
+def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
+    """Inside, each parameter and buffer slot of the tree holds the stand-in of its tensor (tied ones the same).
+
+    Raises UnsupportedError where the program puts another tensor into a slot: that would be lost with the stand-ins.
+    """
+    slots: list[tuple[dict[str, Any], str, Tensor]] = [
+        (slot, name, value)
+        for child in module.modules()
+        for slot in (child._parameters, child._buffers)
+        for name, value in slot.items()
+        if value is not None
+    ]
+    for slot, name, value in slots:
+        slot[name] = table[id(value)]
+    try:
+        yield
+        moved = [name for slot, name, value in slots if slot.get(name) is not table[id(value)]]
+    finally:
+        for slot, name, value in slots:
+            slot[name] = value
+    if moved:
+        raise UnsupportedError(f"the program assigns another tensor to {moved[0]}")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+@contextmanager
+def contained() -> Iterator[None]:
+    """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
+    backward, grad_mode = torch.autograd.backward, torch.is_grad_enabled()
+    random_state, numpy_state = random.getstate(), numpy.random.get_state()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UnsupportedError("the program calls backward() inside")
+
+    torch.autograd.backward = refuse
+    try:
+        # The caller's hooks on saved tensors are for the values of the run, not for the tracer's.
+        with torch.autograd.graph.saved_tensors_hooks(_same, _same):
+            yield
+        if torch.is_grad_enabled() != grad_mode:
+            raise UnsupportedError("the program changes the grad mode of its caller")
+        if random.getstate() != random_state or str(numpy.random.get_state()) != str(numpy_state):
+            raise UnsupportedError("the program draws from Python's or NumPy's random generator")
+    finally:
+        torch.autograd.backward = backward
+        torch.set_grad_enabled(grad_mode)
+        random.setstate(random_state)
+        numpy.random.set_state(numpy_state)
+
+
+def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
+    return (InputKind.PARAMETER if tensor.requires_grad else InputKind.BUFFER), f"captured{i}", tensor
+
+
+@contextmanager
+def swapping(table: dict[int, Tensor]) -> Iterator[None]:
+    """Inside, torch functions that are given a tensor of the table (by identity) see its stand-in."""
+    if not table:
+        yield
+        return
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
+        return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
+
+    torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
+    try:
+        with _SwapMode(table):
+            yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+def _swap(table: dict[int, Tensor], value: Any) -> Any:
+    return tree_map(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+class _SwapMode(TorchFunctionMode):
+    def __init__(self, table: dict[int, Tensor]):
+        super().__init__()
+        self.table = table
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
+
+
 def _check_input(name: str, tensor: Tensor) -> None:
-    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor):
         raise UnsupportedError(f"{name} is a tensor subclass, {type(tensor).__name__}")
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} has layout {tensor.layout}")
@@ -96,21 +217,37 @@ def _check_input(name: str, tensor: Tensor) -> None:
         raise UnsupportedError(f"{name} is on the meta device")
 
 
-def check_overlap(entries: Sequence[tuple[str, Tensor]]) -> None:
-    """Raises UnsupportedError where two named tensors share a storage."""
-    owners: dict[int, str] = {}
-    for name, tensor in entries:
+def shared_storages(tensors: Sequence[Tensor]) -> set[int]:
+    """Indices of the tensors whose storage another tensor of the list shares."""
+    groups: dict[int, list[int]] = {}
+    for i, tensor in enumerate(tensors):
         storage = tensor.untyped_storage()
-        if storage.nbytes() == 0:
-            continue
-        other = owners.setdefault(storage.data_ptr(), name)
-        if other != name:
-            raise UnsupportedError(f"{name} shares its memory with {other}")
+        if storage.nbytes():
+            groups.setdefault(storage._cdata, []).append(i)
+    return {i for members in groups.values() if len(members) > 1 for i in members}
 
 
 def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
     """Fresh leaf fakes with the primals' metadata; they share nothing with the real tensors."""
-    return [mode.from_tensor(value.detach()).requires_grad_(value.requires_grad) for value in step.primals]
+    return [_fake(value, mode).requires_grad_(value.requires_grad) for value in step.primals]
+
+
+def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    if not isinstance(value, FakeTensor):
+        return mode.from_tensor(value.detach())
+    size, stride = [int(n) for n in value.shape], [int(n) for n in value.stride()]
+    with mode, torch.no_grad():
+        return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+
+
+def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:
+    """What the user's code gets for the leaves: those of `cloned` that are no leaves to the caller are copied first, so
+    that they may be mutated, and gradients are still taken with respect to the value that came in."""
+    copied = set(cloned)
+    return [
+        value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
+        for i, value in enumerate(leaves)
+    ]
 
 
 class CaptureMode(PhiloxMode):

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
+    FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
@@ -54,7 +55,7 @@ def functionalize(joint: JointGraph) -> JointGraph:
                     updates.append(torch._from_functional_tensor(value))
         finally:
             torch._disable_functionalization()
-        num_outputs = len(joint.signature.output_indices(OutputKind.OUTPUT))
+        num_outputs = len(joint.signature.output_indices(*FORWARD_OUTPUTS))
         return [*results[:num_outputs], *updates, *results[num_outputs:]]
 
     examples = [value_of(node) for node in joint.placeholders]
@@ -67,10 +68,10 @@ def functionalize(joint: JointGraph) -> JointGraph:
 
 def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> JointGraph:
     signature = joint.signature
-    outputs = [value for value in signature.outputs if value.kind is OutputKind.OUTPUT]
+    outputs = [value for value in signature.outputs if value.kind in FORWARD_OUTPUTS]
     gradients = [value for value in signature.outputs if value.kind is OutputKind.GRADIENT]
     updates = [OutputSpec(OutputKind.UPDATE, signature.inputs[i].name, i) for i in updated]
-    inputs = tuple(replace(value, mutated=i in updated) for i, value in enumerate(signature.inputs))
+    inputs = tuple(replace(value, mutated=value.mutated or i in updated) for i, value in enumerate(signature.inputs))
     functional = JointGraph(
         graph,
         replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients)),

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
 from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, fake_primals
+from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
 from aottrain.ir.tensor import tensor_spec
@@ -30,21 +30,24 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     fake_mode = FakeTensorMode()
     modes: list[CaptureMode] = []
     wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
-    differentiable = [i for i, known in enumerate(analysis.computed) if known.requires_grad]
+    specs_out = [known.spec for known in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
+    flags = [known.requires_grad for known in analysis.computed] + [True] * len(analysis.replaced)
+    differentiable = [i for i, flag in enumerate(flags) if flag]
     caches_casts = torch.is_autocast_cache_enabled()
 
-    def joint(primals: list[Tensor], state: Tensor, tangents: list[Tensor]) -> list[Tensor | None]:
+    def joint(leaves_in: list[Tensor], state: Tensor, tangents: list[Tensor]) -> list[Tensor | None]:
         with CaptureMode(state, provenance) as mode:
             modes.append(mode)
             with provenance.watching(), autocast_cache(caches_casts):
+                primals = enter_primals(step, leaves_in, analysis.replaced)
                 leaves, _ = tree_flatten(step.call(primals))
-            outputs = analysis.computed_outputs(leaves)
+            outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
             gradients: Sequence[Tensor | None] = ()
             if wanted:
                 with disable_autocast():
                     gradients = torch.autograd.grad(
                         [outputs[i] for i in differentiable],
-                        [primals[i] for i in wanted],
+                        [leaves_in[i] for i in wanted],
                         grad_outputs=tangents,
                         allow_unused=True,
                     )
@@ -53,7 +56,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     primals = fake_primals(step, fake_mode)
     with fake_mode:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
-        tangents = [_tangent(analysis.computed[i].spec) for i in differentiable] if wanted else []
+        tangents = [_tangent(specs_out[i]) for i in differentiable] if wanted else []
         specs = [tensor_spec(value) for value in tangents]
         try:
             module = make_fx(joint)(primals, state, tangents)
@@ -101,12 +104,13 @@ def _explain(error: AssertionError) -> Exception:
 def _signature(
     step: CapturedStep, analysis: Analysis, wanted: Sequence[int], specs: Sequence[Any], constants: Sequence[Tensor]
 ) -> GraphSignature:
-    inputs = [replace(spec, mutated=i in analysis.mutated) for i, spec in enumerate(step.inputs)]
+    inputs = [replace(spec, mutated=i in analysis.replaced) for i, spec in enumerate(step.inputs)]
     inputs += [InputSpec(InputKind.CONSTANT, f"constant{i}", tensor_spec(v)) for i, v in enumerate(constants)]
     seed = torch.empty(2, dtype=torch.int64)
     inputs.append(InputSpec(InputKind.RNG, "rng_state", replace(tensor_spec(seed), device=step.device)))
     inputs += [InputSpec(InputKind.TANGENT, f"tangent{i}", spec) for i, spec in enumerate(specs)]
     outputs = [OutputSpec(OutputKind.OUTPUT, f"output{i}", i) for i in range(len(analysis.computed))]
+    outputs += [OutputSpec(OutputKind.REPLACEMENT, step.inputs[i].name, i) for i in analysis.replaced]
     outputs += [OutputSpec(OutputKind.GRADIENT, step.inputs[i].name, i) for i in wanted]
     return GraphSignature(tuple(inputs), tuple(outputs))
 

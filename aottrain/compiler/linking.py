@@ -19,15 +19,17 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel) -> Program
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn."""
     signature = parts.signature
     computed = analysis.computed
+    replaced = [signature.inputs[i].spec for i in analysis.replaced]
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
     return Program(
         forward=_runner(parts.forward, kernel),
         build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel),
-        num_outputs=len(computed),
+        num_outputs=len(computed) + len(replaced),
+        replaced=analysis.replaced,
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
-        differentiable=tuple(known.requires_grad for known in computed),
+        differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
         gradient_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT),
-        output_specs=tuple(known.spec for known in computed),
+        output_specs=(*(known.spec for known in computed), *replaced),
         device=device,
         draws=parts.num_draws > 0,
         constants=parts.constants,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from torch import fx
 
+from aottrain.compiler.analysis import CapturedTensors
 from aottrain.errors import AottrainError, UnsupportedError
 from aottrain.ir.graph import calls
 from aottrain.ir.report import StageRecord
@@ -28,7 +29,7 @@ class StageLog:
         """Like `run`, for a stage that runs the user's code: whatever that raises means that it cannot be traced."""
         try:
             return self.run(name, stage, *args, check=check)
-        except AottrainError:
+        except (AottrainError, CapturedTensors):
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]

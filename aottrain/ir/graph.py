@@ -31,8 +31,12 @@ PRIMALS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH, InputKind.CON
 
 class OutputKind(Enum):
     OUTPUT = "output"
+    REPLACEMENT = "differentiable update"  # new value of an input through which gradients flow
     UPDATE = "state update"
     GRADIENT = "gradient"
+
+
+FORWARD_OUTPUTS = (OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,8 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """One flat output. `target`: for an update the primal's index that it is written to; for a gradient the primal's
-    index that it belongs to; for an output its position among the captured outputs."""
+    """One flat output. `target`: for an update or a replacement the index of the primal that it is written to; for a
+    gradient that of the primal that it belongs to; for an output its position among the computed outputs."""
 
     kind: OutputKind
     name: str
@@ -125,7 +129,7 @@ class PartitionedGraph:
     @property
     def num_forward_outputs(self) -> int:
         """Outputs and state updates, without the residuals that follow them."""
-        return len(self.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE))
+        return len(self.signature.output_indices(*FORWARD_OUTPUTS))
 
 
 def as_module(graph: fx.Graph) -> fx.GraphModule:

@@ -9,6 +9,7 @@ from torch import fx
 from aottrain.compat import tree_flatten
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
+    FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
@@ -28,7 +29,7 @@ def verify_joint(joint: JointGraph) -> None:
     _require(len(joint.placeholders) == len(joint.signature.inputs), "the graph has other inputs than its signature")
     _require(len(joint.results) == len(joint.signature.outputs), "the graph has other outputs than its signature")
     late = descendants(joint.inputs_of(InputKind.TANGENT))
-    early = ancestors(joint.outputs_of(OutputKind.OUTPUT, OutputKind.UPDATE))
+    early = ancestors(joint.outputs_of(*FORWARD_OUTPUTS))
     both = [node.name for node in joint.graph.nodes if node in late and node in early]
     _require(not both, f"{both[:1]} depends on a tangent, and an output or state update depends on it")
 
@@ -47,7 +48,8 @@ def verify_functional(joint: JointGraph) -> None:
             draws.add(number)  # type: ignore[arg-type]
         else:
             _require(is_pure(node.target), f"{node.name} gives another value when it is run again")
-    updates = {value.target for value in joint.signature.outputs if value.kind is OutputKind.UPDATE}
+    writes = (OutputKind.UPDATE, OutputKind.REPLACEMENT)
+    updates = {value.target for value in joint.signature.outputs if value.kind in writes}
     mutated = {i for i, value in enumerate(joint.signature.inputs) if value.mutated}
     _require(updates == mutated, "the state updates are not those of the mutated inputs")
 
@@ -64,7 +66,7 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     expressions = _Expressions()
     for node in joint.placeholders:
         expressions.name(node, node.name)
-    wanted_forward = [joint.results[i] for i in joint.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE)]
+    wanted_forward = [joint.results[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
     for node in placeholders(parts.forward):
         expressions.name(node, node.name)
     values = results(parts.forward)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from aottrain.compat import autocast_state, tree_flatten
 from aottrain.errors import UnsupportedError
@@ -24,13 +24,14 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Ten
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             tensors.append(leaf)
-            parts.append(_describe(leaf))
+            parts.append(describe(leaf))
         else:
             parts.append(_constant(leaf))
+    parts.append(alias_pattern(tensors))
     return tuple(parts), tensors
 
 
-def _describe(tensor: Tensor) -> tuple[Any, ...]:
+def describe(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout != torch.strided:
         return (type(tensor), tensor.layout)
     return (
@@ -52,27 +53,21 @@ def _constant(value: Any) -> Any:
     raise UnsupportedError(f"an argument of type {type(value).__name__} cannot be guarded by value")
 
 
-class StateGuard:
-    """The module tree that a program was compiled for: the same parameters, buffers, submodules and training flags."""
+def alias_pattern(tensors: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
+    """For each tensor the first one that is the same object, and the first one in the same storage."""
+    objects: dict[int, int] = {}
+    storages: dict[int, int] = {}
+    pattern = []
+    for i, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+        pattern.append((objects.setdefault(id(tensor), i), storages.setdefault(storage, i)))
+    return tuple(pattern)
 
-    def __init__(self, module: nn.Module | None):
-        self.slots: list[tuple[dict[str, Any], str, Any]] = []
-        self.modes: list[tuple[nn.Module, bool]] = []
-        self.sizes: list[tuple[dict[str, Any], int]] = []
-        self.tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
-        for child in [] if module is None else module.modules():
-            self.modes.append((child, child.training))
-            for table in (child._parameters, child._buffers, child._modules):
-                self.sizes.append((table, len(table)))
-                self.slots += [(table, name, value) for name, value in table.items()]
-        for _, _, value in self.slots:
-            if isinstance(value, Tensor):
-                self.tensors.append((value, _describe(value)))
 
-    def holds(self) -> bool:
-        return (
-            all(module.training is flag for module, flag in self.modes)
-            and all(table.get(name) is value for table, name, value in self.slots)
-            and all(len(table) == size for table, size in self.sizes)
-            and all(_describe(tensor) == known for tensor, known in self.tensors)
-        )
+def is_disjoint(primals: Sequence[Tensor], written: Sequence[int]) -> bool:
+    """Whether no written primal shares its storage with another primal."""
+    counts: dict[int, int] = {}
+    for tensor in primals:
+        key = tensor.untyped_storage()._cdata
+        counts[key] = counts.get(key, 0) + 1
+    return all(counts[primals[i].untyped_storage()._cdata] == 1 for i in written)

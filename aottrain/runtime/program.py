@@ -25,13 +25,15 @@ class Program:
     forward: [primals, constants, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward for calls
     in which only the tangents marked True are defined: [residuals, tangents] -> [gradients]; gradients that no defined
     tangent reaches are None (law 6).
-    update_targets: the primal that each update is written to. differentiable: per output. gradient_targets: the primal
-    of each gradient. output_specs: of each output; a tangent is brought to its strides.
+    num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
+    flow through. update_targets: the primal that each update is written to. gradient_targets: the primal of each
+    gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
     """
 
     forward: Runner
     build_backward: Callable[[Pattern], Runner] | None
     num_outputs: int
+    replaced: tuple[int, ...]
     update_targets: tuple[int, ...]
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
@@ -50,12 +52,15 @@ class Program:
                 with torch.no_grad():
                     outputs = self.run_forward(state, primals, updates)[: self.num_outputs]
             else:
-                outputs = list(_CompiledFunction.apply(self, state, updates, *primals))
+                with torch.enable_grad():
+                    outputs = list(_CompiledFunction.apply(self, state, updates, *primals))
             # Not through .data: version counters must move, so that eager's errors on stale saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
                     primals[target].copy_(value)
-        return outputs
+            for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
+                primals[target].copy_(value)  # with gradients: the input continues from the program's output
+        return outputs[: self.num_outputs - len(self.replaced)]
 
     def run_forward(self, state: Tensor | None, primals: Sequence[Tensor], updates: list[Tensor]) -> list[Tensor]:
         """Outputs, then residuals; the state updates go into the given list."""

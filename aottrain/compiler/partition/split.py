@@ -7,6 +7,7 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
+    FORWARD_OUTPUTS,
     PRIMALS,
     InputKind,
     JointGraph,
@@ -52,7 +53,7 @@ def _forward_graph(
     joint: JointGraph, inputs: list[fx.Node], residuals: list[fx.Node], mutated: set[fx.Node]
 ) -> fx.Graph:
     values = joint.results
-    wanted = [values[i] for i in joint.signature.output_indices(OutputKind.OUTPUT, OutputKind.UPDATE)]
+    wanted = [values[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
     needed = ancestors([node for node in (*wanted, *residuals) if node is not None])
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}

@@ -58,7 +58,11 @@ def find_demand(joint: JointGraph) -> Demand:
     primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     wanted = tuple(sorted(demanded, key=order.__getitem__))
-    returned = frozenset(node for node in joint.outputs_of(OutputKind.OUTPUT) if node in demanded and _may_save(node))
+    returned = frozenset(
+        node
+        for node in joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
+        if node in demanded and _may_save(node)
+    )
     return Demand(order, wanted, frozenset(ancestors(demanded)), frozenset(mutated), returned)
 
 

@@ -1,0 +1,43 @@
+"""How a call's result is put together from what the compiled program computes and from the caller's own inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from aottrain.ir.tensor import TensorSpec
+
+
+class Source(Enum):
+    """Where a result tensor's memory comes from."""
+
+    PRIMAL = "primal"  # an input of the call
+    COMPUTED = "computed"  # a fresh tensor that the program returns
+
+
+@dataclass(frozen=True)
+class OutputInfo:
+    """One tensor of the result.
+
+    index: of the primal, or of the computed tensor. geometry: (size, stride, storage offset) where the result is a view
+    of that tensor, made outside the compiled function so that later writes land where eager's would; None where it is
+    that tensor itself. requires_grad: gradients flow through it. origin: how autograd thinks that the view was made,
+    which decides whether it may be written to.
+    """
+
+    source: Source
+    index: int
+    requires_grad: bool
+    geometry: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    origin: Any = None
+
+
+@dataclass(frozen=True)
+class ComputedInfo:
+    """One fresh tensor that the program returns: the tensor leaf `position` of the result, or that leaf's base."""
+
+    spec: TensorSpec
+    requires_grad: bool
+    position: int
+    is_base: bool = False
