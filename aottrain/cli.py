@@ -264,11 +264,10 @@ def _quoted(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. Mistakes go to stderr, one line each, and nothing is run."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # kernel.target may name a file of the current folder, however we were started
     try:
-        return _main(arguments)
+        return _main(list(sys.argv[1:] if arguments is None else arguments))
     except ConfigError as error:
         count = len(error.mistakes)
         print(f"aottrain: {count} mistake{'s' if count > 1 else ''} in the configuration", file=sys.stderr)
@@ -392,8 +391,8 @@ def _sweep_job(number: int, given: list[Override], job: Job, folder: Path, flags
     directory = folder / str(job.composed.hydra.sweep.subdir)
     named = {"config-dir": flags.config_dir, "config-path": flags.config_path, "config-name": flags.config_name}
     arguments = [f"--{name}={value}" for name, value in named.items() if value]
-    arguments += [*map(_text, given), "hydra.mode=RUN", f"hydra.job.num={number}"]
-    arguments.append(f"hydra.run.dir={_quoted(str(directory))}")
+    own = ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.run.dir={_quoted(str(directory))}"]
+    arguments += [*map(_text, given), *own]
     if "group" in job.composed.logger and job.config.logger.group is None and "WANDB_RUN_GROUP" not in os.environ:
         arguments.append(f"logger.group={_quoted(f'sweep-{folder.name}')}")  # so that wandb overlays the jobs
     shown = {item.key_or_group: show(item.value()) for item in given if not item.is_hydra_override()}
