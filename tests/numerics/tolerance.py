@@ -1,4 +1,4 @@
-"""How far a compiled result may be from eager's, in one place. Almost all comparisons are bitwise and need none of it."""
+"""How far a compiled result may be from eager, in one place. Almost all comparisons are bitwise and need none."""
 
 from __future__ import annotations
 
