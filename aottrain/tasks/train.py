@@ -11,7 +11,7 @@ import torch
 
 from aottrain.config import RunConfig
 from aottrain.ir.report import CompileReport, GraphReport
-from aottrain.metrics.memory import eager_saved_bytes
+from aottrain.metrics.memory import distinct_bytes, eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
@@ -51,7 +51,7 @@ def run(config: RunConfig) -> int:
             restore(job, resume)
             summary["steps"] = resume.step
         summary["compile_s"], summary["compile_peak_bytes"] = prepare(job)
-        summary.update(compile_figures(job, summary["optimizer_bytes"]))
+        summary.update(compile_figures(job, summary))
         for line in banner(config, job, summary):
             say(line)
         output = Output(sinks, summary, summary_path, checkpoints, lambda: wandb_sink.run_id if wandb_sink else None)
@@ -64,7 +64,7 @@ def run(config: RunConfig) -> int:
         summary["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        summary.update(report_figures(job.step.report, summary["optimizer_bytes"]))
+        summary.update(report_figures(job.step.report, summary))
         write_summary(summary_path, summary)
         for sink in sinks:
             sink.close(summary, exit_code)
@@ -115,6 +115,7 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "verify_note": notes.get(config.engine.name),
         "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
+        "accumulation_bytes": accumulation_bytes(job),
         "seed": config.seed,
         "precision": config.trainer.precision,
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
@@ -128,29 +129,37 @@ def train_graph(report: CompileReport) -> GraphReport | None:
     return graphs[-1] if graphs else None
 
 
-def report_figures(report: CompileReport | None, optimizer_bytes: int) -> dict[str, Any]:
+def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dict[str, Any]:
     """What the compiler says of its program, under summary.json's names; nothing for the other engines.
 
-    The predicted peak is that of a training step, as the measured one is: with the optimizer's state, which a compiler
-    of forward and backward does not see.
+    The predicted peak is that of a training step, as the measured one is: with the optimizer's state and the gradients
+    and batches of other micro-batches, which a compiler of forward and backward does not see.
     """
     if report is None:
         return {}
     figures: dict[str, Any] = {"fallbacks": report.num_fallbacks}
-    graph = train_graph(with_optimizer(report, optimizer_bytes))
+    graph = train_graph(with_optimizer(report, summary["optimizer_bytes"]))
     if graph is not None:
-        figures.update(predicted_peak_bytes=graph.predicted_peak_bytes, saved_bytes=graph.saved_bytes)
+        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes + summary["accumulation_bytes"]
+        figures["saved_bytes"] = graph.saved_bytes
     return figures
 
 
-def compile_figures(job: Job, optimizer_bytes: int) -> dict[str, Any]:
+def accumulation_bytes(job: Job) -> int:
+    """What a micro-batch finds in memory because of the others: their summed gradients and their examples."""
+    others = job.batches.at(1)[1:]
+    parameters = [parameter for parameter in job.module.parameters() if parameter.requires_grad]
+    return distinct_bytes([*parameters, *(tensor for batch in others for tensor in batch)]) if others else 0
+
+
+def compile_figures(job: Job, summary: dict[str, Any]) -> dict[str, Any]:
     """What is saved for the backward, by this engine and by eager; what eager saves is None where it does not fit."""
     try:
         saved: int | None = eager_saved_bytes(job.module, job.batches.at(1)[0])
     except torch.cuda.OutOfMemoryError:
         saved = None
         torch.cuda.empty_cache()
-    figures = {"eager_saved_bytes": saved, **report_figures(job.step.report, optimizer_bytes)}
+    figures = {"eager_saved_bytes": saved, **report_figures(job.step.report, summary)}
     if job.step.engine == "eager":
         figures["saved_bytes"] = saved
     return figures

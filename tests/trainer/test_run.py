@@ -190,6 +190,14 @@ def test_micro_batches_are_one_batch_in_parts(tiny, fit_job):
     torch.testing.assert_close(parameters[0], parameters[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_predicted_peak_is_the_measured_one(tiny, left_by, accumulate):
+    config = tiny("aot", trainer={"accumulate": accumulate}, model={"width": 32}, data={"batch_size": 8})
+    assert train.run(config) == 0
+    summary = left_by(config).summary
+    assert summary["predicted_peak_bytes"] == pytest.approx(summary["peak_bytes"], rel=0.01)
+
+
 def test_mixed_precision_trains_and_keeps_parameters_in_float32(tiny, fit_job):
     job, summary = fit_job(tiny(trainer={"precision": "bf16"}))
     assert {parameter.dtype for parameter in job.module.parameters()} == {torch.float32}
