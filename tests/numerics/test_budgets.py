@@ -1,0 +1,70 @@
+"""Whatever is saved and whatever is computed again, training is eager's, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.numerics.comparison import PLANS, assert_trains_like_eager, compiled
+from tests.numerics.programs import PROGRAMS
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_three_steps_equal_eager(program, plan):
+    """Outputs, gradients (None where eager has None), buffers, inputs, parameters, generator: three steps in a row."""
+    make, data = PROGRAMS[program]
+    target = assert_trains_like_eager(make, data, plan)
+    assert len(target.report.graphs) == 1 and target.report.num_fallbacks == 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_saved_bytes_follow_the_budget(program):
+    make, data = PROGRAMS[program]
+    batch = data()[0]
+
+    def saved(plan):
+        torch.manual_seed(5)
+        return compiled(make(), plan).prepare(*batch)
+
+    full = saved("min_cut")
+    assert saved("save_all").saved_bytes == full.save_all_bytes
+    least = saved("recompute_all").saved_bytes
+    before = None
+    for fraction in (1.0, 0.7, 0.5, 0.3, 0.1, 0.0):
+        report = saved(fraction)
+        assert report.saved_bytes <= max(fraction * full.saved_bytes, least), f"budget {fraction} is passed"
+        assert report.min_cut_saved_bytes == full.saved_bytes
+        assert before is None or report.saved_bytes <= before, "a smaller budget saves more"
+        before = report.saved_bytes
+
+
+@pytest.mark.parametrize("program", ["dropout", "resnet block", "gpt block"])
+def test_evaluation_equals_eager(program):
+    make, data = PROGRAMS[program]
+    torch.manual_seed(5)
+    model = make().eval()
+    call = compiled(model)
+    generator = torch.get_rng_state()
+    for batch in data():
+        with torch.no_grad():
+            assert torch.equal(call(*batch), model(*batch))
+    assert torch.equal(torch.get_rng_state(), generator), "evaluation drew a seed"
+
+
+def test_a_parameter_that_shares_memory_and_one_that_is_tied_twice():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Linear(6, 6)
+            self.b = nn.Linear(6, 6)
+            self.b.weight = self.a.weight
+            self.b.bias = self.a.bias
+
+        def forward(self, x):
+            return self.b(self.a(x).tanh())
+
+    assert_trains_like_eager(
+        Tied, lambda: [(torch.randn(3, 6, generator=torch.Generator().manual_seed(i)),) for i in range(3)], 0.0
+    )
