@@ -19,6 +19,7 @@ from aottrain.compiler.linking import link
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import describe
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
@@ -54,10 +55,11 @@ def compile_call(
     """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what is not proven equal to eager."""
     log = StageLog()
     step, analysis = _capture_whole(function, module, args, kwargs, guard, log)
-    joint = functional_joint(step, analysis, log)
+    functional = _functional(step, analysis, log)
+    joint = log.run("simplify", simplify, functional, check=_verify_whole)
     plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    program = log.run("link", link, parts, analysis, options.kernel)
+    program = log.run("link", link, parts, analysis, options.kernel, replay_of(step, functional))
     return program, step, analysis, describe(joint, plan, parts, options, log.records)
 
 
@@ -84,9 +86,12 @@ def _capture_whole(
 def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | None = None) -> JointGraph:
     """The joint graph that partitioning starts from: traced, free of mutation, simplified; laws 1 and 2 checked."""
     log = log or StageLog()
+    return log.run("simplify", simplify, _functional(step, analysis, log), check=_verify_whole)
+
+
+def _functional(step: CapturedStep, analysis: Analysis, log: StageLog) -> JointGraph:
     joint = log.trace("trace_joint", trace_joint, step, analysis)
-    joint = log.trace("functionalize", functionalize, joint, check=_verify_whole)
-    return log.run("simplify", simplify, joint, check=_verify_whole)
+    return log.trace("functionalize", functionalize, joint, check=_verify_whole)
 
 
 def _verify_whole(joint: JointGraph) -> None:

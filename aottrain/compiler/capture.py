@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -30,6 +30,8 @@ from aottrain.runtime.rng import PhiloxMode
 
 aten = torch.ops.aten
 
+CUSTOM_FUNCTION = "a custom autograd.Function"
+
 
 @dataclass(frozen=True)
 class CapturedStep:
@@ -37,6 +39,7 @@ class CapturedStep:
 
     primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
     inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
+    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
@@ -47,6 +50,7 @@ class CapturedStep:
     is_leaf: tuple[bool, ...]
     is_view: tuple[bool, ...]
     shared: frozenset[int]
+    notes: set[str] = field(default_factory=set)
 
     @property
     def device(self) -> torch.device:
@@ -77,6 +81,7 @@ def capture(
                 index[id(leaf)] = len(entries)
                 entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
             places[place] = index[id(leaf)]
+    notes: set[str] = set()
     inputs = []
     for kind, name, tensor in entries:
         _check_input(name, tensor)
@@ -88,7 +93,7 @@ def capture(
         for place, i in places.items():
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
-        with contained(), swapping({id(real): primals[num_named + i] for i, real in enumerate(captured)}):
+        with contained(), swapping({id(real): primals[num_named + i] for i, real in enumerate(captured)}, notes):
             if module is None:
                 return function(*call_args, **call_kwargs)
             with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
@@ -104,6 +109,7 @@ def capture(
         tuple(value.is_leaf for value in tensors),
         tuple(value._is_view() for value in tensors),
         frozenset(shared_storages(tensors)),
+        notes,
     )
 
 
@@ -140,8 +146,13 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
         raise UnsupportedError(f"the program assigns another tensor to {moved[0]}")
 
 
-def _same(value: Any) -> Any:
-    return value
+def _take_saved_tensor_hooks() -> list[tuple[Any, Any]]:
+    """The caller's hooks on saved tensors are for the values of the run, not for the tracer's: off, innermost first."""
+    taken = []
+    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+        taken.append(pair)
+    return taken
 
 
 @contextmanager
@@ -154,16 +165,17 @@ def contained() -> Iterator[None]:
         raise UnsupportedError("the program calls backward() inside")
 
     torch.autograd.backward = refuse
+    hooks = _take_saved_tensor_hooks()
     try:
-        # The caller's hooks on saved tensors are for the values of the run, not for the tracer's.
-        with torch.autograd.graph.saved_tensors_hooks(_same, _same):
-            yield
+        yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
         if random.getstate() != random_state or str(numpy.random.get_state()) != str(numpy_state):
             raise UnsupportedError("the program draws from Python's or NumPy's random generator")
     finally:
         torch.autograd.backward = backward
+        for pair in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
         torch.set_grad_enabled(grad_mode)
         random.setstate(random_state)
         numpy.random.set_state(numpy_state)
@@ -174,20 +186,18 @@ def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
 
 
 @contextmanager
-def swapping(table: dict[int, Tensor]) -> Iterator[None]:
+def swapping(table: dict[int, Tensor], notes: set[str]) -> Iterator[None]:
     """Inside, torch functions that are given a tensor of the table (by identity) see its stand-in."""
-    if not table:
-        yield
-        return
     apply = torch.autograd.Function.__dict__["apply"]
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
         # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
+        notes.add(CUSTOM_FUNCTION)
         return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
 
     torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
     try:
-        with _SwapMode(table):
+        with _SwapMode(table) if table else nullcontext():
             yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
@@ -345,7 +355,7 @@ class Provenance:
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":
-                set_provenance(node, *place)
+                set_provenance(node, *place, torch.is_grad_enabled())
             node = node._prev
         self.last = newest
 

@@ -19,6 +19,7 @@ from aottrain.ir.graph import (
     as_module,
     calls,
     descendants,
+    grad_mode_of,
     info,
     module_of,
     set_provenance,
@@ -103,6 +104,6 @@ class _Replay(fx.Interpreter):
         new = mode.tracer.graph._root._prev
         while new is not last and new.op != "root":
             if new.op == "call_function":
-                set_provenance(new, module_of(node), source_of(node))
+                set_provenance(new, module_of(node), source_of(node), grad_mode_of(node))
             new = new._prev
         return out

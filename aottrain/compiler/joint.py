@@ -13,7 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
 from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
+from aottrain.compiler.capture import (
+    CUSTOM_FUNCTION,
+    CapturedStep,
+    CaptureMode,
+    Provenance,
+    enter_primals,
+    fake_primals,
+)
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
 from aottrain.ir.tensor import tensor_spec
@@ -44,6 +51,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
             gradients: Sequence[Tensor | None] = ()
             if wanted:
+                _check_autograd_graph(outputs, leaves_in, step)
                 with disable_autocast():
                     gradients = torch.autograd.grad(
                         [outputs[i] for i in differentiable],
@@ -66,6 +74,24 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
     return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants))
+
+
+def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], step: CapturedStep) -> None:
+    """Note custom Functions; refuse gradients that flow to tensors which are not inputs: they would be lost."""
+    known = {id(leaf) for leaf in leaves}
+    stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            step.notes.add(CUSTOM_FUNCTION)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor) and id(variable) not in known:
+            raise UnsupportedError("a gradient flows to a tensor that is not an input of the program")
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
 
 
 def _lift_constants(module: fx.GraphModule) -> list[Tensor]:

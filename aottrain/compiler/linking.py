@@ -12,10 +12,10 @@ from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
 from aottrain.runtime.executor import Runner, aten_runner
-from aottrain.runtime.program import Pattern, Program
+from aottrain.runtime.program import Pattern, Program, Replay
 
 
-def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel) -> Program:
+def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Replay | None = None) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn."""
     signature = parts.signature
     computed = analysis.computed
@@ -33,6 +33,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel) -> Program
         device=device,
         draws=parts.num_draws > 0,
         constants=parts.constants,
+        replay=replay,
     )
 
 

@@ -213,8 +213,14 @@ def source_of(node: fx.Node) -> str:
     return str(node.meta.get("aottrain_source", ""))
 
 
-def set_provenance(node: fx.Node, module: str, source: str) -> None:
+def set_provenance(node: fx.Node, module: str, source: str, grad_mode: bool) -> None:
     node.meta["aottrain_module"], node.meta["aottrain_source"] = module, source
+    node.meta["aottrain_grad_mode"] = grad_mode
+
+
+def grad_mode_of(node: fx.Node) -> bool:
+    """Whether the user's code recorded gradients where it called this op."""
+    return bool(node.meta.get("aottrain_grad_mode", True))
 
 
 def copy_meta(source: fx.Node, target: fx.Node) -> None:

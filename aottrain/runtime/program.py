@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ from aottrain.runtime.executor import Runner
 from aottrain.runtime.philox import new_state
 
 Pattern = tuple[bool, ...]
+Replay = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 @dataclass
@@ -28,6 +30,7 @@ class Program:
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
     flow through. update_targets: the primal that each update is written to. gradient_targets: the primal of each
     gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
+    replay: the forward as differentiable ops, for a backward that is itself differentiated.
     """
 
     forward: Runner
@@ -41,6 +44,7 @@ class Program:
     device: torch.device
     draws: bool
     constants: tuple[Tensor, ...] = ()
+    replay: Replay | None = None
     _backwards: dict[Pattern, Runner] = field(default_factory=dict)
 
     def __call__(self, primals: Sequence[Tensor]) -> list[Tensor]:
@@ -84,6 +88,7 @@ class _CompiledFunction(torch.autograd.Function):
         results = program.run_forward(state, primals, updates)
         outputs, residuals = results[: program.num_outputs], results[program.num_outputs :]
         ctx.program = program
+        ctx.state, ctx.inputs = state, [(weakref.ref(value), value._version) for value in primals]
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
         ctx.save_for_backward(*residuals)
         ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
@@ -93,9 +98,7 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            raise UnsupportedError(
-                "create_graph=True through a compiled program: its gradients are not differentiable; run it eagerly"
-            )
+            return (None, None, None, *_differentiable_gradients(ctx, tangents))
         program: Program = ctx.program
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
         runner = program.backward_for(tuple(tangent is not None for tangent, _ in given))
@@ -109,6 +112,35 @@ class _CompiledFunction(torch.autograd.Function):
         by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
         num_primals = len(ctx.needs_input_grad) - 3
         return (None, None, None, *(by_primal.get(i) for i in range(num_primals)))
+
+
+def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients under create_graph=True: the forward runs again as ordinary ops, and autograd differentiates it.
+
+    Raises UnsupportedError where the forward cannot be run again: see each message.
+    """
+    program: Program = ctx.program
+    if program.replay is None:
+        raise UnsupportedError("create_graph=True through a program with a custom autograd.Function or updated state")
+    primals = []
+    for reference, version in ctx.inputs:
+        value = reference()
+        if value is None or value._version != version:
+            raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
+        primals.append(value)
+    with disable_autocast():
+        outputs = program.replay([*primals, *program.constants, ctx.state])
+        pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
+        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 3]]
+        gradients = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [primals[i] for i in wanted],
+            [tangent for _, tangent in pairs],
+            create_graph=True,
+            allow_unused=True,
+        )
+    by_primal = dict(zip(wanted, gradients, strict=True))
+    return [by_primal.get(i) for i in range(len(primals))]
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec) -> Tensor:

@@ -335,11 +335,40 @@ def test_retained_graphs_give_the_same_again():
         assert_same(torch.autograd.grad(out, inputs, tangent, retain_graph=True), first)
 
 
-def test_create_graph_raises_clearly():
+class _Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, tangent):
+        (x,) = ctx.saved_tensors
+        return tangent * 3 * x**2
+
+
+def test_create_graph_gives_the_second_derivative():
+    def cut(x):
+        with torch.no_grad():
+            held = x * 3
+        return (x**3 * held + x.detach() * x * x).sum()
+
+    found = []
+    for function in (cut, compiled(cut)):
+        x = leaf(3)
+        (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        found.append((first, second))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_create_graph_is_refused_where_a_replay_would_be_wrong():
     x = leaf(3)
-    out = compiled(lambda x: x.sin())(x).sum()
+    out = compiled(_Cube.apply)(x).sum()
     with pytest.raises(UnsupportedError, match="create_graph"):
         torch.autograd.grad(out, x, create_graph=True)
+
 
 
 def test_backwards_out_of_order():

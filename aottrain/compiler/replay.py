@@ -1,0 +1,55 @@
+"""The forward as ordinary differentiable ops: what a backward that is itself differentiated falls back on.
+
+The functional forward graph, before simplification, holds the user's own detaches; ops that the user called under
+no_grad run under no_grad again, and draws come from the same (seed, offset). So autograd sees what it saw in eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aottrain.compiler.capture import CUSTOM_FUNCTION, CapturedStep
+from aottrain.ir.graph import InputKind, JointGraph, OutputKind, ancestors, as_module, copy_meta, grad_mode_of
+from aottrain.runtime.program import Replay
+
+
+def replay_of(step: CapturedStep, functional: JointGraph) -> Replay | None:
+    """None where a replay would be wrong: a custom Function's own backward is not in the graph, and state that the
+    program updates has another value by then."""
+    if CUSTOM_FUNCTION in step.notes or any(value.mutated for value in functional.signature.inputs):
+        return None
+    built: list[fx.GraphModule] = []
+
+    def replay(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        if not built:
+            built.append(as_module(_forward(functional)))
+        return list(_Replayer(built[0]).run(*inputs))
+
+    return replay
+
+
+def _forward(functional: JointGraph) -> fx.Graph:
+    values = functional.results
+    outputs = [values[i] for i in functional.signature.output_indices(OutputKind.OUTPUT)]
+    needed = ancestors([node for node in outputs if node is not None])
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    tangents = set(functional.inputs_of(InputKind.TANGENT))
+    for node in functional.graph.nodes:
+        if node.op == "placeholder" and node not in tangents:
+            new[node] = graph.placeholder(node.name)
+            copy_meta(node, new[node])
+        elif node.op == "call_function" and node in needed:
+            new[node] = graph.node_copy(node, new.__getitem__)
+    graph.output([new[node] for node in outputs if node is not None])
+    return graph
+
+
+class _Replayer(fx.Interpreter):
+    def run_node(self, node: fx.Node) -> Any:
+        with torch.set_grad_enabled(grad_mode_of(node)):
+            return super().run_node(node)
