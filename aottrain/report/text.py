@@ -42,8 +42,8 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
     width = max(len(name) for name, _ in figures)
     sections = ["\n".join(f"{name.ljust(width)}  {value}" for name, value in figures)]
     if graph.memory:
-        rows = [(name, format_bytes(size)) for name, size in memory_rows(graph)]
-        sections.append("Memory at the predicted peak\n" + table(("category", "size"), rows, right=[1]))
+        sizes = [(name, format_bytes(size)) for name, size in memory_rows(graph)]
+        sections.append("Memory at the predicted peak\n" + table(("category", "size"), sizes, right=[1]))
     if graph.saved:
         rows = [(module, str(count), format_bytes(size)) for module, count, size in by_module(graph.saved)]
         modules = table(("module", "values", "size"), _limit(rows, max_rows), right=[1, 2])
@@ -75,7 +75,7 @@ def _fallbacks(fallbacks: Sequence[Fallback]) -> str:
     return "Ran eagerly, not compiled\n" + table(("calls", "reason", "source"), rows, right=[0])
 
 
-def _limit(rows: list[tuple[str, ...]], max_rows: int | None) -> list[tuple[str, ...]]:
+def _limit(rows: Sequence[Sequence[str]], max_rows: int | None) -> Sequence[Sequence[str]]:
     return rows if max_rows is None else rows[:max_rows]
 
 

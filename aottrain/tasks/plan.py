@@ -26,8 +26,9 @@ def run(config: RunConfig) -> int:
     """Print the plan of one training step; write plan.json and compile_report.html. The engine is always aot."""
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
     job = build_job(config)
-    job.step.call.prepare(*job.batches.at(1)[0])
-    report: CompileReport = with_optimizer(job.step.call.report, optimizer_state_bytes(job.module, config.optimizer))
+    compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
+    compiled.prepare(*job.batches.at(1)[0])
+    report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
     plan = describe(job.module, report, config)
     directory = Path(config.output_dir)
     (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
