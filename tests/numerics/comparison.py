@@ -75,7 +75,12 @@ def gradients_of(outputs: Any, inputs: list[Tensor]) -> list[Tensor | None]:
     ]
     if not leaves or not inputs:
         return []
-    tangents = [torch.linspace(-9.0, 7.0, v.numel()).sin().view(v.shape).to(v.dtype) for v in leaves]
+    tangents = []
+    for v in leaves:
+        # In the output's own layout: for another one the compiled backward first copies it, and eager's matrix products
+        # would run on other strides, which rounds differently.
+        tangents.append(torch.empty_like(v, requires_grad=False))
+        tangents[-1].copy_(torch.linspace(-9.0, 7.0, v.numel()).sin().view(v.shape))
     return list(torch.autograd.grad(leaves, inputs, tangents, allow_unused=True))
 
 

@@ -1,0 +1,97 @@
+"""The minimum vertex cut on graphs small enough to try every cut."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from aottrain.compiler.partition.min_cut import min_vertex_cut
+
+
+def separates(cut, edges, sources, sinks):
+    """Whether every path from a source to a sink passes through the cut."""
+    stack = [v for v in sources if v not in cut]
+    seen = set(stack)
+    while stack:
+        vertex = stack.pop()
+        if vertex in sinks:
+            return False
+        for first, second in edges:
+            if first == vertex and second not in seen and second not in cut:
+                seen.add(second)
+                stack.append(second)
+    return True
+
+
+def cheapest(weights, edges, sources, sinks):
+    allowed = [v for v, w in weights.items() if w is not None]
+    cuts = (set(c) for n in range(len(allowed) + 1) for c in itertools.combinations(allowed, n))
+    costs = [sum(weights[v] for v in cut) for cut in cuts if separates(cut, edges, sources, sinks)]
+    return min(costs) if costs else None
+
+
+def test_a_chain_is_cut_at_its_cheapest_vertex():
+    assert min_vertex_cut({0: 5, 1: 2, 2: 9}, [(0, 1), (1, 2)], [0], [2]) == (2, {1})
+
+
+def test_a_diamond_is_cut_at_both_sides_or_at_one_end():
+    edges = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    assert min_vertex_cut({0: 9, 1: 2, 2: 3, 3: 9}, edges, [0], [3]) == (5, {1, 2})
+    assert min_vertex_cut({0: 4, 1: 2, 2: 3, 3: 9}, edges, [0], [3]) == (4, {0})
+
+
+def test_a_source_that_is_a_sink_is_cut_itself():
+    assert min_vertex_cut({0: 7}, [], [0], [0]) == (7, {0})
+
+
+def test_without_a_path_nothing_is_cut():
+    assert min_vertex_cut({0: 7, 1: 3}, [(1, 0)], [0], [1]) == (0, set())
+    assert min_vertex_cut({0: 7}, [], [], [0]) == (0, set())
+
+
+def test_what_may_not_be_cut_is_not():
+    assert min_vertex_cut({0: 5, 1: None, 2: 9}, [(0, 1), (1, 2)], [0], [2]) == (5, {0})
+    with pytest.raises(ValueError, match="no vertex that may be cut"):
+        min_vertex_cut({0: None, 1: None}, [(0, 1)], [0], [1])
+
+
+def test_vertices_of_no_weight_are_free():
+    value, cut = min_vertex_cut({0: 0, 1: 4, 2: 4}, [(0, 1), (0, 2)], [0], [1, 2])
+    assert value == 0 and cut == {0}
+
+
+def test_several_sources_and_sinks_share_a_cut():
+    edges = [(0, 2), (1, 2), (2, 3), (2, 4)]
+    assert min_vertex_cut({0: 5, 1: 5, 2: 6, 3: 5, 4: 5}, edges, [0, 1], [3, 4]) == (6, {2})
+
+
+def test_weights_beyond_floating_point_are_exact():
+    big = 2**60
+    value, cut = min_vertex_cut({0: big + 1, 1: big, 2: big + 2}, [(0, 1), (1, 2)], [0], [2])
+    assert value == big and cut == {1}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_against_every_cut(seed):
+    rng = random.Random(seed)
+    count = rng.randint(2, 9)
+    weights = {v: rng.choice([None, 0, 1, 1, 2, 3, 10]) for v in range(count)}
+    edges = [(a, b) for a in range(count) for b in range(a + 1, count) if rng.random() < 0.4]
+    sources = rng.sample(range(count), rng.randint(1, 2))
+    sinks = rng.sample(range(count), rng.randint(1, 2))
+    best = cheapest(weights, edges, sources, sinks)
+    if best is None:
+        with pytest.raises(ValueError):
+            min_vertex_cut(weights, edges, sources, sinks)
+        return
+    value, cut = min_vertex_cut(weights, edges, sources, sinks)
+    assert value == best == sum(weights[v] for v in cut)
+    assert separates(cut, edges, sources, sinks)
+
+
+def test_the_same_graph_is_always_cut_the_same_way():
+    edges = [(a, b) for a in range(8) for b in range(a + 1, 8)]
+    cuts = [min_vertex_cut({v: 3 for v in range(8)}, edges, [0, 1], [6, 7]) for _ in range(5)]
+    assert all(cut == cuts[0] for cut in cuts)
