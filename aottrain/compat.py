@@ -18,6 +18,7 @@ __all__ = [
     "autocast_cache",
     "autocast_state",
     "disable_autocast",
+    "dynamo_settings",
     "tree_flatten",
     "tree_map",
     "set_view_origin",
@@ -31,6 +32,13 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 def disable_autocast() -> torch._C._DisableAutocast:
     """Context manager: autocast is off on every device inside it."""
     return torch._C._DisableAutocast()
+
+
+def dynamo_settings(**settings: Any) -> Any:
+    """Context manager, to be entered again and again: TorchDynamo's options inside it."""
+    import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
+
+    return config.patch(**settings)
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class LoggerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    steps: int = setting(300, low=1)
+    steps: int = setting(500, low=1)
     accumulate: int = setting(1, low=1)
     precision: str = setting("fp32", one_of=("fp32", "bf16"))
     log_every: int = setting(10, low=1)

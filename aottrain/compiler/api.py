@@ -7,7 +7,6 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,9 +15,10 @@ from aottrain.compat import tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
+from aottrain.compiler.dynamo import compile_dynamo
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
-from aottrain.ir.report import CompileReport, Fallback, GraphReport
+from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import call_key, is_disjoint
 from aottrain.runtime.program import Program
@@ -122,19 +122,52 @@ class CompiledCall:
         return Entry(program, step, analysis, guard, report)
 
     def _count(self, reason: str) -> None:
-        for i, known in enumerate(self.report.fallbacks):
-            if known.reason == reason:
-                self.report.fallbacks[i] = replace(known, count=known.count + 1)
-                return
-        self.report.fallbacks.append(Fallback(reason))
-        warnings.warn(f"aottrain runs this call eagerly: {reason}", stacklevel=4)
+        if add_fallback(self.report, reason):
+            warnings.warn(f"aottrain runs this call eagerly: {reason}", stacklevel=4)
+
+
+class DynamoCall:
+    """A target under TorchDynamo: it keeps the guards and the programs; the report grows with each graph."""
+
+    def __init__(self, function: Callable[..., Any], module: nn.Module | None, options: CompileOptions):
+        self.module = module
+        self.options = options
+        self.report = CompileReport()
+        self._function = function
+        self._call = compile_dynamo(function, options, self.report)
+        self._tables = [] if module is None else [(vars(child), child) for child in module.modules()]
+        self._num_attributes = self._count_attributes()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._count_attributes() != self._num_attributes and (shadowed := self._shadowed()):
+            # Dynamo reads the registered submodule, Python the attribute that hides it, and no guard tells them apart.
+            add_fallback(self.report, f"the attribute {shadowed} hides a parameter, buffer or submodule")
+            return self._function(*args, **kwargs)
+        return self._call(*args, **kwargs)
+
+    def _count_attributes(self) -> int:
+        return sum(len(table) for table, _ in self._tables)
+
+    def _shadowed(self) -> str:
+        for table, child in self._tables:
+            for name in (*child._parameters, *child._buffers, *child._modules):
+                if name in table:
+                    return name
+        self._num_attributes = self._count_attributes()
+        return ""
+
+    def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
+        raise ConfigError("capture='dynamo' cannot compile without running; prepare() needs capture='trace'")
+
+
+_DOORS = {"trace": CompiledCall, "dynamo": DynamoCall}
 
 
 class CompiledModule:
     """Mixed into the class of a compiled module. It shares its whole `__dict__` with the original, so that parameters,
     buffers, hooks, the training flag and state_dict keys are the same object's; only the call is another."""
 
-    compiled_call: CompiledCall
+    compiled_call: CompiledCall | DynamoCall
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.compiled_call(*args, **kwargs)
@@ -148,15 +181,17 @@ class CompiledModule:
         return self.compiled_call.prepare(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _compile_module(copy.deepcopy(self.compiled_call.module, memo), self.compiled_call.options)  # type: ignore[arg-type]
+        copied: Any = copy.deepcopy(self.compiled_call.module, memo)
+        return _compile_module(copied, self.compiled_call.options)
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         return _compile_module, (self.compiled_call.module, self.compiled_call.options)
 
 
 def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
     original = type(module)
-    namespace = {"compiled_call": CompiledCall(module, module, options), "__module__": original.__module__}
+    call = _DOORS[options.capture](module, module, options)
+    namespace = {"compiled_call": call, "__module__": original.__module__}
     wrapper = type(f"Compiled{original.__name__}", (CompiledModule, original), namespace)
     compiled: Any = object.__new__(wrapper)
     object.__setattr__(compiled, "__dict__", module.__dict__)
@@ -169,7 +204,7 @@ def compile(
     partition: str | None = None,
     budget: float | None = None,
     kernel: Kernel = "aten",
-    capture: str = "trace",
+    capture: str = "dynamo",
     on_unsupported: str = "eager",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
@@ -179,23 +214,22 @@ def compile(
     partition: save_all | min_cut | budget | recompute_all. Default min_cut, or budget where `budget` is given.
     budget: fraction 0..1 of the bytes that min_cut saves for the backward (budget strategy only).
     kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
-    capture: "trace": the call is traced directly, guarded by our own checks before every call.
+    capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
+        directly, guarded by our own checks before every call; faster, for static steps.
     on_unsupported: "eager": what cannot be compiled runs eagerly and is counted in `.report.fallbacks`; "error": raises
         UnsupportedError.
 
     Returns a module for a module (same parameters, hooks and state_dict keys), a function for a function; both have
-    `.report` and `.prepare(*args)`. Raises ConfigError with every mistake in the options.
+    `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options.
     """
-    options = check_options(partition, budget, kernel, on_unsupported)
-    if capture != "trace":
-        raise ConfigError(f"capture={capture!r} is not known; allowed: trace")
+    options = check_options(partition, budget, kernel, capture, on_unsupported)
     if isinstance(target, CompiledModule):
-        return _compile_module(target.compiled_call.module, options)  # type: ignore[arg-type]
+        target = target.compiled_call.module
     if isinstance(target, nn.Module):
         return _compile_module(target, options)
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
-    call = CompiledCall(target, None, options)
+    call: Any = _DOORS[options.capture](target, None, options)
 
     @functools.wraps(target)
     def compiled(*args: Any, **kwargs: Any) -> Any:

@@ -10,6 +10,7 @@ from aottrain.errors import ConfigError
 
 STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
 KERNELS = ("aten",)
+CAPTURES = ("dynamo", "trace")
 ON_UNSUPPORTED = ("eager", "error")
 
 Kernel = str | Callable[..., Any]
@@ -22,6 +23,7 @@ class CompileOptions:
     partition: str = "min_cut"
     budget: float | None = None
     kernel: Kernel = "aten"
+    capture: str = "dynamo"
     on_unsupported: str = "eager"
 
     @property
@@ -29,7 +31,19 @@ class CompileOptions:
         return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
 
 
-def check_options(partition: str | None, budget: float | None, kernel: Kernel, on_unsupported: str) -> CompileOptions:
+def options_from_dict(given: dict[str, Any]) -> CompileOptions:
+    """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
+    allowed = ("partition", "budget", "kernel", "on_unsupported")
+    unknown = [key for key in given if key not in allowed]
+    if unknown:
+        raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
+    values = {"partition": None, "budget": None, "kernel": "aten", "on_unsupported": "eager", **given}
+    return check_options(capture="dynamo", **values)
+
+
+def check_options(
+    partition: str | None, budget: float | None, kernel: Kernel, capture: str, on_unsupported: str
+) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
     partition = partition or ("min_cut" if budget is None else "budget")
@@ -42,8 +56,10 @@ def check_options(partition: str | None, budget: float | None, kernel: Kernel, o
         mistakes.append(f"budget={budget!r} is given, but partition={partition!r} takes none; allowed: 'budget'")
     if not callable(kernel) and kernel not in KERNELS:
         mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
+    if capture not in CAPTURES:
+        mistakes.append(f"capture={capture!r} is not known; allowed: {', '.join(CAPTURES)}")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(partition, None if budget is None else float(budget), kernel, on_unsupported)
+    return CompileOptions(partition, None if budget is None else float(budget), kernel, capture, on_unsupported)

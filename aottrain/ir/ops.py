@@ -111,7 +111,9 @@ def _aliased_argument(schema: Any) -> int | None:
         if value.alias_info is not None:
             returned |= set(value.alias_info.before_set)
     for i, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and returned & set(argument.alias_info.before_set):
+        alias = argument.alias_info
+        # "a -> *" is how the schemas of split, unbind and the like say that each item of their list is a view.
+        if alias is not None and (returned & set(alias.before_set) or "*" in alias.after_set):
             return i
     return None
 

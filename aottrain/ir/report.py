@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -95,3 +95,13 @@ class CompileReport:
     @property
     def compile_s(self) -> float:
         return sum(graph.compile_s for graph in self.graphs)
+
+
+def add_fallback(report: CompileReport, reason: str) -> bool:
+    """Count a call that ran eagerly; True where this reason is new."""
+    for i, known in enumerate(report.fallbacks):
+        if known.reason == reason:
+            report.fallbacks[i] = replace(known, count=known.count + 1)
+            return False
+    report.fallbacks.append(Fallback(reason))
+    return True

@@ -1,0 +1,113 @@
+"""The Dynamo door: TorchDynamo traces any Python into graphs and guards them; each graph goes through our pipeline.
+
+`backend` is registered as an entry point of torch, so that `torch.compile(model, backend="aottrain",
+options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.compile(..., capture="dynamo")` uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aottrain.compat import dynamo_settings, tree_unflatten
+from aottrain.compiler import compile_call
+from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.errors import UnsupportedError
+from aottrain.ir.report import CompileReport, add_fallback
+from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.guards import is_disjoint
+from aottrain.runtime.state import StateGuard
+
+Runner = Callable[..., Any]
+
+
+def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **_: Any) -> Runner:
+    """The backend that `torch.compile(..., backend="aottrain")` finds; `options`: keywords of `aottrain.compile`."""
+    return compile_graph(options_from_dict(options or {}), CompileReport(), graph, example_inputs)
+
+
+def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
+    """`target` under TorchDynamo with our backend, each shape compiled on its own.
+
+    Hooks on modules are guarded, which Dynamo skips by default.
+    """
+    compiled = torch.compile(target, backend=partial(compile_graph, options, report), dynamic=False)
+    settings = dynamo_settings(skip_nnmodule_hook_guards=False)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with settings:
+            return compiled(*args, **kwargs)
+
+    return call
+
+
+def compile_graph(
+    options: CompileOptions, report: CompileReport, graph: fx.GraphModule, example_inputs: Sequence[Any]
+) -> Runner:
+    """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
+    counted in the report."""
+    examples = _examples(graph, example_inputs)
+    function = _Inliner(graph).run
+    try:
+        entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
+    except UnsupportedError as error:
+        if options.on_unsupported == "error":
+            raise
+        return _eager(graph, report, str(error))
+    program, step, analysis, graph_report = entry
+    report.graphs.append(graph_report)
+    places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
+    state = step.primals[: step.num_state]
+    num_batch = len(step.primals) - step.num_state
+    fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one of them")
+
+    def run(*args: Any) -> Any:
+        batch = {id(args[i]): args[i] for i in places}
+        primals = [*state, *batch.values()]
+        # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
+        if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
+            return fallback(*args)
+        computed = program(primals)
+        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals)
+        return tree_unflatten(leaves, analysis.out_tree)
+
+    return run
+
+
+def _eager(graph: fx.GraphModule, report: CompileReport, reason: str) -> Runner:
+    def run(*args: Any) -> Any:
+        add_fallback(report, reason)
+        return graph(*args)
+
+    return run
+
+
+def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Dynamo's fakes of the inputs. A symbolic size becomes the number that it has now, which adds a guard for it."""
+    found = []
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    for node, example in zip(nodes, example_inputs, strict=True):
+        value = node.meta.get("example_value", example)
+        found.append(int(value) if isinstance(value, torch.SymInt) else value)
+    return found
+
+
+class _Inliner(fx.Interpreter):
+    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line: whether a value is computed
+    again is the partitioner's decision, and checkpoint's own recompute would draw other random numbers."""
+
+    def __init__(self, graph: nn.Module):
+        super().__init__(graph, garbage_collect_values=False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.env.clear()
+        return super().run(*args, enable_io_processing=False)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.higher_order.tag_activation_checkpoint:
+            return _Inliner(args[0]).run(*args[1:])
+        return super().call_function(target, args, kwargs)
