@@ -25,9 +25,9 @@ def options(plan: Any) -> dict[str, Any]:
     return {"partition": plan} if isinstance(plan, str) else {"budget": plan}
 
 
-def compiled(target: Any, plan: Any = "min_cut", **more: Any) -> Any:
+def compiled(target: Any, plan: Any = "min_cut", capture: str = "trace", **more: Any) -> Any:
     """`target` compiled with this plan, raising where it cannot be: no test passes because eager stood in."""
-    return aottrain.compile(target, **options(plan), on_unsupported="error", **more)
+    return aottrain.compile(target, **options(plan), on_unsupported="error", capture=capture, **more)
 
 
 def same_bits(a: Any, b: Any) -> bool:
