@@ -57,7 +57,7 @@ def test_the_whole_path(options):
     torch.manual_seed(0)
     model = Tiny()
     compiled = copy.deepcopy(model)
-    call = aottrain.compile(compiled, on_unsupported="error", **options)
+    call = aottrain.compile(compiled, capture="trace", on_unsupported="error", **options)
     losses, state = train(compiled, call, Nothing)
     wanted_losses, wanted_state = train(model, model, aottrain.philox_eager)
     assert torch.equal(losses, wanted_losses) and losses[-1] < losses[0]
