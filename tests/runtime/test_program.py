@@ -370,7 +370,6 @@ def test_create_graph_is_refused_where_a_replay_would_be_wrong():
         torch.autograd.grad(out, x, create_graph=True)
 
 
-
 def test_backwards_out_of_order():
     def noisy(x):
         return F.dropout(x.sin(), 0.5)

@@ -1,0 +1,78 @@
+"""specialise_backward: a backward for a pattern of defined tangents does only what they need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aottrain.compiler.partition.split import apply_partition
+from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.undefined import specialise_backward
+from aottrain.ir.graph import calls, placeholders, results
+from aottrain.runtime.executor import aten_runner
+from tests.compiler.programs import joint_of, leaf, targets
+from tests.numerics.comparison import assert_same
+
+
+def function(x, y, w):
+    h = x @ w
+    return h.sin(), (h + y).exp(), y.sort().values
+
+
+def backward_of(defined, *args):
+    joint = joint_of(function, *args)
+    parts = apply_partition(joint, plan_partition(joint, "min_cut"))
+    return parts, specialise_backward(parts.backward, len(parts.residuals), defined)
+
+
+def arguments():
+    return leaf(3, 3), leaf(3, 3, seed=1), leaf(3, 3, seed=2)
+
+
+def test_with_all_tangents_nothing_changes():
+    parts, graph = backward_of((True, True, True), *arguments())
+    assert graph is parts.backward
+
+
+def test_without_any_tangent_nothing_runs():
+    _, graph = backward_of((False, False, False), *arguments())
+    assert calls(graph) == [] and results(graph) == [None, None, None]
+
+
+@pytest.mark.parametrize("defined", [(a, b, c) for a in (0, 1) for b in (0, 1) for c in (0, 1)], ids=str)
+def test_gradients_are_those_of_the_defined_tangents(defined):
+    args = arguments()
+    parts, graph = backward_of(tuple(map(bool, defined)), *args)
+    state = torch.zeros(2, dtype=torch.int64)
+    with torch.no_grad():
+        residuals = aten_runner(parts.forward)([*[v.detach() for v in args], state])[3:]
+        tangents = [torch.linspace(i, i + 1, 9).view(3, 3) for i in range(3)]
+        given = [t if flag else None for t, flag in zip(tangents, defined, strict=True)]
+        got = aten_runner(graph)([*residuals, *given])
+    used = [(o, t) for o, t, flag in zip(function(*args), tangents, defined, strict=True) if flag]
+    wanted = [None] * 3
+    if used:
+        wanted = torch.autograd.grad([o for o, _ in used], args, [t for _, t in used], allow_unused=True)
+    assert_same(got, list(wanted))
+
+
+def test_the_inputs_stay_the_same():
+    parts, graph = backward_of((False, True, False), *arguments())
+    assert [n.name for n in placeholders(graph)] == [n.name for n in placeholders(parts.backward)]
+
+
+def test_formulas_of_undefined_outputs_do_not_run():
+    _, graph = backward_of((False, False, True), *arguments())
+    assert not [t for t in targets(graph) if "mm" in t or "cos" in t or "exp" in t]
+
+
+def test_where_one_op_needs_both_the_missing_one_is_zeros():
+    def parts_of_one(x):
+        a, b = (x * 2).split(2)
+        return a * 1.0, b * 1.0
+
+    joint = joint_of(parts_of_one, leaf(4))
+    parts = apply_partition(joint, plan_partition(joint, "min_cut"))
+    graph = specialise_backward(parts.backward, len(parts.residuals), (True, False))
+    (gradient,) = aten_runner(graph)([*([None] * len(parts.residuals)), torch.ones(2), None])
+    assert_same(gradient, torch.tensor([2.0, 2.0, 0.0, 0.0]))
