@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
+    "PLAIN_TYPES",
     "TorchDispatchMode",
     "autocast_cache",
     "autocast_state",
@@ -55,6 +56,13 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
     finally:
         torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(before)
+
+
+# Values that compare by equality and hash: guards may hold them.
+PLAIN_TYPES = (
+    type(None), bool, int, float, complex, str, bytes, slice, type(...),
+    torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
+)  # fmt: skip
 
 
 def view_origin(value: torch.Tensor) -> Any:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from aottrain.compat import autocast_cache, tree_flatten, view_origin
+from aottrain.compat import PLAIN_TYPES, autocast_cache, tree_flatten, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
@@ -106,7 +106,7 @@ def analyse(step: CapturedStep) -> Analysis:
 
 
 def _constant(leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)):
+    if isinstance(leaf, PLAIN_TYPES):
         return leaf
     raise UnsupportedError(f"the result holds a {type(leaf).__name__}")
 

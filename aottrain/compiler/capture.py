@@ -164,7 +164,13 @@ def contained() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> None:
         raise UnsupportedError("the program calls backward() inside")
 
+    class NoGenerator:
+        def __getattr__(self, name: str) -> None:
+            raise UnsupportedError(f"the program calls {name} of torch's random generator")
+
+    generator = torch.random.default_generator
     torch.autograd.backward = refuse
+    torch.random.default_generator = NoGenerator()  # type: ignore[assignment]
     hooks = _take_saved_tensor_hooks()
     try:
         yield
@@ -174,6 +180,7 @@ def contained() -> Iterator[None]:
             raise UnsupportedError("the program draws from Python's or NumPy's random generator")
     finally:
         torch.autograd.backward = backward
+        torch.random.default_generator = generator
         for pair in reversed(hooks):
             torch._C._autograd._push_saved_tensors_default_hooks(*pair)
         torch.set_grad_enabled(grad_mode)
@@ -301,9 +308,17 @@ def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
     return out, save_mean, save_invstd
 
 
+def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
+    out, save_mean, save_invstd, reserve, mean, var = aten._batch_norm_with_update_functional(*args, **kwargs)
+    args[3].copy_(mean)
+    args[4].copy_(var)
+    return out, save_mean, save_invstd, reserve
+
+
 _MUTATION_RULES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
+    aten._batch_norm_with_update.default: _batch_norm_with_update,
 }
 _KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
 

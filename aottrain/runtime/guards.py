@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compat import autocast_state, tree_flatten
+from aottrain.compat import PLAIN_TYPES, autocast_state, tree_flatten
 from aottrain.errors import UnsupportedError
 
 
@@ -47,7 +47,7 @@ def describe(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _constant(value: Any) -> Any:
-    if value is None or isinstance(value, (bool, int, float, complex, str, bytes, torch.dtype, torch.device)):
+    if isinstance(value, PLAIN_TYPES):
         # 1, 1.0 and True are equal in Python but not to a program; nan is not equal to itself.
         return (type(value), repr(value))
     raise UnsupportedError(f"an argument of type {type(value).__name__} cannot be guarded by value")

@@ -180,6 +180,26 @@ def _normal_of(mode: PhiloxMode, mean: Any, std: Any = 1.0) -> Tensor:
     return mode.normal(shape, like.dtype, like.device) * std + mean
 
 
+def _normal_number(
+    mode: PhiloxMode, mean: float, std: float, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
+) -> Tensor:
+    return mode.normal(size, *_factory(dtype, device)) * std + mean
+
+
+def _rrelu(
+    mode: PhiloxMode, self: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1.0 / 3, training: bool = False
+) -> Tensor:
+    if not training:
+        return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
+    slope = mode.uniform(self.shape, _real_type(self.dtype), self.device) * (upper - lower) + lower
+    noise.copy_(torch.where(self <= 0, slope, 1.0))
+    return self * noise
+
+
+def _rrelu_(mode: PhiloxMode, self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return self.copy_(_rrelu(mode, self, *args, **kwargs))
+
+
 def _exponential_(mode: PhiloxMode, self: Tensor, rate: float = 1.0) -> Tensor:
     return self.copy_(torch.log1p(-mode.uniform(self.shape, self.dtype, self.device)) * (-1.0 / rate))
 
@@ -275,6 +295,9 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.normal.Tensor_Tensor: _normal_of,
     aten.normal.Tensor_float: _normal_of,
     aten.normal.float_Tensor: _normal_of,
+    aten.normal.float_float: _normal_number,
+    aten.rrelu_with_noise.default: _rrelu,
+    aten.rrelu_with_noise_.default: _rrelu_,
     aten.exponential_.default: _exponential_,
     aten.log_normal_.default: _log_normal_,
     aten.cauchy_.default: _cauchy_,

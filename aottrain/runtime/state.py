@@ -7,13 +7,12 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from aottrain.compat import PLAIN_TYPES
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.guards import describe
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 # Containers longer than this, and objects nested deeper, are guarded by identity alone.
 _MAX_ITEMS = 256
 _MAX_DEPTH = 4
@@ -80,7 +79,7 @@ class StateGuard:
                 table.update(copy)
 
     def _visit(self, value: Any, depth: int) -> None:
-        if isinstance(value, (*_PLAIN, type, types.ModuleType, types.BuiltinFunctionType)):
+        if isinstance(value, (*PLAIN_TYPES, type, types.ModuleType, types.BuiltinFunctionType)):
             return
         if id(value) in self._seen:
             return
@@ -128,7 +127,7 @@ class StateGuard:
             self._slot(table, i, value, depth)
 
     def _slot(self, table: Any, key: Any, value: Any, depth: int) -> None:
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN_TYPES):
             # nan is not equal to itself: by identity.
             if value == value:
                 self._plain.append((table, key, value, type(value)))
