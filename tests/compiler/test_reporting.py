@@ -1,0 +1,80 @@
+"""The report of a compile is what the compile did."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.compiler.programs import leaf
+from tests.numerics.comparison import compiled
+
+
+class Mlp(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 8)
+
+    def forward(self, x):
+        return self.down(F.dropout(F.gelu(self.up(x)), 0.1))
+
+
+def report_of(plan, model=None, x=None):
+    return compiled(model or Mlp(), plan).prepare(torch.randn(32, 16) if x is None else x)
+
+
+def test_flops_are_those_of_the_matrix_products():
+    report = report_of("min_cut")
+    forward = 2 * 32 * 16 * 64 + 2 * 32 * 64 * 8
+    # The input needs no gradient: the first layer has one product in the backward, the second two.
+    backward = 2 * 32 * 16 * 64 + 2 * 2 * 32 * 64 * 8
+    assert forward <= report.forward_flops <= 2 * forward
+    assert backward <= report.backward_flops <= 2 * backward
+    again = report_of("recompute_all")
+    assert again.recompute_flops >= report.recompute_flops + 2 * 32 * 16 * 64
+
+
+def test_saved_values_are_described():
+    report = report_of("save_all")
+    assert report.saved_bytes == sum(record.num_bytes for record in report.saved) == report.save_all_bytes
+    for record in report.saved:
+        assert record.op.startswith(("aten.", "aottrain.")) and record.reason and record.shape and record.dtype
+    assert {record.module for record in report.saved} >= {"up"}
+    assert any(record.source.startswith("test_reporting.py:") for record in report.saved)
+
+
+def test_saved_bytes_count_neither_parameters_nor_the_batch():
+    report = compiled(lambda x, w: x @ w, "save_all").prepare(leaf(64, 64), leaf(64, 64, seed=1))
+    assert report.saved_bytes == 0 and report.saved == ()
+
+
+def test_stages_are_in_order_and_timed():
+    report = report_of("min_cut")
+    order = [
+        "capture",
+        "analyse",
+        "trace_joint",
+        "functionalize",
+        "simplify",
+        "plan_partition",
+        "apply_partition",
+        "link",
+    ]
+    assert [stage.name for stage in report.stages] == order
+    assert all(stage.seconds >= 0 for stage in report.stages) and report.compile_s > 0
+    assert report.num_nodes["joint"] > 0 < report.num_nodes["backward"]
+
+
+def test_texts_are_deterministic():
+    for plan in ("save_all", "min_cut", 0.5):
+        first, second = report_of(plan), report_of(plan)
+        assert first.forward_text == second.forward_text and first.backward_text == second.backward_text
+        assert first.saved == second.saved and first.recomputed == second.recomputed
+        assert "0x" not in first.forward_text
+
+
+def test_an_inference_program_saves_nothing():
+    with torch.no_grad():
+        report = report_of("min_cut")
+    assert report.mode == "inference" and report.saved == () and report.backward_text == ""
+    assert report.saved_bytes == report.min_cut_saved_bytes == report.save_all_bytes == 0
