@@ -133,12 +133,12 @@ def train(model: nn.Module, call: Callable[..., Any], batches: Any, eager: bool,
     return trace
 
 
-def assert_trains_like_eager(make: Callable[[], nn.Module], batches: Callable[[], Any], plan: Any) -> Any:
+def assert_trains_like_eager(make: Callable[[], nn.Module], batches: Callable[[], Any], plan: Any, **more: Any) -> Any:
     """Several steps of a model, bitwise equal in all that they leave behind. Returns the compiled model."""
     torch.manual_seed(5)
     eager_model = make()
     model = copy.deepcopy(eager_model)
-    target = compiled(model, plan)
+    target = compiled(model, plan, **more)
     got = train(model, target, batches(), eager=False)
     wanted = train(eager_model, eager_model, batches(), eager=True)
     assert got.keys() == wanted.keys()

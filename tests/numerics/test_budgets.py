@@ -20,6 +20,12 @@ def test_three_steps_equal_eager(program, plan):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
+def test_three_steps_equal_eager_through_dynamo(program):
+    target = assert_trains_like_eager(*PROGRAMS[program], 0.1, capture="dynamo")
+    assert target.report.num_fallbacks == 0
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_saved_bytes_follow_the_budget(program):
     make, data = PROGRAMS[program]
     batch = data()[0]

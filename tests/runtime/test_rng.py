@@ -48,6 +48,7 @@ CALLS = {
     aten.normal.Tensor_Tensor: (lambda: torch.normal(half(N), half(N)), mean_is(0.5)),
     aten.normal.Tensor_float: (lambda: torch.normal(half(N), 2.0), mean_is(0.5, 0.2)),
     aten.normal.float_Tensor: (lambda: torch.normal(-1.0, half(N)), mean_is(-1.0)),
+    aten.normal.float_float: (lambda: aten.normal.float_float(5.0, 0.5, [N]), mean_is(5.0)),
     aten.exponential_.default: (lambda: half(N).exponential_(2.0), mean_is(0.5)),
     aten.log_normal_.default: (lambda: half(N).log_normal_(0.0, 0.5), median_is(1.0)),
     aten.cauchy_.default: (lambda: half(N).cauchy_(3.0, 1.0), median_is(3.0, 0.2)),
@@ -60,6 +61,8 @@ CALLS = {
     aten.random_.to: (lambda: torch.zeros(N, dtype=torch.int32).random_(7), in_range(0, 7)),
     getattr(aten.random_, "from"): (lambda: torch.zeros(N).random_(5, 8), in_range(5, 8)),
     aten.randperm.default: (lambda: torch.randperm(N), lambda v: torch.equal(v.sort().values, torch.arange(N))),
+    aten.rrelu_with_noise.default: (lambda: F.rrelu(-torch.ones(N), 0.2, 0.6, training=True), mean_is(-0.4)),
+    aten.rrelu_with_noise_.default: (lambda: F.rrelu_(-torch.ones(N), 0.2, 0.6, training=True), mean_is(-0.4)),
     aten.multinomial.default: (
         lambda: torch.multinomial(torch.tensor([0.0, 3.0, 1.0]), N, replacement=True),
         lambda v: mean_is(1.25)(v) and in_range(1, 3)(v),
@@ -200,15 +203,24 @@ def test_an_explicit_generator_is_refused(call):
         lambda: torch.poisson(half(3)),
         lambda: torch.distributions.Gamma(half(3), half(3)).sample(),
         lambda: torch.binomial(half(3), half(3)),
-        lambda: F.rrelu(half(3), training=True),
     ],
-    ids=["poisson", "gamma", "binomial", "rrelu"],
+    ids=["poisson", "gamma", "binomial"],
 )
 def test_a_random_op_without_a_rule_is_refused(call):
     before = torch.get_rng_state()
     with PhiloxMode(torch.tensor([1, 0])), pytest.raises(UnsupportedError, match="draws random numbers"):
         call()
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rrelu_scales_what_is_negative_alone_and_draws_in_training_alone():
+    x = torch.tensor([-2.0, 3.0, -4.0])
+    with philox_eager() as mode:
+        assert torch.equal(F.rrelu(x, 0.2, 0.4, training=False), torch.where(x > 0, x, x * ((0.2 + 0.4) / 2)))
+        assert mode.num_draws == 0
+        out = F.rrelu(x, 0.2, 0.4, training=True)
+    slopes = out / x
+    assert slopes[1] == 1.0 and 0.2 <= float(slopes[0]) < 0.4 and 0.2 <= float(slopes[2]) < 0.4
 
 
 def test_every_op_that_takes_a_generator_is_ruled_or_tagged():
