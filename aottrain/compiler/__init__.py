@@ -54,7 +54,7 @@ def compile_call(
 ) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what is not proven equal to eager."""
     log = StageLog()
-    step, analysis = _capture_whole(function, module, args, kwargs, guard, log)
+    step, analysis = _capture_whole(function, module, args, kwargs, guard, options.rng, log)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
     plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
@@ -69,12 +69,13 @@ def _capture_whole(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     guard: StateGuard,
+    rng: str,
     log: StageLog,
 ) -> tuple[CapturedStep, Analysis]:
     """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
-        step = log.run("capture", capture, function, module, args, kwargs, captured)
+        step = log.run("capture", capture, function, module, args, kwargs, captured, rng)
         try:
             return step, log.trace("analyse", analyse, step)
         except CapturedTensors as found:

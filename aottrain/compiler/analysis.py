@@ -57,8 +57,8 @@ class CapturedTensors(Exception):
 class _WatchMode(CaptureMode):
     """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
 
-    def __init__(self, state: Tensor):
-        super().__init__(state, Provenance(None))
+    def __init__(self, state: Tensor, rng: str):
+        super().__init__(state, Provenance(None), rng)
         self.written: set[int] = set()
         self.foreign: dict[int, Tensor] = {}
 
@@ -88,7 +88,7 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
-        with _WatchMode(state) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
+        with _WatchMode(state, step.rng) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
             result = step.call(primals)
     if watch.foreign:
         raise CapturedTensors(list(watch.foreign.values()))

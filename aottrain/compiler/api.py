@@ -205,6 +205,7 @@ def compile(
     budget: float | None = None,
     kernel: Kernel = "aten",
     capture: str = "dynamo",
+    rng: str = "philox",
     on_unsupported: str = "eager",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
@@ -216,13 +217,15 @@ def compile(
     kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
+    rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
+        recomputed. "eager": eager's own stream, bit for bit; random values are then always saved.
     on_unsupported: "eager": what cannot be compiled runs eagerly and is counted in `.report.fallbacks`; "error": raises
         UnsupportedError.
 
     Returns a module for a module (same parameters, hooks and state_dict keys), a function for a function; both have
     `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options.
     """
-    options = check_options(partition, budget, kernel, capture, on_unsupported)
+    options = check_options(partition, budget, kernel, capture, rng, on_unsupported)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from aottrain.compat import tree_flatten, tree_map, tree_unflatten
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
-from aottrain.ir.ops import hidden_mutation
+from aottrain.ir.ops import OpKind, hidden_mutation, op_info
 from aottrain.ir.tensor import tensor_spec
-from aottrain.runtime.rng import PhiloxMode
+from aottrain.runtime.rng import PhiloxMode, eager_draw
 
 aten = torch.ops.aten
 
@@ -51,6 +51,7 @@ class CapturedStep:
     is_view: tuple[bool, ...]
     shared: frozenset[int]
     notes: set[str] = field(default_factory=set)
+    rng: str = "philox"
 
     @property
     def device(self) -> torch.device:
@@ -63,6 +64,7 @@ def capture(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     captured: Sequence[Tensor] = (),
+    rng: str = "philox",
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -110,6 +112,7 @@ def capture(
         tuple(value._is_view() for value in tensors),
         frozenset(shared_storages(tensors)),
         notes,
+        rng,
     )
 
 
@@ -270,9 +273,10 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
 class CaptureMode(PhiloxMode):
     """Active while the user's code is traced: functional draws, visible mutations, provenance of every node."""
 
-    def __init__(self, state: Tensor, provenance: Provenance):
+    def __init__(self, state: Tensor, provenance: Provenance, rng: str = "philox"):
         super().__init__(state)
         self.provenance = provenance
+        self.rng = rng
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place = self.provenance.current()
@@ -282,7 +286,12 @@ class CaptureMode(PhiloxMode):
         else:
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
-            out = super().__torch_dispatch__(func, types, args, kwargs)
+            if self.rng == "eager" and torch.Tag.nondeterministic_seeded in func.tags:
+                if torch._C._current_autograd_node() is not None and op_info(func).kind is OpKind.EFFECT:
+                    raise UnsupportedError("the backward draws random numbers")
+                out = eager_draw(func, args, kwargs or {})
+            else:
+                out = super().__torch_dispatch__(func, types, args, kwargs)
         self.provenance.mark(place)
         return out
 

@@ -73,12 +73,8 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
     gradients = [value for value in signature.outputs if value.kind is OutputKind.GRADIENT]
     updates = [OutputSpec(OutputKind.UPDATE, signature.inputs[i].name, i) for i in updated]
     inputs = tuple(replace(value, mutated=value.mutated or i in updated) for i, value in enumerate(signature.inputs))
-    functional = JointGraph(
-        graph,
-        replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients)),
-        joint.num_draws,
-        joint.constants,
-    )
+    changed = replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients))
+    functional = replace(joint, graph=graph, signature=changed)
     late = descendants(functional.inputs_of(InputKind.TANGENT))
     for node in functional.outputs_of(OutputKind.UPDATE):
         if node in late:

@@ -43,7 +43,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     caches_casts = torch.is_autocast_cache_enabled()
 
     def joint(leaves_in: list[Tensor], state: Tensor, tangents: list[Tensor]) -> list[Tensor | None]:
-        with CaptureMode(state, provenance) as mode:
+        with CaptureMode(state, provenance, step.rng) as mode:
             modes.append(mode)
             with provenance.watching(), autocast_cache(caches_casts):
                 primals = enter_primals(step, leaves_in, analysis.replaced)
@@ -73,7 +73,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     constants = _lift_constants(module)
     signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
-    return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants))
+    return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants), step.rng)
 
 
 def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], step: CapturedStep) -> None:

@@ -11,6 +11,7 @@ from aottrain.errors import ConfigError
 STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
 KERNELS = ("aten",)
 CAPTURES = ("dynamo", "trace")
+RNGS = ("philox", "eager")
 ON_UNSUPPORTED = ("eager", "error")
 
 Kernel = str | Callable[..., Any]
@@ -24,6 +25,7 @@ class CompileOptions:
     budget: float | None = None
     kernel: Kernel = "aten"
     capture: str = "dynamo"
+    rng: str = "philox"
     on_unsupported: str = "eager"
 
     @property
@@ -33,16 +35,16 @@ class CompileOptions:
 
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
-    allowed = ("partition", "budget", "kernel", "on_unsupported")
+    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported")
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
-    values = {"partition": None, "budget": None, "kernel": "aten", "on_unsupported": "eager", **given}
+    values = {"partition": None, "budget": None, "kernel": "aten", "rng": "philox", "on_unsupported": "eager", **given}
     return check_options(capture="dynamo", **values)
 
 
 def check_options(
-    partition: str | None, budget: float | None, kernel: Kernel, capture: str, on_unsupported: str
+    partition: str | None, budget: float | None, kernel: Kernel, capture: str, rng: str, on_unsupported: str
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -58,8 +60,10 @@ def check_options(
         mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
     if capture not in CAPTURES:
         mistakes.append(f"capture={capture!r} is not known; allowed: {', '.join(CAPTURES)}")
+    if rng not in RNGS:
+        mistakes.append(f"rng={rng!r} is not known; allowed: {', '.join(RNGS)}")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(partition, None if budget is None else float(budget), kernel, capture, on_unsupported)
+    return CompileOptions(partition, None if budget is None else float(budget), kernel, capture, rng, on_unsupported)

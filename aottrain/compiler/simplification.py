@@ -43,9 +43,9 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def remove_dead_code(graph: fx.Graph) -> None:
-    """Erase every call that nothing reads. In a functional graph no call has an effect."""
+    """Erase every call that nothing reads; draws from eager's generator stay, for they advance it."""
     for node in reversed(list(graph.nodes)):
-        if node.op == "call_function" and not node.users:
+        if node.op == "call_function" and not node.users and is_pure(node.target):
             graph.erase_node(node)
 
 

@@ -86,6 +86,7 @@ class JointGraph:
     signature: GraphSignature
     num_draws: int = 0
     constants: tuple[torch.Tensor, ...] = ()
+    rng: str = "philox"  # or "eager": draws advance torch's generator, once each
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
         return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))

@@ -22,6 +22,7 @@ class OpKind(Enum):
 
     VIEW = "view"  # shares its input's storage: costs nothing, saved through its base
     RANDOM = "random draw"  # a pure function of (seed, draw number): recomputable at no saved byte
+    EFFECT = "draw from eager's generator"  # advances hidden state: runs once, in order, in the forward
     COMPUTE = "matrix product"  # dominated by arithmetic: matrix products, convolutions, attention
     CHEAP = "pointwise or reduction"  # dominated by memory traffic
     STRUCTURE = "structure"  # picks an item of a tuple
@@ -65,6 +66,9 @@ _COMPUTE: dict[str, str] = dict(
     ]
 )
 
+# Attention without dropout carries torch's tag and draws nothing; capture refuses the form that draws.
+_DRAWS_FROM_GENERATOR = ("eager_draw",)
+
 # Ops that share their input's storage though their schema does not say so.
 _HIDDEN_VIEWS = {"_unsafe_view": 0, "lift_fresh": 0, "_reshape_alias": 0}
 
@@ -94,7 +98,9 @@ def op_info(target: Any) -> OpInfo:
     view_of = _HIDDEN_VIEWS.get(packet)
     if view_of is None and not writes:
         view_of = _aliased_argument(schema)
-    if namespace == "aottrain":
+    if packet in _DRAWS_FROM_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
+        kind, label = OpKind.EFFECT, "draw from eager's generator"
+    elif namespace == "aottrain":
         kind, label = OpKind.RANDOM, "random draw"
     elif view_of is not None:
         kind, label = OpKind.VIEW, "view"
@@ -129,12 +135,8 @@ def is_pure(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return getattr(target, "__name__", "") == "getitem"
-    return not op_info(target).writes and torch.Tag.nondeterministic_seeded not in _draw_tags(target)
-
-
-def _draw_tags(target: Any) -> set[Any]:
-    # Attention without dropout carries the tag and draws nothing; capture has refused the drawing form by now.
-    return set() if op_info(target).label == "attention" else set(target.tags)
+    facts = op_info(target)
+    return not facts.writes and facts.kind is not OpKind.EFFECT
 
 
 def flop_formula(target: Any) -> Callable[..., int] | None:

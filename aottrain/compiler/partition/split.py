@@ -14,9 +14,12 @@ from aottrain.ir.graph import (
     OutputKind,
     PartitionedGraph,
     ancestors,
+    calls,
     copy_meta,
     descendants,
+    info,
 )
+from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 
 aten = torch.ops.aten
@@ -54,7 +57,8 @@ def _forward_graph(
 ) -> fx.Graph:
     values = joint.results
     wanted = [values[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
-    needed = ancestors([node for node in (*wanted, *residuals) if node is not None])
+    effects = [node for node in calls(joint.graph) if info(node).kind is OpKind.EFFECT]
+    needed = ancestors([*(node for node in (*wanted, *residuals) if node is not None), *effects])
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
