@@ -314,7 +314,7 @@ RULES: dict[Any, Callable[..., Any]] = {
 }
 
 
-# In-place draws, by name: under rng="eager" they fill fresh memory of the same layout, out of functionalization's sight.
+# In-place draws, by name: under rng="eager" they fill fresh memory of the same layout, unseen by functionalization.
 _IN_PLACE = {
     str(func): func
     for func in RULES
