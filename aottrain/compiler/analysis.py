@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from aottrain.compat import PLAIN_TYPES, autocast_cache, tree_flatten, view_origin
-from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
+from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals, hidden_writes
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
 from aottrain.ir.ops import op_info
@@ -63,7 +63,7 @@ class _WatchMode(CaptureMode):
         self.foreign: dict[int, Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        writes = op_info(func).writes
+        writes = op_info(func).writes or hidden_writes(func, args)
         if writes:
             names = [argument.name for argument in func._schema.arguments]
             for i in writes:

@@ -324,6 +324,12 @@ def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
     return out, save_mean, save_invstd, reserve
 
 
+def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
+    """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
+    training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
+    return hidden_mutation(func) if func in _MUTATION_RULES and training else ()
+
+
 _MUTATION_RULES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,

@@ -24,8 +24,11 @@ from aottrain.ir.graph import (
     module_of,
     set_provenance,
     source_of,
+    spec_of,
+    storage_root,
     value_of,
 )
+from aottrain.ir.tensor import TensorSpec
 
 
 def functionalize(joint: JointGraph) -> JointGraph:
@@ -92,11 +95,40 @@ def _unwrap(value: Any) -> Any:
 class _Replay(fx.Interpreter):
     """Runs the old graph under the tracer of the new one and hands each node's provenance on."""
 
+    def __init__(self, graph: fx.GraphModule):
+        super().__init__(graph, garbage_collect_values=False)
+        self.layouts: dict[fx.Node, TensorSpec | None] = {}  # of memory whose shape or strides were changed in place
+
+    def _keep_layout(self, written: Any) -> None:
+        """A functional op chooses its result's strides; an op in place keeps those of the memory that it writes."""
+        for node in written if isinstance(written, (list, tuple)) else [written]:
+            if not isinstance(node, fx.Node):
+                continue
+            root = storage_root(node)
+            value, spec = self.env[root], self.layouts.get(root, spec_of(root))
+            torch._sync(value)
+            inner = torch._from_functional_tensor(value)
+            if spec is None or inner.stride() == spec.stride:
+                continue
+            torch._disable_functionalization()
+            laid_out = torch.empty_strided(spec.shape, spec.stride, dtype=inner.dtype, device=inner.device)
+            copied = torch.ops.aten.copy(laid_out, inner)
+            torch._enable_functionalization(reapply_views=True)
+            torch._functionalize_replace(value, copied)
+            torch._functionalize_commit_update(value)
+            torch._sync(value)
+
     def run_node(self, node: fx.Node) -> Any:
         mode = get_proxy_mode()
         assert mode is not None
         last = mode.tracer.graph._root._prev
         out = super().run_node(node)
+        if node.op == "call_function":
+            for place in info(node).writes:
+                if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
+                    self.layouts[storage_root(node.args[place])] = spec_of(node)  # type: ignore[arg-type]
+                else:
+                    self._keep_layout(node.args[place] if place < len(node.args) else None)
         new = mode.tracer.graph._root._prev
         while new is not last and new.op != "root":
             if new.op == "call_function":

@@ -277,7 +277,8 @@ def _multinomial(mode: PhiloxMode, self: Tensor, num_samples: int, replacement: 
         level = mode.uniform(shape, cumulative.dtype, self.device) * cumulative[..., -1:]
         return torch.searchsorted(cumulative, level, right=True).clamp_(max=self.shape[-1] - 1)
     race = -torch.log1p(-mode.uniform(self.shape, _real_type(self.dtype), self.device))
-    return torch.topk(self / race, num_samples, dim=-1).indices
+    # A weight of 0 is never drawn, also not where its exponential number is 0.
+    return torch.topk(torch.where(self > 0, self / race, -1.0), num_samples, dim=-1).indices
 
 
 RULES: dict[Any, Callable[..., Any]] = {
