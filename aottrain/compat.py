@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "autocast_cache",
     "autocast_state",
     "disable_autocast",
+    "disable_modes",
     "dynamo_settings",
     "tree_flatten",
     "tree_map",
@@ -33,6 +34,11 @@ _AUTOCAST_DEVICES = ("cpu", "cuda")
 def disable_autocast() -> torch._C._DisableAutocast:
     """Context manager: autocast is off on every device inside it."""
     return torch._C._DisableAutocast()
+
+
+def disable_modes() -> Any:
+    """Context manager: no dispatch mode sees the ops inside it."""
+    return _disable_current_modes()
 
 
 def dynamo_settings(**settings: Any) -> Any:

@@ -6,6 +6,7 @@ options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.co
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -30,26 +31,41 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
     return compile_graph(options_from_dict(options or {}), CompileReport(), graph, example_inputs)
 
 
+# Programs that TorchDynamo keeps for one piece of code; past it that code runs eagerly.
+RECOMPILE_LIMIT = 16
+
+
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend, each shape compiled on its own.
 
-    Hooks on modules are guarded, which Dynamo skips by default.
+    Hooks on modules are guarded, which Dynamo skips by default. A call in which no program of ours ran is counted as a
+    fallback: past the recompile limit Dynamo runs code eagerly and says so only once.
     """
-    compiled = torch.compile(target, backend=partial(compile_graph, options, report), dynamic=False)
-    settings = dynamo_settings(skip_nnmodule_hook_guards=False)
+    ran = threading.local()
+    compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=False)
+    settings = dynamo_settings(skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        ran.any = False
         with settings:
-            return compiled(*args, **kwargs)
+            out = compiled(*args, **kwargs)
+        if not ran.any:
+            add_fallback(report, "TorchDynamo gave no graph to compile for this call")
+        return out
 
     return call
 
 
 def compile_graph(
-    options: CompileOptions, report: CompileReport, graph: fx.GraphModule, example_inputs: Sequence[Any]
+    options: CompileOptions,
+    report: CompileReport,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    ran: threading.local | None = None,
 ) -> Runner:
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
+    ran = ran or threading.local()
     examples = _examples(graph, example_inputs)
     function = _Inliner(graph).run
     try:
@@ -57,13 +73,13 @@ def compile_graph(
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
-        return _eager(graph, report, str(error))
+        return _eager(graph, report, str(error), ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
-    fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one of them")
+    fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
 
     def run(*args: Any) -> Any:
         batch = {id(args[i]): args[i] for i in places}
@@ -71,6 +87,7 @@ def compile_graph(
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
             return fallback(*args)
+        ran.any = True
         computed = program(primals)
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals)
         return tree_unflatten(leaves, analysis.out_tree)
@@ -78,8 +95,9 @@ def compile_graph(
     return run
 
 
-def _eager(graph: fx.GraphModule, report: CompileReport, reason: str) -> Runner:
+def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threading.local) -> Runner:
     def run(*args: Any) -> Any:
+        ran.any = True
         add_fallback(report, reason)
         return graph(*args)
 

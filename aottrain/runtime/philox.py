@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.compat import disable_modes
 from aottrain.runtime.native import load
 
 _MASK = 0xFFFFFFFF
@@ -214,6 +215,7 @@ def _(state: Tensor, draw: int, low: int, high: int, size: Sequence[int], *, dev
 
 def new_state(device: torch.device) -> Tensor:
     """The (seed, offset) of one call: the seed comes from torch's default generator, which advances by one draw."""
-    seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
-    state = torch.cat([seed, torch.zeros_like(seed)])
+    with disable_modes():  # under philox_eager, too, the seed of a compiled call comes from torch's generator
+        seed = torch.randint(0, 2**63 - 1, (1,), dtype=torch.int64, device="cpu")
+        state = torch.cat([seed, torch.zeros_like(seed)])
     return state if device.type == "cpu" else state.to(device, non_blocking=True)
