@@ -137,6 +137,8 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
         for name, value in slot.items()
         if value is not None
     ]
+    # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
+    recurrent = [(vars(child), dict(vars(child))) for child in module.modules() if isinstance(child, nn.RNNBase)]
     for slot, name, value in slots:
         slot[name] = table[id(value)]
     try:
@@ -145,6 +147,8 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
     finally:
         for slot, name, value in slots:
             slot[name] = value
+        for attributes, before in recurrent:
+            attributes.update(before)
     if moved:
         raise UnsupportedError(f"the program assigns another tensor to {moved[0]}")
 
@@ -176,7 +180,9 @@ def contained() -> Iterator[None]:
     torch.random.default_generator = NoGenerator()  # type: ignore[assignment]
     hooks = _take_saved_tensor_hooks()
     try:
-        yield
+        # oneDNN's LSTM keeps a workspace only while autograd records, which compiled graphs do not: it is decomposed.
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
         if random.getstate() != random_state or str(numpy.random.get_state()) != str(numpy_state):

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from aottrain.compat import PLAIN_TYPES, autocast_state, tree_flatten
 from aottrain.errors import UnsupportedError
@@ -32,6 +33,8 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Ten
 
 
 def describe(tensor: Tensor) -> tuple[Any, ...]:
+    if is_lazy(tensor):
+        raise UnsupportedError("a parameter or buffer gets its shape at the first call")
     if tensor.layout != torch.strided:
         return (type(tensor), tensor.layout)
     return (

@@ -74,7 +74,7 @@ class StateGuard:
         for table, copy in self._copies:
             if isinstance(table, list):
                 table[:] = copy
-            elif dict(table) != copy or list(table) != list(copy):
+            elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
                 table.clear()
                 table.update(copy)
 
