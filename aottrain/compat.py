@@ -23,6 +23,8 @@ __all__ = [
     "dynamo_settings",
     "tree_flatten",
     "tree_map",
+    "no_onednn",
+    "no_saved_tensor_hooks",
     "set_view_origin",
     "tree_unflatten",
     "view_origin",
@@ -69,6 +71,32 @@ PLAIN_TYPES = (
     type(None), bool, int, float, complex, str, bytes, slice, type(...),
     torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
 )  # fmt: skip
+
+
+@contextmanager
+def no_onednn() -> Iterator[None]:
+    """oneDNN's own composite ops are off inside (not through torch.backends, which warns about other devices)."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+@contextmanager
+def no_saved_tensor_hooks() -> Iterator[None]:
+    """The caller's hooks on saved tensors are for the values of the run, not for a tracer's: off inside."""
+    autograd = torch._C._autograd
+    taken = []
+    while (pair := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        autograd._pop_saved_tensors_default_hooks()
+        taken.append(pair)
+    try:
+        yield
+    finally:
+        for pair in reversed(taken):
+            autograd._push_saved_tensors_default_hooks(*pair)
 
 
 def view_origin(value: torch.Tensor) -> Any:

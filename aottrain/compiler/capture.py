@@ -6,22 +6,20 @@ of batch normalisation out, and notes which module and source line each op came 
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
-from aottrain.compat import tree_flatten, tree_map, tree_unflatten
+from aottrain.compat import tree_flatten, tree_unflatten
+from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
 from aottrain.ir.ops import OpKind, hidden_mutation, op_info
@@ -29,8 +27,6 @@ from aottrain.ir.tensor import tensor_spec
 from aottrain.runtime.rng import PhiloxMode, eager_draw
 
 aten = torch.ops.aten
-
-CUSTOM_FUNCTION = "a custom autograd.Function"
 
 
 @dataclass(frozen=True)
@@ -124,112 +120,8 @@ def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]
     return state + [(InputKind.BUFFER, name, value) for name, value in module.named_buffers()]
 
 
-@contextmanager
-def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
-    """Inside, each parameter and buffer slot of the tree holds the stand-in of its tensor (tied ones the same).
-
-    Raises UnsupportedError where the program puts another tensor into a slot: that would be lost with the stand-ins.
-    """
-    slots: list[tuple[dict[str, Any], str, Tensor]] = [
-        (slot, name, value)
-        for child in module.modules()
-        for slot in (child._parameters, child._buffers)
-        for name, value in slot.items()
-        if value is not None
-    ]
-    # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
-    recurrent = [(vars(child), dict(vars(child))) for child in module.modules() if isinstance(child, nn.RNNBase)]
-    for slot, name, value in slots:
-        slot[name] = table[id(value)]
-    try:
-        yield
-        moved = [name for slot, name, value in slots if slot.get(name) is not table[id(value)]]
-    finally:
-        for slot, name, value in slots:
-            slot[name] = value
-        for attributes, before in recurrent:
-            attributes.update(before)
-    if moved:
-        raise UnsupportedError(f"the program assigns another tensor to {moved[0]}")
-
-
-def _take_saved_tensor_hooks() -> list[tuple[Any, Any]]:
-    """The caller's hooks on saved tensors are for the values of the run, not for the tracer's: off, innermost first."""
-    taken = []
-    while (pair := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-        taken.append(pair)
-    return taken
-
-
-@contextmanager
-def contained() -> Iterator[None]:
-    """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
-    backward, grad_mode = torch.autograd.backward, torch.is_grad_enabled()
-    random_state, numpy_state = random.getstate(), numpy.random.get_state()
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise UnsupportedError("the program calls backward() inside")
-
-    class NoGenerator:
-        def __getattr__(self, name: str) -> None:
-            raise UnsupportedError(f"the program calls {name} of torch's random generator")
-
-    generator = torch.random.default_generator
-    torch.autograd.backward = refuse
-    torch.random.default_generator = NoGenerator()  # type: ignore[assignment]
-    hooks = _take_saved_tensor_hooks()
-    try:
-        # oneDNN's LSTM keeps a workspace only while autograd records, which compiled graphs do not: it is decomposed.
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
-        if torch.is_grad_enabled() != grad_mode:
-            raise UnsupportedError("the program changes the grad mode of its caller")
-        if random.getstate() != random_state or str(numpy.random.get_state()) != str(numpy_state):
-            raise UnsupportedError("the program draws from Python's or NumPy's random generator")
-    finally:
-        torch.autograd.backward = backward
-        torch.random.default_generator = generator
-        for pair in reversed(hooks):
-            torch._C._autograd._push_saved_tensors_default_hooks(*pair)
-        torch.set_grad_enabled(grad_mode)
-        random.setstate(random_state)
-        numpy.random.set_state(numpy_state)
-
-
 def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
     return (InputKind.PARAMETER if tensor.requires_grad else InputKind.BUFFER), f"captured{i}", tensor
-
-
-@contextmanager
-def swapping(table: dict[int, Tensor], notes: set[str]) -> Iterator[None]:
-    """Inside, torch functions that are given a tensor of the table (by identity) see its stand-in."""
-    apply = torch.autograd.Function.__dict__["apply"]
-
-    def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
-        notes.add(CUSTOM_FUNCTION)
-        return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
-
-    torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
-    try:
-        with _SwapMode(table) if table else nullcontext():
-            yield
-    finally:
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-
-def _swap(table: dict[int, Tensor], value: Any) -> Any:
-    return tree_map(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
-
-
-class _SwapMode(TorchFunctionMode):
-    def __init__(self, table: dict[int, Tensor]):
-        super().__init__()
-        self.table = table
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
 
 
 def _check_input(name: str, tensor: Tensor) -> None:

@@ -14,13 +14,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import (
-    CUSTOM_FUNCTION,
     CapturedStep,
     CaptureMode,
     Provenance,
     enter_primals,
     fake_primals,
 )
+from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
 from aottrain.ir.tensor import tensor_spec

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from aottrain.compiler.capture import CUSTOM_FUNCTION, CapturedStep
+from aottrain.compiler.capture import CapturedStep
+from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, ancestors, as_module, copy_meta, grad_mode_of
 from aottrain.runtime.program import Replay
 
