@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "compile": "aottrain.compiler.api",
+    "bisect": "aottrain.compiler.bisection",
     "capture": "aottrain.compiler.capture",
     "analyse": "aottrain.compiler.analysis",
     "trace_joint": "aottrain.compiler.joint",

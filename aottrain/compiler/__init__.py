@@ -54,7 +54,7 @@ def compile_call(
 ) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what is not proven equal to eager."""
     log = StageLog()
-    step, analysis = _capture_whole(function, module, args, kwargs, guard, options.rng, log)
+    step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
     plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
@@ -63,7 +63,7 @@ def compile_call(
     return program, step, analysis, describe(joint, plan, parts, options, log.records)
 
 
-def _capture_whole(
+def capture_whole(
     function: Callable[..., Any],
     module: nn.Module | None,
     args: Sequence[Any],

@@ -22,7 +22,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
     replaced = [signature.inputs[i].spec for i in analysis.replaced]
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
     return Program(
-        forward=_runner(parts.forward, kernel),
+        forward=build_runner(parts.forward, kernel),
         build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
@@ -39,10 +39,11 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
 
 def _build_backward(parts: PartitionedGraph, kernel: Kernel, pattern: Pattern) -> Runner:
     assert parts.backward is not None
-    return _runner(specialise_backward(parts.backward, len(parts.residuals), pattern), kernel)
+    return build_runner(specialise_backward(parts.backward, len(parts.residuals), pattern), kernel)
 
 
-def _runner(graph: fx.Graph, kernel: Kernel) -> Runner:
+def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
+    """A boxed function that runs one graph by the chosen backend."""
     if isinstance(kernel, str):
         return aten_runner(graph)
     examples = [value_of(node) for node in placeholders(graph)]

@@ -12,10 +12,11 @@ from aottrain.ir.graph import info, module_of, spec_of
 
 def graph_text(graph: fx.Graph) -> str:
     """`name: dtype[shape] = op(args)  # module`, in program order."""
-    return "\n".join(_line(node) for node in graph.nodes)
+    return "\n".join(node_text(node) for node in graph.nodes)
 
 
-def _line(node: fx.Node) -> str:
+def node_text(node: fx.Node) -> str:
+    """One line for one node."""
     if node.op == "output":
         return f"return {_argument(node.args[0])}"
     spec = spec_of(node)

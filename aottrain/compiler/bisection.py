@@ -1,0 +1,314 @@
+"""bisect: which stage of the compiler, and which node of its graph, first gives another value than eager.
+
+The ladder is eager -> joint -> functional -> simplified -> partitioned -> kernel. Each rung runs on the same inputs,
+(seed, offset) and tangents; the first whose outputs, state updates or gradients differ is guilty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
+from aottrain.compiler import capture_whole
+from aottrain.compiler.analysis import Analysis, analyse
+from aottrain.compiler.api import CompiledModule
+from aottrain.compiler.capture import CapturedStep, enter_primals
+from aottrain.compiler.functional import functionalize
+from aottrain.compiler.joint import trace_joint
+from aottrain.compiler.linking import build_runner
+from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.partition.split import apply_partition
+from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.simplification import simplify
+from aottrain.compiler.stages import StageLog
+from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
+from aottrain.ir.text import node_text
+from aottrain.runtime.philox import new_state
+from aottrain.runtime.rng import PhiloxMode
+from aottrain.runtime.state import StateGuard
+
+Results = dict[str, Any]  # "output 0", "update of running_mean", "gradient of weight" -> value
+Values = dict[str, Any]  # node name -> value
+
+# Rounding that a legal reordering of sums may cause, relative to the largest element. Elements far below _FLOOR are
+# noise: a bias before a batch norm has a gradient of zero.
+_FLOOR = 1e-2
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """The first difference. stage: "joint", "functional", ...; None where all agree with eager. what: the result that
+    differs; node: text of the first node whose inputs agree and whose value does not ("" where it cannot be told);
+    error: largest absolute difference; script: a file that shows the node's values without aottrain."""
+
+    stage: str | None
+    what: str = ""
+    node: str = ""
+    module: str = ""
+    source: str = ""
+    error: float = 0.0
+    script: str = ""
+
+    def __str__(self) -> str:
+        if self.stage is None:
+            return "every stage agrees with eager"
+        place = ", ".join(part for part in (self.module, self.source) if part)
+        node = f"; first at `{self.node}`" + (f" ({place})" if place else "") if self.node else ""
+        script = f"; see {self.script}" if self.script else ""
+        return f"stage {self.stage}: {self.what} differs from the stage before by {self.error:.3g}{node}{script}"
+
+
+@dataclass(frozen=True)
+class _Rung:
+    name: str
+    results: Results
+    values: Values
+    nodes: dict[str, fx.Node]
+
+
+def bisect(
+    target: Callable[..., Any],
+    inputs: Sequence[Any],
+    *,
+    partition: str | None = None,
+    budget: float | None = None,
+    kernel: Kernel = "aten",
+    folder: str | Path | None = None,
+) -> Guilty:
+    """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`.
+
+    `target` is a function or a module. With `folder`, a script that shows the guilty node's values without aottrain is
+    written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
+    program cannot be compiled at all.
+    """
+    options = check_options(partition, budget, kernel, "trace", "philox", "error")
+    if isinstance(target, CompiledModule):
+        target = target.compiled_call.module or target
+    module = target if isinstance(target, nn.Module) else None
+    step, _ = capture_whole(target, module, inputs, {}, StateGuard(target), options.rng, StageLog())
+    return bisect_step(step, options, folder)
+
+
+def bisect_step(step: CapturedStep, options: CompileOptions, folder: str | Path | None = None) -> Guilty:
+    """Climb the ladder for one captured call. `folder`: where the reproducing script goes; None writes none."""
+    analysis = analyse(step)
+    state = new_state(step.device)
+    tangents = _make_tangents(step, analysis)
+    last = _Rung("eager", _run_eager(step, analysis, state, tangents), {}, {})
+    for build in _ladder(step, analysis, options, state, tangents):
+        rung = build()
+        found = _compare(last, rung, folder)
+        if found is not None:
+            return found
+        last = rung
+    return Guilty(None)
+
+
+def _make_tangents(step: CapturedStep, analysis: Analysis) -> list[Tensor]:
+    specs = [known.spec for known in analysis.computed if known.requires_grad]
+    specs += [step.inputs[i].spec for i in analysis.replaced]
+    generator = torch.Generator().manual_seed(0)
+    made = []
+    for spec in specs if analysis.needs_gradient else []:
+        tangent = torch.randn(spec.shape, generator=generator, dtype=torch.float64)
+        made.append(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(tangent))
+    return made
+
+
+def _copies(step: CapturedStep) -> list[Tensor]:
+    """Leaves with the primals' values and strides: what a run mutates is not the caller's."""
+    found = []
+    for value in step.primals:
+        copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+        found.append(copy.copy_(value.detach()).requires_grad_(value.requires_grad))
+    return found
+
+
+def _run_eager(step: CapturedStep, analysis: Analysis, state: Tensor, tangents: Sequence[Tensor]) -> Results:
+    leaves = _copies(step)
+    with autocast_cache(torch.is_autocast_cache_enabled()), PhiloxMode(state):
+        primals = enter_primals(step, leaves, analysis.replaced)
+        flat, _ = tree_flatten(step.call(primals))
+    outputs = [*analysis.computed_outputs(flat), *(primals[i] for i in analysis.replaced)]
+    results: Results = {f"output {i}": value.detach() for i, value in enumerate(outputs[: len(analysis.computed)])}
+    results |= {f"update of {step.inputs[i].name}": primals[i].detach() for i in analysis.mutated}
+    if analysis.needs_gradient:
+        wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad]
+        chosen = [value for value, known in zip(outputs, _differentiable(analysis), strict=True) if known]
+        with disable_autocast():
+            gradients = torch.autograd.grad(chosen, [leaves[i] for i in wanted], list(tangents), allow_unused=True)
+        results |= {f"gradient of {step.inputs[i].name}": g for i, g in zip(wanted, gradients, strict=True)}
+    return results
+
+
+def _differentiable(analysis: Analysis) -> list[bool]:
+    return [known.requires_grad for known in analysis.computed] + [True] * len(analysis.replaced)
+
+
+def _ladder(
+    step: CapturedStep, analysis: Analysis, options: CompileOptions, state: Tensor, tangents: Sequence[Tensor]
+) -> list[Callable[[], _Rung]]:
+    stages: dict[str, Any] = {}
+
+    def inputs(joint: JointGraph) -> list[Tensor]:
+        return [*(value.detach() for value in _copies(step)), *joint.constants, state, *tangents]
+
+    def whole(name: str, make: Callable[[], JointGraph]) -> Callable[[], _Rung]:
+        def climb() -> _Rung:
+            joint = stages[name] = make()
+            given = inputs(joint)
+            values, outputs = _record(joint.graph, given)
+            results = _named(joint, outputs)
+            for i in analysis.mutated:  # before functionalization an update is a write to the input
+                results.setdefault(f"update of {step.inputs[i].name}", given[i])
+            return _Rung(name, results, values, {node.name: node for node in joint.graph.nodes})
+
+        return climb
+
+    def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
+        def climb() -> _Rung:
+            joint: JointGraph = stages["simplified"]
+            parts = apply_partition(joint, plan_partition(joint, options.partition, options.budget))
+            return _run_halves(name, joint, parts, kernel, inputs(joint))
+
+        return climb
+
+    rungs = [
+        whole("joint", lambda: trace_joint(step, analysis)),
+        whole("functional", lambda: functionalize(stages["joint"])),
+        whole("simplified", lambda: simplify(stages["functional"])),
+        halves("partitioned", "aten"),
+    ]
+    return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
+
+
+def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: Kernel, given: list[Tensor]) -> _Rung:
+    tangents = len(joint.inputs_of(InputKind.TANGENT))
+    primals, late = given[: len(given) - tangents], given[len(given) - tangents :]
+    nodes = {node.name: node for node in parts.forward.nodes}
+    if kernel == "aten":
+        values, outputs = _record(parts.forward, primals)
+    else:
+        values, outputs = {}, build_runner(parts.forward, kernel)(list(primals))
+    count = parts.num_forward_outputs
+    residuals = dict(zip((name for name, _ in parts.residuals), outputs[count:], strict=True))
+    flat = list(outputs[:count])
+    if parts.backward is not None:
+        for node in parts.backward.nodes:
+            nodes.setdefault(node.name, node)
+        if kernel == "aten":
+            more, gradients = _record(parts.backward, [*residuals.values(), *late])
+            values |= more
+        else:
+            gradients = build_runner(parts.backward, kernel)([*residuals.values(), *late])
+        flat += list(gradients)
+    results = _named(joint, flat) | {f"residual {key}": value for key, value in residuals.items() if kernel != "aten"}
+    return _Rung(name, results, values | residuals, nodes)
+
+
+def _named(joint: JointGraph, outputs: Sequence[Any]) -> Results:
+    words = {OutputKind.OUTPUT: "output", OutputKind.GRADIENT: "gradient of"}
+    found: Results = {}
+    for spec, value in zip(joint.signature.outputs, outputs, strict=True):
+        label = spec.target if spec.kind is OutputKind.OUTPUT else spec.name
+        found[f"{words.get(spec.kind, 'update of')} {label}"] = value
+    return found
+
+
+def _record(graph: fx.Graph, inputs: Sequence[Tensor]) -> tuple[Values, list[Any]]:
+    """Every node's value (copied, for a later node may write it), and the outputs."""
+    values: Values = {}
+
+    class Recorder(fx.Interpreter):
+        def run_node(self, node: fx.Node) -> Any:
+            out = super().run_node(node)
+            values[node.name] = out.clone() if isinstance(out, Tensor) else out
+            return out
+
+    with torch.no_grad(), disable_autocast():
+        outputs = Recorder(fx.GraphModule(nn.Module(), graph)).run(*inputs)
+    return values, list(outputs)
+
+
+def _compare(last: _Rung, rung: _Rung, folder: str | Path | None) -> Guilty | None:
+    for what, value in rung.results.items():
+        known = last.results.get(what, last.values.get(what.removeprefix("residual "), _UNKNOWN))
+        error = 0.0 if known is _UNKNOWN else _difference(known, value)
+        if error:
+            return _blame(last, rung, what, error, folder)
+    return None
+
+
+_UNKNOWN = object()
+
+
+def _blame(last: _Rung, rung: _Rung, what: str, error: float, folder: str | Path | None) -> Guilty:
+    """The first node, in program order, whose inputs agree with the rung before and whose value does not."""
+    wrong = {
+        name for name, value in rung.values.items() if name in last.values and _difference(last.values[name], value)
+    }
+    for name, node in rung.nodes.items():
+        if name in wrong and not any(source.name in wrong for source in node.all_input_nodes):
+            script = "" if folder is None else _write_script(Path(folder), node, last, rung)
+            return Guilty(rung.name, what, node_text(node), module_of(node), source_of(node), error, script)
+    return Guilty(rung.name, what, error=error)
+
+
+def _difference(a: Any, b: Any) -> float:
+    """0 where two values agree within rounding; infinity where they cannot be compared."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return 0.0 if type(a) is type(b) else float("inf")
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if torch.equal(a, b) or a.numel() == 0:
+        return 0.0
+    if a.dtype not in _TOLERANCE:
+        return float("inf")
+    wide_a, wide_b = a.double(), b.double()
+    finite = wide_a.isfinite() & wide_b.isfinite()
+    if not torch.equal(wide_a[~finite].nan_to_num(nan=7.0), wide_b[~finite].nan_to_num(nan=7.0)):
+        return float("inf")
+    error = float((wide_a - wide_b)[finite].abs().max()) if bool(finite.any()) else 0.0
+    scale = float(wide_a[finite].abs().max()) if bool(finite.any()) else 0.0
+    return error if error > _TOLERANCE[a.dtype] * max(scale, _FLOOR) else 0.0
+
+
+def _write_script(folder: Path, node: fx.Node, last: _Rung, rung: _Rung) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    inputs = {source.name: last.values.get(source.name) for source in node.all_input_nodes}
+    torch.save(
+        {"inputs": inputs, "expected": last.values[node.name], "found": rung.values[node.name]}, folder / "values.pt"
+    )
+    path = folder / "reproduce.py"
+    path.write_text(
+        f'"""Stage {rung.name}: {node_text(node)}"""\n'
+        "import pathlib\n\nimport torch\n\n"
+        'saved = torch.load(pathlib.Path(__file__).parent / "values.pt")\n'
+        + "".join(f"{name} = saved['inputs'][{name!r}]\n" for name in inputs)
+        + _call_text(node)
+        + 'print("largest difference, found:", (saved["found"] - saved["expected"]).abs().max())\n'
+    )
+    return str(path)
+
+
+def _call_text(node: fx.Node) -> str:
+    if node.op != "call_function" or not info(node).name.startswith("aten."):
+        return "# the value of this node is not one PyTorch op of its inputs\n"
+    arguments = [_literal(value) for value in node.args] + [f"{k}={_literal(v)}" for k, v in node.kwargs.items()]
+    call = f"torch.ops.{info(node).name}({', '.join(arguments)})"
+    return f'again = {call}\nprint("largest difference, run again:", (again - saved["expected"]).abs().max())\n'
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return value.name
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)

@@ -1,0 +1,89 @@
+"""aottrain.bisect names the stage, and the node, that first differs from eager. Each bug here is planted."""
+
+import runpy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aottrain
+from aottrain.compiler import bisection
+from aottrain.ir.plan import PartitionPlan
+
+aten = torch.ops.aten
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return F.dropout(self.last(self.norm(self.first(x)).relu()), 0.3).sum()
+
+
+@pytest.fixture
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+def test_a_right_compiler_has_no_guilty_stage(net):
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    assert aottrain.bisect(net, (torch.randn(6, 4),), budget=0.3).stage is None
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert all(parameter.grad is None for parameter in net.parameters())
+
+
+def swap(target, other):
+    def plant(joint):
+        for node in joint.graph.nodes:
+            if node.target is target:
+                node.target = other
+        return joint
+
+    return plant
+
+
+@pytest.mark.parametrize(
+    ("attribute", "stage"), [("trace_joint", "joint"), ("functionalize", "functional"), ("simplify", "simplified")]
+)
+def test_a_wrong_op_is_found_in_its_stage(net, monkeypatch, tmp_path, attribute, stage):
+    right, plant = getattr(bisection, attribute), swap(aten.relu.default, aten.abs.default)
+    monkeypatch.setattr(bisection, attribute, lambda *args: plant(right(*args)))
+    found = aottrain.bisect(net, (torch.randn(6, 4),), folder=tmp_path)
+    assert found.stage == stage and "output 0" in found.what
+    if stage == "simplified":  # the rung before has the same node names
+        assert "abs(" in found.node and found.module == "" and found.source.startswith("test_bisection.py")
+        assert (tmp_path / "reproduce.py").exists()
+        saved = runpy.run_path(str(tmp_path / "reproduce.py"))
+        assert not torch.equal(saved["again"], saved["saved"]["expected"])
+
+
+def test_a_wrong_split_is_found(net, monkeypatch):
+    right = bisection.apply_partition
+
+    def swapped(joint, plan: PartitionPlan):
+        parts = right(joint, plan)
+        output = parts.backward.output_node()
+        first, second, *rest = output.args[0]
+        output.args = ([second, first, *rest],)
+        return parts
+
+    monkeypatch.setattr(bisection, "apply_partition", swapped)
+    found = aottrain.bisect(net, (torch.randn(6, 4),))
+    assert found.stage == "partitioned" and found.what.startswith("gradient of first.")
+
+
+def test_a_wrong_kernel_is_found(net):
+    def scaled(graph, examples):
+        def run(*inputs):
+            return [v * 1.5 if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in graph(*inputs)]
+
+        return run
+
+    found = aottrain.bisect(net, (torch.randn(6, 4),), kernel=scaled)
+    assert found.stage == "kernel" and "kernel" in str(found)
