@@ -112,6 +112,7 @@ class VerifyConfig:
     steps: int = setting(1, low=0)
     loss_tolerance: float = setting(1e-4, above=0)
     grad_tolerance: float = setting(1e-3, above=0)
+    bisect: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

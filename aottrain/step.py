@@ -5,7 +5,7 @@ The trainer never imports the compiler, and the compiler never imports the train
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -35,5 +35,6 @@ class TrainStep(Protocol):
 
     engine: str
     report: CompileReport | None
+    explain: Callable[[Batch], str] | None
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult: ...

@@ -25,8 +25,10 @@ def stacked_bar(parts: Sequence[tuple[str, float, str]], *, title: str) -> str:
         rectangles.append(f'<rect class="{colour}" x="{left:.2f}" width="{width:.2f}" height="28">{caption}</rect>')
         legend.append(f'<li><span class="key {colour}"></span>{escape(label)} <b>{escape(text)}</b></li>')
         left += width
-    svg = (f'<svg class="bar" viewBox="0 0 {WIDTH} 28" preserveAspectRatio="none" role="img" '
-           f'aria-label="{escape(title, quote=True)}">{"".join(rectangles)}</svg>')
+    svg = (
+        f'<svg class="bar" viewBox="0 0 {WIDTH} 28" preserveAspectRatio="none" role="img" '
+        f'aria-label="{escape(title, quote=True)}">{"".join(rectangles)}</svg>'
+    )
     return f'{svg}<ul class="legend">{"".join(legend)}</ul>'
 
 
@@ -37,7 +39,9 @@ def bars(rows: Sequence[tuple[str, float, str]], *, emphasised: str) -> str:
     for label, value, text in rows:
         mark = "strong" if label == emphasised else "weak"
         rectangle = f'<rect class="{mark}" width="{WIDTH * value / largest:.2f}" height="10"/>'
-        lines.append(f'<div class="row {mark}"><span>{escape(label)}</span>'
-                     f'<svg viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none" aria-hidden="true">{rectangle}</svg>'
-                     f'<b>{escape(text)}</b></div>')
+        lines.append(
+            f'<div class="row {mark}"><span>{escape(label)}</span>'
+            f'<svg viewBox="0 0 {WIDTH} 10" preserveAspectRatio="none" aria-hidden="true">{rectangle}</svg>'
+            f"<b>{escape(text)}</b></div>"
+        )
     return f'<div class="bars">{"".join(lines)}</div>'

@@ -36,9 +36,11 @@ def render(report: CompileReport, summary: Mapping[str, Any] | None = None) -> s
         body += [_cards(main, report, summary), _saved_comparison(main, summary)]
     for number, graph in enumerate(report.graphs, 1):
         body.append(_program(graph, number, len(report.graphs)))
-    return (f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: compile report</title>\n'
-            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{CSS}</style></head>\n'
-            f"<body><main>\n{chr(10).join(part for part in body if part)}\n</main></body></html>\n")
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: compile report</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{CSS}</style></head>\n'
+        f"<body><main>\n{chr(10).join(part for part in body if part)}\n</main></body></html>\n"
+    )
 
 
 def _main_graph(report: CompileReport) -> GraphReport | None:
@@ -61,12 +63,16 @@ def _header(report: CompileReport, summary: Mapping[str, Any]) -> str:
 def _fallbacks(report: CompileReport) -> str:
     if not report.fallbacks:
         return '<p class="good">Everything ran compiled: no fallbacks to eager.</p>'
-    rows = [_row(_cell(format_count(fallback.count), "number"), _cell(fallback.reason), _source(fallback))
-            for fallback in report.fallbacks]
+    rows = [
+        _row(_cell(format_count(fallback.count), "number"), _cell(fallback.reason), _source(fallback))
+        for fallback in report.fallbacks
+    ]
     count = report.num_fallbacks
-    return (f'<section class="alarm"><h2>{format_count(count)} call{"" if count == 1 else "s"} ran eagerly</h2>'
-            f'<p>These calls were not compiled; their results are eager PyTorch\'s own.</p>'
-            f'{_table(("calls", "why", "where"), rows, numbers=(0,))}</section>')
+    return (
+        f'<section class="alarm"><h2>{format_count(count)} call{"" if count == 1 else "s"} ran eagerly</h2>'
+        f"<p>These calls were not compiled; their results are eager PyTorch's own.</p>"
+        f"{_table(('calls', 'why', 'where'), rows, numbers=(0,))}</section>"
+    )
 
 
 def _source(fallback: Fallback) -> str:
@@ -92,8 +98,10 @@ def _cards(graph: GraphReport, report: CompileReport, summary: Mapping[str, Any]
 
 
 def _card(title: str, figure: str, note: str) -> str:
-    return (f'<div class="card"><h3>{escape(title)}</h3><div class="figure">{escape(figure)}</div>'
-            f"<p>{escape(note)}</p></div>")
+    return (
+        f'<div class="card"><h3>{escape(title)}</h3><div class="figure">{escape(figure)}</div>'
+        f"<p>{escape(note)}</p></div>"
+    )
 
 
 def _measured_note(graph: GraphReport, summary: Mapping[str, Any]) -> str:
@@ -119,25 +127,36 @@ def _saved_comparison(graph: GraphReport, summary: Mapping[str, Any]) -> str:
     if summary.get("eager_saved_bytes"):
         rows.append(("eager PyTorch", summary["eager_saved_bytes"]))
     drawn = bars([(label, size, format_bytes(size)) for label, size in rows], emphasised=ours)
-    return (f'<h3>Bytes kept between forward and backward<small>without parameters, buffers and the batch</small></h3>'
-            f'<div class="panel">{drawn}</div>')
+    return (
+        f"<h3>Bytes kept between forward and backward<small>without parameters, buffers and the batch</small></h3>"
+        f'<div class="panel">{drawn}</div>'
+    )
 
 
 def _program(graph: GraphReport, number: int, total: int) -> str:
     kind = "forward and backward" if graph.mode == "train" else "forward alone"
     name = "The program" if total == 1 else f"Program {number} of {total}"
     sizes = ", ".join(f"{part} {format_count(size)} nodes" for part, size in graph.num_nodes.items())
-    parts = [f'<h2>{name}: {kind}</h2><p class="dim">{escape(sizes)}; {format_count(graph.num_draws)} random draws per '
-             f"call; {_kernels(graph)}.</p>", _memory(graph)]
+    parts = [
+        f'<h2>{name}: {kind}</h2><p class="dim">{escape(sizes)}; {format_count(graph.num_draws)} random draws per '
+        f"call; {_kernels(graph)}.</p>",
+        _memory(graph),
+    ]
     if graph.saved:
         count = f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"
-        parts += [f"<h3>Saved for backward<small>{count}</small></h3>", _modules(graph.saved),
-                  _values(by_size(graph.saved))]
+        parts += [
+            f"<h3>Saved for backward<small>{count}</small></h3>",
+            _modules(graph.saved),
+            _values(by_size(graph.saved)),
+        ]
     if graph.recomputed:
         count = f"{len(graph.recomputed)} values, {format_flops(graph.recompute_flops)}"
         parts.append(f"<h3>Recomputed in the backward<small>{count}</small></h3>{_values(by_cost(graph.recomputed))}")
-    parts += [_stages(graph), _graph_text("Forward graph", graph.forward_text, graph.num_nodes.get("forward")),
-              _graph_text("Backward graph", graph.backward_text, graph.num_nodes.get("backward"))]
+    parts += [
+        _stages(graph),
+        _graph_text("Forward graph", graph.forward_text, graph.num_nodes.get("forward")),
+        _graph_text("Backward graph", graph.backward_text, graph.num_nodes.get("backward")),
+    ]
     return "\n".join(part for part in parts if part)
 
 
@@ -152,40 +171,56 @@ def _memory(graph: GraphReport) -> str:
     if not parts:
         return ""
     total = format_bytes(sum(size for _, size, _ in parts))
-    return (f'<h3>Memory at the predicted peak<small>{total}</small></h3>'
-            f'<div class="panel">{stacked_bar(parts, title="Memory at the predicted peak, by category")}</div>')
+    return (
+        f"<h3>Memory at the predicted peak<small>{total}</small></h3>"
+        f'<div class="panel">{stacked_bar(parts, title="Memory at the predicted peak, by category")}</div>'
+    )
 
 
 def _modules(values: Sequence[ValueRecord]) -> str:
     rows = by_module(values)
     drawn = bars([(module, size, format_bytes(size)) for module, _, size in rows], emphasised="")
-    return (f"<details open><summary>By module<small>{len(rows)}</small></summary>"
-            f'<div class="panel long">{drawn}</div></details>')
+    return (
+        f"<details open><summary>By module<small>{len(rows)}</small></summary>"
+        f'<div class="panel long">{drawn}</div></details>'
+    )
 
 
 def _values(values: Sequence[ValueRecord]) -> str:
-    rows = [_row(
-        f'<td><span class="mono">{escape(value.name)}</span><small class="mono">{escape(value.op)}</small></td>',
-        f'<td>{escape(value.module) or "&ndash;"}<small>{escape(value.source)}</small></td>',
-        f'<td class="keep">{escape(format_shape(value.shape))}<small>{escape(value.dtype)}</small></td>',
-        _cell(format_bytes(value.num_bytes), "number"),
-        _cell(format_flops(value.recompute_flops), "number"),
-        _cell(value.reason),
-    ) for value in values]
+    rows = [
+        _row(
+            f'<td><span class="mono">{escape(value.name)}</span><small class="mono">{escape(value.op)}</small></td>',
+            f"<td>{escape(value.module) or '&ndash;'}<small>{escape(value.source)}</small></td>",
+            f'<td class="keep">{escape(format_shape(value.shape))}<small>{escape(value.dtype)}</small></td>',
+            _cell(format_bytes(value.num_bytes), "number"),
+            _cell(format_flops(value.recompute_flops), "number"),
+            _cell(value.reason),
+        )
+        for value in values
+    ]
     header = ("value and op", "module and line", "shape and type", "size", "cost to recompute", "reason")
     return _table(header, rows, numbers=(3, 4))
 
 
 def _stages(graph: GraphReport) -> str:
     parts = [(stage.name, stage.seconds, format_seconds(stage.seconds)) for stage in graph.stages]
-    rows = [_row(_cell(stage.name), _cell(format_seconds(stage.seconds), "number"),
-                 _cell(format_count(stage.num_nodes_before), "number"),
-                 _cell(format_count(stage.num_nodes_after), "number"), _cell(stage.note)) for stage in graph.stages]
+    rows = [
+        _row(
+            _cell(stage.name),
+            _cell(format_seconds(stage.seconds), "number"),
+            _cell(format_count(stage.num_nodes_before), "number"),
+            _cell(format_count(stage.num_nodes_after), "number"),
+            _cell(stage.note),
+        )
+        for stage in graph.stages
+    ]
     header = ("stage", "time", "nodes before", "nodes after", "note")
     texts = [_graph_text(f"After {stage.name}", stage.after, stage.num_nodes_after) for stage in graph.stages]
-    return (f'<h3>Stages<small>{format_seconds(graph.compile_s)}</small></h3>'
-            f'<div class="panel">{stacked_bar(parts, title="Compile time by stage")}</div>'
-            f'{_table(header, rows, numbers=(1, 2, 3))}{"".join(texts)}')
+    return (
+        f"<h3>Stages<small>{format_seconds(graph.compile_s)}</small></h3>"
+        f'<div class="panel">{stacked_bar(parts, title="Compile time by stage")}</div>'
+        f"{_table(header, rows, numbers=(1, 2, 3))}{''.join(texts)}"
+    )
 
 
 def _graph_text(title: str, text: str, num_nodes: int | None) -> str:
@@ -196,8 +231,10 @@ def _graph_text(title: str, text: str, num_nodes: int | None) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[str], *, numbers: Sequence[int] = ()) -> str:
-    cells = (f'<th class="number">{escape(name)}</th>' if index in numbers else f"<th>{escape(name)}</th>"
-             for index, name in enumerate(header))
+    cells = (
+        f'<th class="number">{escape(name)}</th>' if index in numbers else f"<th>{escape(name)}</th>"
+        for index, name in enumerate(header)
+    )
     return f'<div class="scroll"><table><thead>{_row(*cells)}</thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 

@@ -32,8 +32,13 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterab
     widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
     aligned_right = set(right)
     lines.insert(1, ["-" * width for width in widths])
-    text = ["  ".join(cell.rjust(width) if index in aligned_right else cell.ljust(width)
-                      for index, (cell, width) in enumerate(zip(line, widths, strict=True))) for line in lines]
+    text = [
+        "  ".join(
+            cell.rjust(width) if index in aligned_right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
     return "\n".join(line.rstrip() for line in text)
 
 
@@ -51,16 +56,35 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         sections.append("Saved for backward\n" + _value_table(by_size(graph.saved), max_rows))
     if graph.recomputed:
         sections.append("Recomputed in the backward\n" + _value_table(by_cost(graph.recomputed), max_rows))
-    stages = [(stage.name, format_seconds(stage.seconds), format_count(stage.num_nodes_before),
-               format_count(stage.num_nodes_after), stage.note) for stage in graph.stages]
+    stages = [
+        (
+            stage.name,
+            format_seconds(stage.seconds),
+            format_count(stage.num_nodes_before),
+            format_count(stage.num_nodes_after),
+            stage.note,
+        )
+        for stage in graph.stages
+    ]
     header = ("stage", "time", "nodes before", "nodes after", "note")
     sections.append("Stages\n" + table(header, stages, right=[1, 2, 3]))
     return sections
 
 
 def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
-    rows = [(value.name, value.module, value.op.removeprefix("aten."), format_shape(value.shape), value.dtype,
-             format_bytes(value.num_bytes), format_flops(value.recompute_flops), value.reason) for value in values]
+    rows = [
+        (
+            value.name,
+            value.module,
+            value.op.removeprefix("aten."),
+            format_shape(value.shape),
+            value.dtype,
+            format_bytes(value.num_bytes),
+            format_flops(value.recompute_flops),
+            value.reason,
+        )
+        for value in values
+    ]
     header = ("value", "module", "op", "shape", "dtype", "size", "recompute", "reason")
     shown = table(header, _limit(rows, max_rows), right=[5, 6])
     if max_rows is None or len(rows) <= max_rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ from aottrain.config import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError
-from aottrain.step import TrainStep
+from aottrain.step import Batch, TrainStep
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.loop import Job, start_streams
 from aottrain.trainer.optim import build_optimizer
@@ -83,15 +84,17 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int) -> 
         return ModuleStep(engine, torch.compile(module), tokens_per_batch=tokens_per_batch)
     import aottrain  # the compiler, which the other engines do without
 
-    compiled = aottrain.compile(
-        module,
-        capture="trace",
-        partition=config.partition.strategy,
-        budget=config.partition.budget,
-        kernel=load_kernel(config),
-        on_unsupported=config.engine.on_unsupported,
-    )
-    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, report=compiled.report)
+    plan = {
+        "partition": config.partition.strategy,
+        "budget": config.partition.budget,
+        "kernel": load_kernel(config),
+    }
+    compiled = aottrain.compile(module, capture="trace", on_unsupported=config.engine.on_unsupported, **plan)
+
+    def explain(batch: Batch) -> str:
+        return str(aottrain.bisect(module, batch, folder=Path(config.output_dir) / "bisect", **plan))
+
+    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, report=compiled.report, explain=explain)
 
 
 def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
@@ -121,5 +124,3 @@ def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[
         return (SAMPLE_PROMPT + written).decode(errors="replace")
 
     return sample
-
-

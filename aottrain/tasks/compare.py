@@ -30,7 +30,13 @@ Summary = Mapping[str, Any]
 
 # What a row takes from summary.json, as the median over the rounds.
 MEDIAN_FIGURES = (
-    "step_ms_median", "step_ms_p90", "tokens_per_s", "samples_per_s", "peak_bytes", "saved_bytes", "fallbacks",
+    "step_ms_median",
+    "step_ms_p90",
+    "tokens_per_s",
+    "samples_per_s",
+    "peak_bytes",
+    "saved_bytes",
+    "fallbacks",
 )
 
 
@@ -72,13 +78,31 @@ def run(config: RunConfig) -> int:
 def render(rows: Sequence[Row], baseline: str, config: RunConfig) -> str:
     """The table with its notes."""
     per_second = "tokens/s" if any(row.tokens_per_s for row in rows) else "samples/s"
-    header = ("engine", "compile", "step (median)", per_second, f"speed vs {baseline}", "peak memory", "saved",
-              "max loss error", "verdict")
-    lines = [(row.engine, _shown(format_seconds, row.compile_s or None),  # eager's 0 s is no compile time
-              _shown(lambda value: format_seconds(value / 1e3), row.step_ms_median),
-              _shown(lambda value: format_count(round(value)), row.tokens_per_s or row.samples_per_s), _speed(row),
-              _shown(format_bytes, row.peak_bytes), _shown(format_bytes, row.saved_bytes),
-              _shown(lambda value: f"{value:.1e}", row.max_loss_error), row.verdict) for row in rows]
+    header = (
+        "engine",
+        "compile",
+        "step (median)",
+        per_second,
+        f"speed vs {baseline}",
+        "peak memory",
+        "saved",
+        "max loss error",
+        "verdict",
+    )
+    lines = [
+        (
+            row.engine,
+            _shown(format_seconds, row.compile_s or None),  # eager's 0 s is no compile time
+            _shown(lambda value: format_seconds(value / 1e3), row.step_ms_median),
+            _shown(lambda value: format_count(round(value)), row.tokens_per_s or row.samples_per_s),
+            _speed(row),
+            _shown(format_bytes, row.peak_bytes),
+            _shown(format_bytes, row.saved_bytes),
+            _shown(lambda value: f"{value:.1e}", row.max_loss_error),
+            row.verdict,
+        )
+        for row in rows
+    ]
     return "\n".join([table(header, lines, right=range(1, 8)), "", *_notes(rows, baseline, config)])
 
 
@@ -107,7 +131,9 @@ def loss_config(config: RunConfig, engine: str) -> RunConfig:
     if any(field.name == "dropout" for field in dataclasses.fields(model)):
         model = dataclasses.replace(model, dropout=0.0)
     return _for_engine(
-        config, engine, config.compare.loss_steps,
+        config,
+        engine,
+        config.compare.loss_steps,
         recipe=dataclasses.replace(config.recipe, model=model),
         logger=dataclasses.replace(config.logger, name="csv"),
         measure=dataclasses.replace(config.measure, memory=False),
@@ -124,8 +150,13 @@ def _for_engine(config: RunConfig, engine: str, steps: int, **changes: Any) -> R
         # The schedule of the whole run, of which these are the first steps.
         schedule = dataclasses.replace(schedule, total_steps=config.trainer.steps)
     return dataclasses.replace(
-        config, task="train", resume=None, trainer=trainer, lr_schedule=schedule,
-        engine=dataclasses.replace(config.engine, name=engine), verify=dataclasses.replace(config.verify, steps=0),
+        config,
+        task="train",
+        resume=None,
+        trainer=trainer,
+        lr_schedule=schedule,
+        engine=dataclasses.replace(config.engine, name=engine),
+        verify=dataclasses.replace(config.verify, steps=0),
         **changes,
     )
 
@@ -169,28 +200,43 @@ def _read_losses(path: Path) -> list[float]:
         return [float(row["train/loss"] or "nan") for row in csv.DictReader(file)]
 
 
-def _row(engine: str, baseline: str, rounds: Sequence[Mapping[str, Summary]], losses: Mapping[str, Sequence[float]],
-         errors: Mapping[str, str], tolerance: float) -> Row:
+def _row(
+    engine: str,
+    baseline: str,
+    rounds: Sequence[Mapping[str, Summary]],
+    losses: Mapping[str, Sequence[float]],
+    errors: Mapping[str, str],
+    tolerance: float,
+) -> Row:
     summaries = [summaries[engine] for summaries in rounds if engine in summaries]
-    ratios = [summaries[baseline]["step_ms_median"] / summaries[engine]["step_ms_median"]
-              for summaries in rounds if {engine, baseline} <= summaries.keys()
-              and summaries[baseline].get("step_ms_median") and summaries[engine].get("step_ms_median")]
+    ratios = [
+        summaries[baseline]["step_ms_median"] / summaries[engine]["step_ms_median"]
+        for summaries in rounds
+        if {engine, baseline} <= summaries.keys()
+        and summaries[baseline].get("step_ms_median")
+        and summaries[engine].get("step_ms_median")
+    ]
     error = None
     if engine in losses and baseline in losses:
         error = loss_error(losses[engine], losses[baseline])
     verdict, reason = _verdict(engine, baseline, error, errors, tolerance)
     return Row(
-        engine, verdict, reason,
+        engine,
+        verdict,
+        reason,
         # The first round compiles from scratch; later ones may find caches.
         compile_s=summaries[0].get("compile_s") if summaries else None,
         **{name: _median(summaries, name) for name in MEDIAN_FIGURES},
-        speedup=statistics.median(ratios) if ratios else None, speedup_min=min(ratios, default=None),
-        speedup_max=max(ratios, default=None), max_loss_error=error,
+        speedup=statistics.median(ratios) if ratios else None,
+        speedup_min=min(ratios, default=None),
+        speedup_max=max(ratios, default=None),
+        max_loss_error=error,
     )
 
 
-def _verdict(engine: str, baseline: str, error: float | None, errors: Mapping[str, str],
-             tolerance: float) -> tuple[str, str]:
+def _verdict(
+    engine: str, baseline: str, error: float | None, errors: Mapping[str, str], tolerance: float
+) -> tuple[str, str]:
     """(verdict, reason): the reason is empty where the verdict says all."""
     if engine in errors:
         return "failed", errors[engine]
@@ -219,8 +265,11 @@ def _notes(rows: Sequence[Row], baseline: str, config: RunConfig) -> list[str]:
         f"{compare.loss_tolerance:g}, relative.",
     ]
     notes += [f"{row.engine} {row.verdict}: {row.reason}" for row in rows if row.reason]
-    notes += [f"{row.engine}: {format_count(row.fallbacks)} calls ran eagerly; see its compile_report.html"
-              for row in rows if row.fallbacks]
+    notes += [
+        f"{row.engine}: {format_count(row.fallbacks)} calls ran eagerly; see its compile_report.html"
+        for row in rows
+        if row.fallbacks
+    ]
     return notes
 
 

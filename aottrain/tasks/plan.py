@@ -66,11 +66,13 @@ def render(plan: dict[str, Any]) -> str:
     """The lines above the tables."""
     times = "" if plan["num_micro_batches"] == 1 else f", {plan['num_micro_batches']} micro-batches a step"
     flops = ", ".join(f"{name} {format_flops(count)}" for name, count in plan["flops_per_step"].items())
-    return "\n".join([
-        f"Plan of {plan['recipe']}: batches of {plan['batch_size']}{times}",
-        f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}",
-        f"FLOPs per step  {flops}",
-    ])
+    return "\n".join(
+        [
+            f"Plan of {plan['recipe']}: batches of {plan['batch_size']}{times}",
+            f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}",
+            f"FLOPs per step  {flops}",
+        ]
+    )
 
 
 def _without_texts(value: Any) -> Any:

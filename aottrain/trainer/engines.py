@@ -36,6 +36,7 @@ class ModuleStep:
 
     With several micro-batches each loss is divided by their number: gradients are those of their mean.
     draws: a context in which the forward runs, to say where its random numbers come from.
+    explain: says, for a batch whose numbers are wrong, where in the engine they first go wrong.
     """
 
     def __init__(
@@ -46,12 +47,14 @@ class ModuleStep:
         tokens_per_batch: int,
         report: CompileReport | None = None,
         draws: Callable[[], AbstractContextManager] = nullcontext,
+        explain: Callable[[Batch], str] | None = None,
     ):
         self.engine = engine
         self.call = call
         self.tokens_per_batch = tokens_per_batch
         self.report = report
         self.draws = draws
+        self.explain = explain
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult:
         scale = 1 / len(micro_batches)

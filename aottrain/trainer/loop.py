@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from aottrain.errors import CheckpointError
+from aottrain.errors import CheckpointError, NumericsError
 from aottrain.metrics import memory
 from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.metrics.sinks import Sink, write_summary
@@ -177,6 +177,10 @@ def verify(job: Job, step: int, batch: Batch, config: RunConfig, output: Output,
         return
     try:
         found = verify_step(step, job.step, job.module, batch, config.verify, philox_eager)
+    except NumericsError as error:
+        if not config.verify.bisect or job.step.explain is None:
+            raise
+        raise NumericsError(f"{error}\n{job.step.explain(batch)}") from error
     except torch.cuda.OutOfMemoryError:  # that eager does not fit may be why the step is compiled
         torch.cuda.empty_cache()
         output.summary["verify_note"] = "eager does not fit in memory"
