@@ -1,0 +1,1 @@
+"""Batches that follow from (seed, step) alone."""

@@ -1,0 +1,1 @@
+"""What flows through the compiler, as values: it knows torch.fx and nothing of ours above it."""

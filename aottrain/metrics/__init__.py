@@ -1,0 +1,1 @@
+"""Speed, memory, and where the figures go."""

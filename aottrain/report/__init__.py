@@ -1,0 +1,1 @@
+"""What a compile decided, for people: a page and tables."""

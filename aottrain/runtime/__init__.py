@@ -1,0 +1,1 @@
+"""Runs what the compiler made: no graphs to decide on, no policy."""

@@ -16,7 +16,8 @@ from aottrain.data.text import load_text
 from aottrain.errors import ConfigError
 from aottrain.step import Batch, TrainStep
 from aottrain.trainer.engines import LossModule, ModuleStep
-from aottrain.trainer.loop import Job, start_streams
+from aottrain.trainer.job import Job
+from aottrain.trainer.loop import start_streams
 from aottrain.trainer.optim import build_optimizer
 
 SAMPLE_PROMPT = b"The "

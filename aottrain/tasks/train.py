@@ -19,7 +19,8 @@ from aottrain.report.figures import with_optimizer
 from aottrain.report.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.build import build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
-from aottrain.trainer.loop import Job, Output, fit, prepare, restore
+from aottrain.trainer.job import Job
+from aottrain.trainer.loop import Output, fit, prepare, restore
 from aottrain.trainer.optim import optimizer_state_bytes
 
 Say = Callable[[str], None]

@@ -18,9 +18,9 @@ from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.metrics.throughput import summarise
 from aottrain.runtime.rng import philox_eager
-from aottrain.step import Batch, TrainStep
+from aottrain.step import Batch
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, identity, random_state, set_random_state
-from aottrain.trainer.engines import LossModule
+from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
 from aottrain.trainer.optim import clip_gradients, learning_rate, set_learning_rate, update
 from aottrain.trainer.progress import Progress
@@ -29,24 +29,6 @@ from aottrain.trainer.verification import verify_step
 
 if TYPE_CHECKING:
     from aottrain.config import RunConfig
-    from aottrain.data.batches import Batches
-
-
-@dataclass
-class Job:
-    """What is trained: made by tasks/build.py.
-
-    module: the eager loss module; its parameters are those that `step` computes gradients for and `optimizer` updates.
-    """
-
-    name: str
-    module: LossModule
-    step: TrainStep
-    optimizer: torch.optim.Optimizer
-    batches: Batches
-    device: torch.device
-    flops_per_token: int | None = None
-    sample: Callable[[int], str] | None = None  # text of that many bytes by the model as it is now
 
 
 @dataclass

@@ -17,7 +17,7 @@ from aottrain.step import Batch, StepResult
 
 if TYPE_CHECKING:
     from aottrain.config import MeasureConfig
-    from aottrain.trainer.loop import Job
+    from aottrain.trainer.job import Job
 
 
 class StepMeter:
