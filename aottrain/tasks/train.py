@@ -70,8 +70,7 @@ def run(config: RunConfig) -> int:
         for sink in sinks:
             sink.close(summary, exit_code)
         if job.step.report is not None:
-            report = with_optimizer(job.step.report, summary["optimizer_bytes"])
-            html.write(report, directory / "compile_report.html", summary)
+            html.write(job.step.report, directory / "compile_report.html", summary)
     return exit_code
 
 
