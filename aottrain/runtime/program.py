@@ -86,7 +86,9 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, program: Program, state: Tensor | None, updates: list[Tensor], *primals: Tensor) -> Any:
         results = program.run_forward(state, primals, updates)
-        outputs, residuals = results[: program.num_outputs], results[program.num_outputs :]
+        # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
+        outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
+        residuals = results[program.num_outputs :]
         ctx.program = program
         ctx.state, ctx.inputs = state, [(weakref.ref(value), value._version) for value in primals]
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 # Read a tensor's shape alone: their result does not depend on a tangent that they are given.
 _SHAPE_ONLY = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
-    "zeros_like", "ones_like", "full_like", "empty_like",
+    "ones_like", "full_like", "empty_like",  # not zeros_like: of a tangent it is a gradient that is zero, as sign's is
 }  # fmt: skip
 
 
@@ -58,7 +58,9 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
         if _packet(node) == "add" and len(node.args) == 2 and len(defined) == 1 and not node.kwargs:
             survivor, lost = spec_of(defined[0]), spec_of(node)
             if survivor and lost and (survivor.shape, survivor.dtype) == (lost.shape, lost.dtype):
-                return new[defined[0]]
+                kept = new[defined[0]]
+                assert kept is not None
+                return kept if survivor.stride == lost.stride else _copied(graph, node, kept)
 
     def value(source: fx.Node) -> Any:
         return _zeros(graph, source) if new[source] is None else new[source]
@@ -82,14 +84,30 @@ def _packet(node: fx.Node) -> str:
     return "" if schema is None else schema.name.split("::")[-1]
 
 
+def _copied(graph: fx.Graph, like: fx.Node, value: fx.Node) -> fx.Node:
+    """The value with the strides that the whole backward gave `like`: later views were traced for them."""
+    spec = spec_of(like)
+    assert spec is not None
+    options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
+    memory = graph.call_function(aten.empty_strided.default, (list(spec.shape), list(spec.stride)), options)
+    node = graph.call_function(aten.copy.default, (memory, value))
+    for new in (memory, node):
+        copy_meta(like, new)
+    return node
+
+
 def _zeros(graph: fx.Graph, source: fx.Node) -> fx.Node:
     """Zeros in the place of an undefined value that an op needs to see; eager materialises them at the same places."""
     spec = spec_of(source)
     assert spec is not None and not is_tuple(source), f"{source.name} has no single tensor to stand for it"
-    node = graph.call_function(
-        aten.zeros.default,
-        (list(spec.shape),),
-        {"dtype": spec.dtype, "device": spec.device},
-    )
+    options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
+    node = graph.call_function(aten.zeros.default, (list(spec.shape),), options)
     copy_meta(source, node)
-    return node
+    return node if spec.stride == contiguous_strides(spec.shape) else _copied(graph, source, node)
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(int(size), 1))
+    return tuple(reversed(strides)) if shape else ()
