@@ -5,6 +5,7 @@ The compiler's own users of private names are capture, analysis, joint and funct
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+
+def flatten_result(result: Any) -> tuple[list[Any], Any]:
+    """tree_flatten, which takes a torch.Size for a tuple and rebuilds it as one."""
+    return tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
+
 
 __all__ = [
     "PLAIN_TYPES",
@@ -21,6 +28,11 @@ __all__ = [
     "disable_autocast",
     "disable_modes",
     "dynamo_settings",
+    "flatten_result",
+    "global_settings",
+    "is_wrapped",
+    "has_global_module_hooks",
+    "restore_settings",
     "tree_flatten",
     "tree_map",
     "no_onednn",
@@ -66,6 +78,8 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+_GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
+
 # Values that compare by equality and hash: guards may hold them.
 PLAIN_TYPES = (
     type(None), bool, int, float, complex, str, bytes, slice, type(...),
@@ -82,6 +96,32 @@ def no_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def is_wrapped(value: torch.Tensor) -> bool:
+    """Whether a torch.func transformation (grad, vmap) has wrapped the tensor."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(value)
+
+
+def global_settings() -> tuple[Any, ...]:
+    """What a program can set for all code after it, beside the grad mode."""
+    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch.get_default_dtype(), deterministic, torch.get_num_threads(), autocast_state()
+
+
+def restore_settings(settings: tuple[Any, ...]) -> None:
+    dtype, deterministic, num_threads, _ = settings
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+    if torch.get_num_threads() != num_threads:
+        torch.set_num_threads(num_threads)
+
+
+def has_global_module_hooks() -> bool:
+    """Whether anyone but this package has registered hooks that every module runs."""
+    tables = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
+    hooks = [hook for table in tables for hook in table.values()]
+    return any(not getattr(hook, "__module__", "").startswith("aottrain.") for hook in hooks)
 
 
 @contextmanager

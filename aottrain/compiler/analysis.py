@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from aottrain.compat import PLAIN_TYPES, autocast_cache, tree_flatten, view_origin
+from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_result, tree_flatten, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals, hidden_writes
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
@@ -57,8 +57,10 @@ class CapturedTensors(Exception):
 class _WatchMode(CaptureMode):
     """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
 
-    def __init__(self, state: Tensor, rng: str):
+    def __init__(self, state: Tensor, rng: str, fake_mode: FakeTensorMode):
         super().__init__(state, Provenance(None), rng)
+        self.fake_mode = fake_mode
+        self.stand_ins: dict[int, Tensor] = {}
         self.written: set[int] = set()
         self.foreign: dict[int, Tensor] = {}
 
@@ -75,7 +77,14 @@ class _WatchMode(CaptureMode):
             for value in tree_flatten((args, kwargs))[0]:
                 if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
                     self.foreign[id(value)] = value
+            # An op whose inputs are all real would write to real memory.
+            args, kwargs = tree_map(self._stand_in, (args, kwargs or {}))
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _stand_in(self, value: Any) -> Any:
+        if id(value) not in self.foreign:
+            return value
+        return self.stand_ins.setdefault(id(value), self.fake_mode.from_tensor(value))
 
 
 def analyse(step: CapturedStep) -> Analysis:
@@ -88,11 +97,11 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
-        with _WatchMode(state, step.rng) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
+        with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
             result = step.call(primals)
     if watch.foreign:
         raise CapturedTensors(list(watch.foreign.values()))
-    leaves, out_tree = tree_flatten(result)
+    leaves, out_tree = flatten_result(result)
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
     for i, value in enumerate(primals):
         _check_input_state(step, i, before[i], value, i in mutated)
@@ -143,7 +152,7 @@ def _classify_outputs(
             primal = primals[owners[key][0]]
             if value.dtype != primal.dtype:
                 raise UnsupportedError(f"output {position} is a view of an input in another dtype")
-            found[position] = _view(Source.PRIMAL, owners[key][0], value)
+            found[position] = _view(Source.PRIMAL, owners[key][0], value, primal)
         else:
             groups.setdefault(key if value.untyped_storage().nbytes() else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
@@ -179,16 +188,29 @@ def _classify_group(
         if value is base:
             found[position] = OutputInfo(Source.COMPUTED, len(computed), value.requires_grad)
         else:
-            found[position] = _view(Source.COMPUTED, len(computed), value)
+            found[position] = _view(Source.COMPUTED, len(computed), value, base)
     computed.append(ComputedInfo(tensor_spec(base), base.requires_grad, first, base is not tensors[first]))
+
+
+def _through_custom_function(value: Tensor, base: Tensor) -> bool:
+    """Whether a gradient of the value reaches its base through the backward of a custom Function, or not as a view."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return _base(value) is not base
 
 
 def _base(value: Tensor) -> Tensor:
     return value._base if value._base is not None else value
 
 
-def _view(source: Source, index: int, value: Tensor) -> OutputInfo:
-    geometry = tuple(value.shape), tuple(value.stride()), int(value.storage_offset())
+def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
+    if value.requires_grad and _through_custom_function(value, base):
+        raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
+    # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
+    geometry = tuple(value.shape), tuple(value.stride()), int(value.storage_offset()) - int(base.storage_offset())
     return OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
+from aottrain.compat import autocast_cache, disable_autocast, flatten_result
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import (
     CapturedStep,
@@ -47,7 +47,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             modes.append(mode)
             with provenance.watching(), autocast_cache(caches_casts):
                 primals = enter_primals(step, leaves_in, analysis.replaced)
-                leaves, _ = tree_flatten(step.call(primals))
+                leaves, _ = flatten_result(step.call(primals))
             outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
             gradients: Sequence[Tensor | None] = ()
             if wanted:
@@ -80,11 +80,15 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
     """Note custom Functions; refuse gradients that flow to tensors which are not inputs: they would be lost."""
     known = {id(leaf) for leaf in leaves}
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    several = sum(output.requires_grad for output in outputs) > 1
     seen = set(stack)
     while stack:
         node = stack.pop()
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             step.notes.add(CUSTOM_FUNCTION)
+            if several and len(node._input_metadata) > 1:
+                # It may be given None, or zeros, for some: what it makes of that cannot be cut out of one trace.
+                raise UnsupportedError("a custom autograd.Function with several results, of which some may go unused")
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor) and id(variable) not in known:
             raise UnsupportedError("a gradient flows to a tensor that is not an input of the program")

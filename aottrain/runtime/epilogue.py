@@ -34,9 +34,11 @@ def assemble(
 def _make(info: OutputInfo, source: Tensor) -> Tensor:
     if info.geometry is None:
         return source
+    size, stride, offset = info.geometry
+    offset += source.storage_offset()
     if not info.requires_grad:
-        return source.detach().as_strided(*info.geometry)
+        return source.detach().as_strided(size, stride, offset)
     with torch.enable_grad():
-        value = source.as_strided(*info.geometry)
+        value = source.as_strided(size, stride, offset)
     set_view_origin(value, info.origin)
     return value
