@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import tree_unflatten
+from aottrain.compat import has_global_module_hooks, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -26,6 +26,7 @@ from aottrain.runtime.state import StateGuard
 
 # Programs kept for one callable; past it calls run eagerly and are counted.
 RECOMPILE_LIMIT = 16
+GLOBAL_HOOKS = "hooks are registered on all modules, which no guard sees"
 
 
 class Entry:
@@ -41,10 +42,18 @@ class Entry:
         self.state = step.primals[: step.num_state]
         # Where each distinct tensor argument stands among the primals; arguments that are state need no place.
         self.num_batch = len(step.primals) - step.num_state
+        self.places: tuple[int, ...] = ()
+
+    def state_places(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """Which state each argument is, or -1: a parameter that is passed to its own module is one input, not two."""
+        known = {id(tensor): i for i, tensor in enumerate(self.state)}
+        return tuple(known.get(id(tensor), -1) for tensor in tensors)
 
     def accepts(self, tensors: Sequence[Tensor]) -> bool:
-        return self.guard.holds() and (
-            not self.analysis.mutated or is_disjoint(self.primals(tensors), self.analysis.mutated)
+        return (
+            self.guard.holds()
+            and self.state_places(tensors) == self.places
+            and (not self.analysis.mutated or is_disjoint(self.primals(tensors), self.analysis.mutated))
         )
 
     def primals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -74,6 +83,8 @@ class CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            if has_global_module_hooks():
+                raise UnsupportedError(GLOBAL_HOOKS)
             key, tensors = call_key(args, kwargs)
             entry = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
         except UnsupportedError as error:
@@ -111,6 +122,7 @@ class CompiledCall:
                 guard.restore()
                 self._refused.setdefault(key, []).append((guard, str(error)))
                 raise
+            entry.places = entry.state_places(tensors)
             self._entries.setdefault(key, []).append(entry)
             self.report.graphs.append(entry.report)
             return entry
@@ -139,6 +151,9 @@ class DynamoCall:
         self._num_attributes = self._count_attributes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if has_global_module_hooks():
+            add_fallback(self.report, GLOBAL_HOOKS)
+            return self._function(*args, **kwargs)
         if self._count_attributes() != self._num_attributes and (shadowed := self._shadowed()):
             # Dynamo reads the registered submodule, Python the attribute that hides it, and no guard tells them apart.
             add_fallback(self.report, f"the attribute {shadowed} hides a parameter, buffer or submodule")

@@ -91,11 +91,20 @@ def capture(
         for place, i in places.items():
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
-        with contained(), swapping({id(real): primals[num_named + i] for i, real in enumerate(captured)}, notes):
+        table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
+        with contained(), swapping(table, {id(value) for value in primals}, notes):
             if module is None:
-                return function(*call_args, **call_kwargs)
-            with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
-                return module(*call_args, **call_kwargs)
+                result = function(*call_args, **call_kwargs)
+            else:
+                with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
+                    result = module(*call_args, **call_kwargs)
+        # The containers are copies of the caller's.
+        after, tree_after = tree_flatten((call_args, call_kwargs))
+        if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
+            raise UnsupportedError("the program changes a list or dictionary that it was given")
+        if isinstance(result, (list, dict)) and any(result is value for value in (*call_args, *call_kwargs.values())):
+            raise UnsupportedError("the program returns a list or dictionary that it was given")
+        return result
 
     tensors = tuple(tensor for _, _, tensor in entries)
     return CapturedStep(

@@ -31,6 +31,7 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
     return compile_graph(options_from_dict(options or {}), CompileReport(), graph, example_inputs)
 
 
+_SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
 # Programs that TorchDynamo keeps for one piece of code; past it that code runs eagerly.
 RECOMPILE_LIMIT = 16
 
@@ -66,9 +67,9 @@ def compile_graph(
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
     ran = ran or threading.local()
-    examples = _examples(graph, example_inputs)
     function = _Inliner(graph).run
     try:
+        examples = _examples(graph, example_inputs)
         entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
     except UnsupportedError as error:
         if options.on_unsupported == "error":
@@ -108,8 +109,21 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
     """Dynamo's fakes of the inputs. A symbolic size becomes the number that it has now, which adds a guard for it."""
     found = []
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
+    for node in (node for part in parts for node in part.graph.nodes):
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if name.startswith(_SETTERS):
+            # Dynamo has called it once already: the trace sees no change.
+            raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
+        if name == "as_strided" and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None):
+            # Dynamo does not guard where in its memory an input starts.
+            raise UnsupportedError("as_strided with an offset counts from the start of the memory")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
+        if isinstance(value, Tensor) and value.is_nested:
+            raise UnsupportedError("an input is a nested tensor")
+        if isinstance(value, torch.SymInt) and value.node.is_nested_int():
+            raise UnsupportedError("an input is the size of a nested tensor")
         found.append(int(value) if isinstance(value, torch.SymInt) else value)
     return found
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from aottrain.compat import no_onednn, no_saved_tensor_hooks, tree_map
+from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
 from aottrain.errors import UnsupportedError
 
 CUSTOM_FUNCTION = "a custom autograd.Function"
@@ -50,14 +51,20 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
 @contextmanager
 def contained() -> Iterator[None]:
     """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
-    backward, grad_mode = torch.autograd.backward, torch.is_grad_enabled()
+    backward, grad_mode, settings = torch.autograd.backward, torch.is_grad_enabled(), global_settings()
     random_state, numpy_state = random.getstate(), numpy.random.get_state()
 
-    def refuse(*_: Any, **__: Any) -> None:
+    thread = threading.get_ident()  # others go on training meanwhile
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return backward(*args, **kwargs)
         raise UnsupportedError("the program calls backward() inside")
 
     class NoGenerator:
-        def __getattr__(self, name: str) -> None:
+        def __getattr__(self, name: str) -> Any:
+            if threading.get_ident() != thread:
+                return getattr(generator, name)
             raise UnsupportedError(f"the program calls {name} of torch's random generator")
 
     generator = torch.random.default_generator
@@ -69,19 +76,25 @@ def contained() -> Iterator[None]:
             yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
+        if global_settings() != settings:
+            raise UnsupportedError("the program changes torch's settings: the default type, determinism, threads")
         if random.getstate() != random_state or str(numpy.random.get_state()) != str(numpy_state):
             raise UnsupportedError("the program draws from Python's or NumPy's random generator")
     finally:
         torch.autograd.backward = backward
         torch.random.default_generator = generator
         torch.set_grad_enabled(grad_mode)
+        restore_settings(settings)
         random.setstate(random_state)
         numpy.random.set_state(numpy_state)
 
 
 @contextmanager
-def swapping(table: dict[int, Tensor], notes: set[str]) -> Iterator[None]:
-    """Inside, torch functions that are given a tensor of the table (by identity) see its stand-in."""
+def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Iterator[None]:
+    """Inside, torch functions that are given a tensor of the table (by identity) see its stand-in.
+
+    Raises UnsupportedError where the program asks what only the real tensors know; inputs: identities of the stand-ins.
+    """
     apply = torch.autograd.Function.__dict__["apply"]
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +104,7 @@ def swapping(table: dict[int, Tensor], notes: set[str]) -> Iterator[None]:
 
     torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
     try:
-        with _SwapMode(table) if table else nullcontext():
+        with _StandInMode(table, inputs):
             yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
@@ -101,10 +114,40 @@ def _swap(table: dict[int, Tensor], value: Any) -> Any:
     return tree_map(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
-class _SwapMode(TorchFunctionMode):
-    def __init__(self, table: dict[int, Tensor]):
+# Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, and are all leaves.
+_UNKNOWN = (
+    *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
+    Tensor._version.__get__,  # type: ignore[attr-defined]
+    Tensor.data_ptr,
+)
+_UNKNOWN_OF_INPUTS = (
+    *(getattr(Tensor, name).__get__ for name in ("is_leaf", "grad_fn", "_base")),
+    Tensor._is_view,
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
+    Tensor.retain_grad,
+)
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """As on real tensors: a trace of torch's own compares with a range, which lets a class outside it pass unseen."""
+    if num_classes <= 0 or tensor.numel() == 0:
+        return torch._C._nn.one_hot(tensor, num_classes)
+    zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
+class _StandInMode(TorchFunctionMode):
+    def __init__(self, table: dict[int, Tensor], inputs: set[int]):
         super().__init__()
         self.table = table
+        self.inputs = inputs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
+        if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
+            known = getattr(func, "__self__", func)
+            raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
+        if func is torch.nn.functional.one_hot:
+            return _one_hot(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
         return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))

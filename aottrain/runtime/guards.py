@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from aottrain.compat import PLAIN_TYPES, autocast_state, tree_flatten
+from aottrain.compat import PLAIN_TYPES, autocast_state, is_wrapped, tree_flatten
 from aottrain.errors import UnsupportedError
 
 
@@ -24,6 +24,8 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Ten
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
+            if is_wrapped(leaf) or vars(leaf):
+                raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
             parts.append(describe(leaf))
         else:
