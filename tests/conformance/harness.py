@@ -1,0 +1,203 @@
+"""Programs that are hard for a compiler, each run eagerly and through both front doors, and compared in all that shows.
+
+A case is a function of `comp`, which compiles a function or module (and for eager's turn hands it back as it is). The
+case builds its own inputs and returns an observation: any nest of tensors and plain values. Tensors are compared
+bitwise, and in dtype, shape, strides, requires_grad and is_leaf; where a case says `close`, within rounding.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor
+
+import aottrain
+from tests.numerics.tolerance import RTOL_ATOL
+
+DOORS = ("dynamo", "trace")
+Compile = Callable[[Any], Any]
+
+
+@dataclass
+class Case:
+    """close: why the values may differ by rounding. refused: why, per door, an error is due where eager gives none.
+    dynamo_blind: what TorchDynamo itself does not guard, also with its own eager backend: that door is not tried."""
+
+    program: Callable[[Compile], Any]
+    close: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    dynamo_blind: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.program.__name__
+
+
+@dataclass
+class Outcome:
+    """What one run of a case gave: a frozen observation, or the error that ended it; and what the compiler did."""
+
+    observation: Any
+    error: str | None
+    num_graphs: int = 0
+    fallbacks: tuple[str, ...] = ()
+
+
+_cases: dict[str, list[Case]] = {}
+
+
+def case(program: Any = None, **known: Any) -> Any:
+    """Register a program as a case of its module."""
+    if program is None:
+        return lambda given: case(given, **known)
+    _cases.setdefault(program.__module__, []).append(Case(program, **known))
+    return program
+
+
+def cases_of(module: str) -> list[Any]:
+    """Every case of a module with every door, as parameters (known, door)."""
+    pairs = [(value, door) for value in _cases[module] for door in DOORS if door == "trace" or not value.dynamo_blind]
+    return [pytest.param(value, door, id=f"{value.name}-{door}") for value, door in pairs]
+
+
+def check(known: Case, door: str) -> None:
+    wanted, got = run(known), run(known, door)
+    if wanted.error or got.error:
+        if door in known.refused and not wanted.error:
+            return
+        assert wanted.error and got.error, f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}"
+        return
+    found = difference(wanted.observation, got.observation, bool(known.close))
+    assert found is None, found
+
+
+def run(known: Case, door: str | None = None) -> Outcome:
+    """One run from a clean slate; eager's where no door is named."""
+    reports: list[Any] = []  # and not the compiled: some cases watch what is let go
+
+    def comp(target: Any) -> Any:
+        if door is None:
+            return target
+        compiled = aottrain.compile(target, capture=door, **known.options)
+        reports.append(compiled.report)
+        return compiled
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    random.seed(0)
+    numpy.random.seed(0)
+    result = Outcome(None, None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result.observation = freeze(known.program(comp))
+    except Exception as error:
+        result.error = f"{type(error).__name__}: {error}"
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+    result.num_graphs = sum(len(report.graphs) for report in reports)
+    result.fallbacks = tuple(value.reason for report in reports for value in report.fallbacks)
+    return result
+
+
+def freeze(value: Any) -> Any:
+    """An observation that nothing can change any more, in tuples."""
+    if isinstance(value, Tensor):
+        shown = value.detach().clone() if value.layout == torch.strided else value.detach().to_dense()
+        flags = type(value).__name__, value.dtype, tuple(value.shape), _strides(value), value.requires_grad
+        return ("tensor", (*flags, value.is_leaf), shown)
+    if is_dataclass(value) and not isinstance(value, type):
+        return (type(value).__name__, *((known.name, freeze(getattr(value, known.name))) for known in fields(value)))
+    if isinstance(value, dict):
+        return (type(value).__name__, *((repr(key), freeze(item)) for key, item in value.items()))
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *(freeze(item) for item in value))
+    return ("value", repr(value))
+
+
+def _strides(value: Tensor) -> Any:
+    if value.layout != torch.strided or value.numel() == 0:
+        return value.layout
+    return tuple(stride for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1)
+
+
+def difference(wanted: Any, got: Any, close: bool, path: str = "result") -> str | None:
+    """The first difference of two frozen observations, in words; None where there is none."""
+    if not (isinstance(wanted, tuple) and isinstance(got, tuple)):
+        return None if wanted == got else f"{path}: {wanted!r} became {got!r}"
+    if wanted[0] == "tensor" == got[0]:
+        if wanted[1] != got[1]:
+            return f"{path}: {wanted[1]} became {got[1]}"
+        same = _close if close else _bitwise
+        if not same(wanted[2], got[2]):
+            return f"{path}: {wanted[2].flatten()[:8].tolist()} became {got[2].flatten()[:8].tolist()}"
+        return None
+    if len(wanted) != len(got):
+        return f"{path}: {len(wanted)} items became {len(got)}"
+    for i, (one, other) in enumerate(zip(wanted, got, strict=True)):
+        found = difference(one, other, close, f"{path}.{i}")
+        if found:
+            return found
+    return None
+
+
+def _bitwise(wanted: Tensor, got: Tensor) -> bool:
+    if wanted.is_complex():
+        return _bitwise(torch.view_as_real(wanted.resolve_conj()), torch.view_as_real(got.resolve_conj()))
+    if not wanted.is_floating_point():
+        return torch.equal(wanted, got)
+    # NaN equals NaN; 0 does not equal -0.
+    nan = wanted.isnan()
+    return torch.equal(nan, got.isnan()) and bool((((wanted == got) & (wanted.signbit() == got.signbit())) | nan).all())
+
+
+def _close(wanted: Tensor, got: Tensor) -> bool:
+    if wanted.dtype not in RTOL_ATOL:
+        return _bitwise(wanted, got)
+    rtol, atol = RTOL_ATOL[wanted.dtype]
+    return torch.allclose(wanted, got, rtol=rtol, atol=atol, equal_nan=True)
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers that depend on nothing but the arguments."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The same, requiring a gradient."""
+    return normal(*shape, seed=seed, dtype=dtype).requires_grad_()
+
+
+def grads(*tensors: Tensor) -> list[Tensor | None]:
+    return [tensor.grad for tensor in tensors]
+
+
+def fill(module: Any, seed: int = 7) -> Any:
+    """A module with parameters that depend on nothing but the seed."""
+    for i, parameter in enumerate(module.parameters()):
+        parameter.data.copy_(normal(*parameter.shape, seed=seed + i, dtype=parameter.dtype) * 0.3)
+    return module
+
+
+def raises(action: Callable[[], Any]) -> bool:
+    try:
+        action()
+    except Exception:
+        return True
+    return False
+
+
+def shares(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors live in the same memory."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
