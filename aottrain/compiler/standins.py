@@ -132,7 +132,7 @@ _UNKNOWN_OF_INPUTS = (
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """As on real tensors: a trace of torch's own compares with a range, which lets a class outside it pass unseen."""
     if num_classes <= 0 or tensor.numel() == 0:
-        return torch._C._nn.one_hot(tensor, num_classes)
+        return torch.nn.functional.one_hot(tensor, num_classes)
     zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
