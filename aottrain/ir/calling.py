@@ -21,9 +21,9 @@ class OutputInfo:
     """One tensor of the result.
 
     index: of the primal, or of the computed tensor. geometry: (size, stride, offset from that tensor's first element)
-    where the result is a view of it, made outside the compiled function so that later writes land where eager's would; None where it is
-    that tensor itself. requires_grad: gradients flow through it. origin: how autograd thinks that the view was made,
-    which decides whether it may be written to.
+    where the result is a view of it, made outside the compiled function so that later writes land where eager's would;
+    None where it is that tensor itself. requires_grad: gradients flow through it. origin: how autograd thinks that the
+    view was made, which decides whether it may be written to.
     """
 
     source: Source
