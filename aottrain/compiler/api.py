@@ -119,6 +119,7 @@ class CompiledCall:
             try:
                 entry = self._trace(guard, args, kwargs)
             except UnsupportedError as error:
+                guard.clear_caches()
                 guard.restore()
                 self._refused.setdefault(key, []).append((guard, str(error)))
                 raise
@@ -129,6 +130,7 @@ class CompiledCall:
 
     def _trace(self, guard: StateGuard, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
         program, step, analysis, report = compile_call(self.function, self.module, args, kwargs, self.options, guard)
+        guard.clear_caches()
         if not guard.holds():
             raise UnsupportedError("the program changes Python state: an attribute, a list, a dictionary or a hook")
         return Entry(program, step, analysis, guard, report)

@@ -19,6 +19,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import tree_flatten, tree_unflatten
+from aottrain.compiler.audit import audited
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
@@ -92,7 +93,7 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(), swapping(table, {id(value) for value in primals}, notes):
+        with contained(), audited(), swapping(table, {id(value) for value in primals}, notes):
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -171,6 +172,11 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
     """What the user's code gets for the leaves: those of `cloned` that are no leaves to the caller are copied first, so
     that they may be mutated, and gradients are still taken with respect to the value that came in."""
     copied = set(cloned)
+    for value, real in zip(leaves, step.primals, strict=True):
+        if not isinstance(
+            real, FakeTensor
+        ):  # a parameter is one to isinstance, and has the attributes that it was given
+            vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
     return [
         value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
         for i, value in enumerate(leaves)
@@ -186,17 +192,25 @@ class CaptureMode(PhiloxMode):
         self.rng = rng
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        profile = sys.getprofile()
+        sys.setprofile(None)  # the audit is of the user's code, and would slow this down
+        try:
+            return self._dispatch(func, types, args, kwargs or {})
+        finally:
+            sys.setprofile(profile)
+
+    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         place = self.provenance.current()
         rule = _MUTATION_RULES.get(func)
         if rule is not None:
-            out = rule(func, args, kwargs or {})
+            out = rule(func, args, kwargs)
         else:
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and torch.Tag.nondeterministic_seeded in func.tags:
                 if torch._C._current_autograd_node() is not None and op_info(func).kind is OpKind.EFFECT:
                     raise UnsupportedError("the backward draws random numbers")
-                out = eager_draw(func, args, kwargs or {})
+                out = eager_draw(func, args, kwargs)
             else:
                 out = super().__torch_dispatch__(func, types, args, kwargs)
         self.provenance.mark(place)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,9 +14,9 @@ from aottrain.compat import PLAIN_TYPES
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.guards import describe
 
-# Containers longer than this, and objects nested deeper, are guarded by identity alone.
+# Of containers longer than this, each item is guarded by identity; what lies deeper is not looked at.
 _MAX_ITEMS = 256
-_MAX_DEPTH = 4
+_MAX_DEPTH = 12
 _MISSING = object()
 
 
@@ -40,11 +41,22 @@ class _List:
         return self.items[key] if key < len(self.items) else default
 
 
+class _Attributes:
+    """Attributes that are in no `__dict__`: of functions, of classes with slots."""
+
+    def __init__(self, owner: Any):
+        self.owner = owner
+
+    def get(self, key: str, default: Any) -> Any:
+        return getattr(self.owner, key, default)
+
+
 class StateGuard:
     """What a call of `target` can reach, as it was when this guard was made.
 
     holds(): tensors and modules are the same objects with the same metadata; plain values are equal; containers have
-    the same length. `reachable`: identities of the tensors that are guarded. restore() undoes shallow changes.
+    the same items. `reachable`: identities of the tensors that are guarded. restore() undoes shallow changes.
+    Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
     def __init__(self, target: Any):
@@ -54,7 +66,10 @@ class StateGuard:
         self._sizes: list[tuple[Any, int]] = []
         self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
         self._copies: list[tuple[Any, Any]] = []
+        self._items: list[tuple[Any, list[int]]] = []
         self._seen: set[int] = set()
+        self._classes: set[type] = set()
+        self._caches: list[tuple[Any, int]] = []
         self._keep: list[Any] = []
         self._visit(target, 0)
 
@@ -66,20 +81,41 @@ class StateGuard:
             )
             and all(table.get(key, _MISSING) is known for table, key, known in self._slots)
             and all(len(table) == size for table, size in self._sizes)
+            and all(list(map(id, items)) == known for items, known in self._items)
             and all(describe(tensor) == known for tensor, known in self._tensors)
         )
+
+    def clear_caches(self) -> None:
+        """Drop what functools.lru_cache and the like have kept of a trace: stand-ins."""
+        for function, misses in self._caches:
+            if function.cache_info().misses != misses:
+                function.cache_clear()
 
     def restore(self) -> None:
         """Put the containers and attribute tables back as they were: what tracing did to them never happened."""
         for table, copy in self._copies:
             if isinstance(table, list):
                 table[:] = copy
+            elif isinstance(table, type):
+                _restore_class(table, copy)
+            elif isinstance(table, (set, collections.deque)):
+                table.clear()
+                getattr(table, "update" if isinstance(table, set) else "extend")(copy)
             elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
                 table.clear()
                 table.update(copy)
+        for table, key, known in [*self._slots, *(entry[:3] for entry in self._plain)]:
+            if table.get(key, _MISSING) is known:
+                continue
+            if isinstance(table, _Cell):
+                table.cell.cell_contents = known
+            elif isinstance(table, _Attributes):
+                setattr(table.owner, key, known)
+            elif isinstance(table, dict):  # the globals of a function
+                table[key] = known
 
     def _visit(self, value: Any, depth: int) -> None:
-        if isinstance(value, (*PLAIN_TYPES, type, types.ModuleType, types.BuiltinFunctionType)):
+        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType)):
             return
         if id(value) in self._seen:
             return
@@ -88,13 +124,21 @@ class StateGuard:
         if isinstance(value, Tensor):
             self.reachable.add(id(value))
             self._tensors.append((value, describe(value)))
+            if vars(value):
+                self._visit_table(vars(value), depth)
         elif isinstance(value, nn.Module):
             self._visit_table(vars(value), depth)
             for name in ("_parameters", "_buffers", "_modules"):
                 self._visit_table(vars(value)[name], depth)
-            self._visit(type(value).forward, depth + 1)
+            self._visit(type(value), depth + 1)
+        elif isinstance(value, type):
+            self._visit_class(value, depth)
         elif isinstance(value, dict):
             self._visit_table(value, depth)
+            self._items.append((value, list(map(id, value))))
+        elif isinstance(value, (set, collections.deque)):
+            self._items.append((value, list(map(id, value))))
+            self._copies.append((value, list(value)))
         elif isinstance(value, (list, tuple)):
             self._visit_list(value, depth)
         elif isinstance(value, types.FunctionType):
@@ -105,11 +149,39 @@ class StateGuard:
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self._visit(part, depth)
-        elif depth < _MAX_DEPTH and isinstance(getattr(value, "__dict__", None), dict) and _is_users(value):
-            self._visit_table(vars(value), depth)
+        elif isinstance(value, (staticmethod, classmethod)):
+            self._visit(value.__func__, depth)
+        elif isinstance(value, property):
+            self._visit(value.fget, depth)
+        elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+            self._caches.append((value, value.cache_info().misses))
+            self._visit(value.__wrapped__, depth)
+        elif isinstance(value, Iterator):
+            raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
+        elif depth < _MAX_DEPTH and _is_users(value):
+            self._visit_class(type(value), depth + 1)
+            if isinstance(getattr(value, "__dict__", None), dict):
+                self._visit_table(vars(value), depth)
+            for name in getattr(type(value), "__slots__", ()):
+                self._slot(_Attributes(value), name, getattr(value, name, _MISSING), depth)
+
+    def _visit_class(self, cls: type, depth: int) -> None:
+        if not _is_users(cls) or cls in self._classes:
+            return
+        self._classes.add(cls)
+        table: Any = vars(cls)  # a live view
+        self._sizes.append((table, len(table)))
+        self._copies.append((cls, dict(table)))
+        for key, value in table.items():
+            if key not in ("__dict__", "__weakref__", "__doc__"):
+                self._slot(table, key, value, depth)
+        for base in cls.__bases__:
+            self._visit_class(base, depth)
 
     def _visit_table(self, table: dict[Any, Any], depth: int) -> None:
         if len(table) > _MAX_ITEMS and depth > 0:
+            self._copies.append((table, dict(table)))
+            self._items += [(table, list(map(id, table))), (table.values(), list(map(id, table.values())))]
             return
         self._sizes.append((table, len(table)))
         self._copies.append((table, dict(table)))
@@ -118,6 +190,8 @@ class StateGuard:
 
     def _visit_list(self, items: Any, depth: int) -> None:
         if len(items) > _MAX_ITEMS:
+            self._keep.append(list(items))
+            self._items.append((items, list(map(id, items))))
             return
         if isinstance(items, list):
             self._sizes.append((items, len(items)))
@@ -140,15 +214,24 @@ class StateGuard:
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
         if not _is_users(function):
             return
+        names = _global_names(function.__code__)
         for cell in function.__closure__ or ():
             table = _Cell(cell)
             self._slot(table, None, table.get(None, None), depth)
-        self._visit_list(function.__defaults__ or (), depth)
-        self._visit_table(function.__kwdefaults__ or {}, depth)
+            self._visit_names(table.get(None, None), names, depth)
+        for name in ("__defaults__", "__kwdefaults__", "__code__"):
+            self._slot(_Attributes(function), name, getattr(function, name), depth)
+        self._visit_table(vars(function), depth)
         if depth <= _MAX_DEPTH:
-            for name in _global_names(function.__code__):
-                if name in function.__globals__:
-                    self._slot(function.__globals__, name, function.__globals__[name], depth)
+            for name in names & function.__globals__.keys():
+                self._slot(function.__globals__, name, function.__globals__[name], depth)
+                self._visit_names(function.__globals__[name], names, depth)
+
+    def _visit_names(self, module: Any, names: set[str], depth: int) -> None:
+        """Of a module that a function can reach, what the function may name."""
+        if isinstance(module, types.ModuleType) and _is_users(module):
+            for name in names & vars(module).keys():
+                self._slot(vars(module), name, vars(module)[name], depth)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -159,9 +242,19 @@ def _global_names(code: types.CodeType) -> set[str]:
     return names
 
 
+def _restore_class(cls: type, copy: dict[str, Any]) -> None:
+    for key in [key for key in vars(cls) if key not in copy]:
+        delattr(cls, key)
+    for key, value in copy.items():
+        if vars(cls)[key] is not value:
+            setattr(cls, key, value)
+
+
 def _is_users(value: Any) -> bool:
     """Whether an object is the user's, and not torch's or Python's own."""
     module = getattr(value, "__module__", None) or type(value).__module__
+    if isinstance(value, types.ModuleType):
+        module = value.__name__
     return str(module).split(".")[0] not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
 
 
