@@ -4,11 +4,14 @@ happens. Printing, clocks, files, logging and random modules are not seen by any
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from torch import nn
 
 from aottrain.errors import UnsupportedError
 
@@ -17,31 +20,46 @@ _MODULES = {
     "time", "datetime", "_datetime", "_io", "io", "os", "posix", "nt", "logging", "warnings", "_warnings", "random",
     "_random", "secrets", "uuid", "tempfile", "shutil", "pathlib", "subprocess", "socket", "gc", "inspect",
 }  # fmt: skip
-_TRUSTED = (sys.stdlib_module_names | {"torch", "aottrain"}) - {"__main__"}
 
 
 @contextmanager
-def audited() -> Iterator[None]:
-    """Raises UnsupportedError in the user's code where it calls one of those; torch's own code may."""
+def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[None]:
+    """Raises UnsupportedError where code of the packages that the target comes from calls one of those.
+
+    No other code is looked at: torch may print, and an import hook or a progress bar that is stopped midway keeps its locks.
+    """
+    packages = _packages(function, module)
+
+    def check(frame: FrameType, event: str, called: Any) -> None:
+        if event == "c_call":
+            if _package(frame) in packages and (called in _BUILTINS or _home(called) in _MODULES):
+                raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
+        elif event == "call" and frame.f_back is not None:
+            home = _package(frame)
+            if home in _MODULES and _package(frame.f_back) in packages:
+                raise UnsupportedError(
+                    f"the program calls {home}.{frame.f_code.co_name}, which each call would do again"
+                )
+
     before = sys.getprofile()
-    sys.setprofile(_check)
+    if packages:
+        sys.setprofile(check)
     try:
         yield
     finally:
         sys.setprofile(before)
 
 
-def _check(frame: FrameType, event: str, called: Any) -> None:
-    if event == "c_call":
-        if _module(frame) not in _TRUSTED and (called in _BUILTINS or _home(called) in _MODULES):
-            raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
-    elif event == "call" and frame.f_back is not None:
-        module = _module(frame)
-        if module in _MODULES and _module(frame.f_back) not in _TRUSTED:
-            raise UnsupportedError(f"the program calls {module}.{frame.f_code.co_name}, which each call would do again")
+def _packages(function: Any, module: nn.Module | None) -> set[str]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    owners = [function, type(function), getattr(function, "__self__", None)]
+    owners += [] if module is None else [type(child) for child in module.modules()]
+    homes = {str(getattr(owner, "__module__", "")).partition(".")[0] for owner in owners}
+    return homes - {"", "torch", "aottrain", "builtins"}
 
 
-def _module(frame: FrameType) -> str:
+def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 

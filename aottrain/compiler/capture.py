@@ -93,7 +93,7 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(), audited(), swapping(table, {id(value) for value in primals}, notes):
+        with contained(), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
