@@ -26,7 +26,8 @@ _MODULES = {
 def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[None]:
     """Raises UnsupportedError where code of the packages that the target comes from calls one of those.
 
-    No other code is looked at: torch may print, and an import hook or a progress bar that is stopped midway keeps its locks.
+    No other code is looked at: torch may print, and an import hook or a progress bar that is stopped midway keeps
+    its locks.
     """
     packages = _packages(function, module)
 
