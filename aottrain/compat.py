@@ -5,6 +5,7 @@ The compiler's own users of private names are capture, analysis, joint and funct
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,6 +48,7 @@ __all__ = [
     "size_text",
     "symbolic_fake",
     "symbolic_mode",
+    "symbolic_tracing",
     "tree_unflatten",
     "view_origin",
 ]
@@ -199,6 +201,22 @@ def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
 def no_marks(table: dict[str, Any]) -> bool:
     """Whether a tensor's attributes are all TorchDynamo's notes about its dimensions."""
     return all(name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on")) for name in table)
+
+
+@contextmanager
+def symbolic_tracing() -> Iterator[None]:
+    """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Torch logs a traceback
+    for each op that has none; the caller goes on with numbers."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        logger.disabled = before
 
 
 def symbolic_mode() -> Any:

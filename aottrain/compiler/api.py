@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, tree_unflatten
+from aottrain.compat import has_global_module_hooks, symbolic_tracing, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SizeGuard, SymbolicSizes, size_guard, symbolic_sizes
-from aottrain.compiler.dynamo import compile_dynamo
+from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
@@ -25,8 +25,6 @@ from aottrain.runtime.guards import call_key, describe, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
-# Programs kept for one callable; past it calls run eagerly and are counted.
-RECOMPILE_LIMIT = 16
 GLOBAL_HOOKS = "hooks are registered on all modules, which no guard sees"
 
 
@@ -125,7 +123,7 @@ class CompiledCall:
                 if guard.holds():
                     raise UnsupportedError(reason)
             if len(self.report.graphs) >= RECOMPILE_LIMIT:
-                raise UnsupportedError(f"{RECOMPILE_LIMIT} programs are compiled for this target already")
+                raise UnsupportedError(LIMIT_REACHED)
             guard = StateGuard(self.function)
             try:
                 entry = self._trace(guard, tensors, args, kwargs)
@@ -145,7 +143,8 @@ class CompiledCall:
         sizes = symbolic_sizes(tensors, self.options.dynamic)
         if sizes is not None:
             try:
-                entry = self._trace_sizes(guard, args, kwargs, sizes)
+                with symbolic_tracing():
+                    entry = self._trace_sizes(guard, args, kwargs, sizes)
                 entry.size_guard = size_guard(sizes, tensors)
                 return entry
             except UnsupportedError:

@@ -7,6 +7,7 @@ options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.co
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aottrain.compat import dynamo_settings, tree_unflatten
+from aottrain.compat import dynamo_settings, symbolic_tracing, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -36,8 +37,9 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
-# Programs that TorchDynamo keeps for one piece of code; past it that code runs eagerly.
+# Programs kept for one callable (by Dynamo: for one piece of code); past it calls run eagerly and are counted.
 RECOMPILE_LIMIT = 16
+LIMIT_REACHED = f"{RECOMPILE_LIMIT} programs are compiled for this target already"
 
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
@@ -54,7 +56,10 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
         ran.any = False
         with settings:
             out = compiled(*args, **kwargs)
-        if not ran.any:
+        if not ran.any and len(report.graphs) >= RECOMPILE_LIMIT:
+            if add_fallback(report, LIMIT_REACHED):
+                warnings.warn(f"aottrain runs this call eagerly: {LIMIT_REACHED}", stacklevel=4)
+        elif not ran.any:
             add_fallback(report, "TorchDynamo gave no graph to compile for this call")
         return out
 
@@ -113,7 +118,8 @@ def _compile(
     """With symbolic sizes where there are some; if that fails each becomes the number that it is, guarded by Dynamo."""
     if sizes is not None:
         try:
-            return compile_call(function, None, examples, {}, options, StateGuard(graph), sizes), sizes
+            with symbolic_tracing():
+                return compile_call(function, None, examples, {}, options, StateGuard(graph), sizes), sizes
         except UnsupportedError:
             examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
     return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
@@ -164,7 +170,7 @@ class _Inliner(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         if node.op == "call_method" and node.target == "item":
-            # A Python float that Dynamo made symbolic (an eps, a dropout rate): the number that it is, which adds a guard.
+            # A Python float that Dynamo made symbolic (an eps, a dropout rate): its number, which adds a guard.
             value = node.meta.get("example_value")
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
