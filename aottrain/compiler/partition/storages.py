@@ -1,0 +1,139 @@
+"""The joint graph contracted to storages: what memory planning reasons about.
+
+An op is a call that allocates; views are free and follow their base; an op with several results is one op with several
+storages. A 48-block transformer's 9,000 nodes become 2,500 ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from aottrain.ir.graph import (
+    FORWARD_OUTPUTS,
+    InputKind,
+    JointGraph,
+    OutputKind,
+    descendants,
+    info,
+    is_size,
+    is_tuple,
+    storage_bytes,
+    storage_root,
+    value_of,
+    view_source,
+)
+from aottrain.ir.ops import OpKind, is_pure
+from aottrain.ir.sizes import hint
+
+Price = Callable[[fx.Node], float]
+Workspace = Callable[[fx.Node], int]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that
+    only moves memory is computed within the op that reads it; transient: bytes that live only while it runs; order: its
+    place in the joint graph, where early ops that gradient formulas made stand among late ones."""
+
+    node: fx.Node
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    cost: float
+    fused_cost: float
+    transient: int
+    order: int
+    late: bool
+
+
+@dataclass
+class StorageGraph:
+    """ops: in program order. sizes, producers (-1: an input), roots: of each storage.
+
+    at_hand: inputs that may be read at any time at no cost. must: storages that cannot be made a second time. outputs:
+    the caller gets them; updates: written to their inputs once the forward is done; gradients; demanded: forward
+    storages that the backward's own ops read. copied: inputs that the step updates: saving one copies it.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    producers: list[int] = field(default_factory=list)
+    roots: list[fx.Node] = field(default_factory=list)
+    at_hand: frozenset[int] = frozenset()
+    must: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+    updates: frozenset[int] = frozenset()
+    gradients: frozenset[int] = frozenset()
+    demanded: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()
+    tangent_bytes: int = 0
+
+    @property
+    def early(self) -> range:
+        return range(sum(not op.late for op in self.ops))
+
+
+def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGraph:
+    """Early ops (what does not depend on a tangent) first, in program order, then late ones."""
+    graph = StorageGraph()
+    number: dict[fx.Node, int] = {}
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    order = {node: i for i, node in enumerate(joint.graph.nodes)}
+    calls = [node for node in joint.graph.nodes if node.op == "call_function" and not is_size(node)]
+    allocating = [node for node in calls if view_source(node) is None and info(node).kind is not OpKind.STRUCTURE]
+
+    def add(root: fx.Node, producer: int) -> int:
+        number[root] = len(graph.sizes)
+        graph.sizes.append(storage_bytes(root))
+        graph.producers.append(producer)
+        graph.roots.append(root)
+        return number[root]
+
+    for node in joint.placeholders:
+        add(node, -1)
+    for node in sorted(allocating, key=lambda node: node in late):
+        index = len(graph.ops)
+        reads = _distinct(number[storage_root(s)] for s in node.all_input_nodes if not is_size(s) and not is_tuple(s))
+        results = [user for user in node.users if user.op == "call_function"] if is_tuple(node) else [node]
+        writes = tuple(add(result, index) for result in results)
+        transient = unread_bytes(node) + workspace(node)
+        seconds = price(node)
+        fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
+        graph.ops.append(Op(node, reads, writes, seconds, fused, transient, order[node], node in late))
+    _classify(graph, joint, number)
+    return graph
+
+
+def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]) -> None:
+    inputs = list(zip(joint.placeholders, joint.signature.inputs, strict=True))
+    tangents = {number[node] for node, spec in inputs if spec.kind is InputKind.TANGENT}
+    graph.copied = frozenset(number[node] for node, spec in inputs if spec.mutated)
+    graph.at_hand = frozenset(number[node] for node, _ in inputs) - graph.copied
+    graph.tangent_bytes = sum(graph.sizes[i] for i in tangents)
+
+    def storages(*kinds: OutputKind) -> frozenset[int]:
+        return frozenset(number[storage_root(node)] for node in joint.outputs_of(*kinds))
+
+    graph.outputs = storages(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
+    graph.updates = storages(*FORWARD_OUTPUTS) - graph.outputs
+    graph.gradients = storages(OutputKind.GRADIENT)
+    late = {i for op in graph.ops if op.late for i in op.writes} | tangents
+    reads = {i for op in graph.ops if op.late for i in op.reads} | graph.gradients
+    graph.demanded = frozenset(reads - late - graph.at_hand)
+    impure = {i for op in graph.ops if not is_pure(op.node.target) for i in op.writes}
+    graph.must = frozenset(impure | graph.copied)
+
+
+def unread_bytes(node: fx.Node) -> int:
+    """Bytes of a call's tuple items that nothing reads: allocated and freed at once."""
+    if not is_tuple(node):
+        return 0
+    read = {user.args[1] for user in node.users if user.op == "call_function"}
+    items = enumerate(value_of(node))
+    return sum(hint(v.untyped_storage().nbytes()) for i, v in items if i not in read and hasattr(v, "untyped_storage"))
+
+
+def _distinct(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))
