@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -32,7 +33,9 @@ __all__ = [
     "global_settings",
     "is_wrapped",
     "has_global_module_hooks",
+    "patched_checkpoint",
     "restore_settings",
+    "selective_policy",
     "tree_flatten",
     "tree_map",
     "no_onednn",
@@ -76,6 +79,25 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
     finally:
         torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def patched_checkpoint(make: Any) -> Iterator[None]:
+    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
+    that make(original generator function) gives, whatever name the user's code knows it by."""
+    module = torch.utils.checkpoint
+    original = module._checkpoint_without_reentrant_generator
+    module._checkpoint_without_reentrant_generator = make(original)
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator = original
+
+
+def selective_policy(context: Any) -> Any:
+    """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
+    known = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
+    return context.policy_fn if known else None
 
 
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")

@@ -18,12 +18,9 @@ from aottrain.ir.graph import (
     OutputSpec,
     as_module,
     calls,
+    copy_provenance,
     descendants,
-    grad_mode_of,
     info,
-    module_of,
-    set_provenance,
-    source_of,
     spec_of,
     storage_root,
     value_of,
@@ -132,6 +129,6 @@ class _Replay(fx.Interpreter):
         new = mode.tracer.graph._root._prev
         while new is not last and new.op != "root":
             if new.op == "call_function":
-                set_provenance(new, module_of(node), source_of(node), grad_mode_of(node))
+                copy_provenance(node, new)
             new = new._prev
         return out
