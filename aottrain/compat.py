@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -32,6 +34,7 @@ __all__ = [
     "flatten_result",
     "global_settings",
     "is_wrapped",
+    "has_function_modes",
     "has_global_module_hooks",
     "patched_checkpoint",
     "restore_settings",
@@ -137,6 +140,11 @@ def restore_settings(settings: tuple[Any, ...]) -> None:
     torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
+
+
+def has_function_modes() -> bool:
+    """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def has_global_module_hooks() -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from aottrain.compat import PLAIN_TYPES, autocast_state, is_wrapped, tree_flatten
+from aottrain.compat import PLAIN_TYPES, autocast_state, has_function_modes, is_wrapped, tree_flatten
 from aottrain.errors import UnsupportedError
 
 
@@ -18,12 +18,16 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Ten
 
     Raises UnsupportedError for arguments that cannot be compared by value.
     """
+    if has_function_modes():
+        raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
     leaves, tree = tree_flatten((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
+            if leaf.is_nested:
+                raise UnsupportedError("an argument is a nested tensor")
             if is_wrapped(leaf) or vars(leaf):
                 raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
