@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -34,8 +37,11 @@ __all__ = [
     "flatten_result",
     "global_settings",
     "is_wrapped",
+    "has_function_modes",
     "has_global_module_hooks",
+    "patched_checkpoint",
     "restore_settings",
+    "selective_policy",
     "tree_flatten",
     "tree_map",
     "no_onednn",
@@ -89,6 +95,25 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+@contextmanager
+def patched_checkpoint(make: Any) -> Iterator[None]:
+    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
+    that make(original generator function) gives, whatever name the user's code knows it by."""
+    module = torch.utils.checkpoint
+    original = module._checkpoint_without_reentrant_generator
+    module._checkpoint_without_reentrant_generator = make(original)
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator = original
+
+
+def selective_policy(context: Any) -> Any:
+    """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
+    known = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
+    return context.policy_fn if known else None
+
+
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
 
 # Values that compare by equality and hash: guards may hold them.
@@ -126,6 +151,11 @@ def restore_settings(settings: tuple[Any, ...]) -> None:
     torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
     if torch.get_num_threads() != num_threads:
         torch.set_num_threads(num_threads)
+
+
+def has_function_modes() -> bool:
+    """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
 
 
 def has_global_module_hooks() -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,9 +21,10 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
+from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import InputKind, InputSpec, set_provenance
+from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_marks, set_provenance
 from aottrain.ir.ops import OpKind, hidden_mutation, op_info
 from aottrain.ir.sizes import hint
 from aottrain.ir.tensor import tensor_spec
@@ -101,7 +102,8 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
+        stand_ins = swapping(table, {id(value) for value in primals}, notes)
+        with contained(), audited(function, module), stand_ins, inlined_checkpoints():
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -208,6 +210,7 @@ class CaptureMode(PhiloxMode):
         super().__init__(state)
         self.provenance = provenance
         self.rng = rng
+        self.read_in_regions: Storages = {}  # that come into a checkpointed region from outside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         profile = sys.getprofile()
@@ -219,6 +222,8 @@ class CaptureMode(PhiloxMode):
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         place = self.provenance.current()
+        regions = open_regions()
+        self._check_regions(regions, func, args, kwargs)
         rule = _MUTATION_RULES.get(func)
         if rule is not None:
             out = rule(func, args, kwargs)
@@ -226,17 +231,33 @@ class CaptureMode(PhiloxMode):
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and torch.Tag.nondeterministic_seeded in func.tags:
-                if torch._C._current_autograd_node() is not None and op_info(func).kind is OpKind.EFFECT:
+                if _in_backward() and op_info(func).kind is OpKind.EFFECT:
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:
                 out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.provenance.mark(place)
+        if _in_backward():
+            # What the gradient of a region's op makes of its values is never saved by eager's checkpoint.
+            marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in place.regions)
+        else:
+            marks = tuple((region.number, region.mark(func, args, kwargs, out)) for region in regions)
+        self.provenance.mark(place, marks)
         return out
 
+    def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
+        written = storages_of(_arguments_at(func, op_info(func).writes or hidden_writes(func, args), args, kwargs))
+        if written.keys() & self.read_in_regions.keys():
+            raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
+        for region in regions:
+            if op_info(func).kind is OpKind.EFFECT and not region.preserves_rng:
+                raise UnsupportedError("random numbers in torch.utils.checkpoint with preserve_rng_state=False")
+            region.check_writes(written)
+        if regions:
+            read = storages_of((args, kwargs))
+            self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].made.keys())
+
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
-        if torch._C._current_autograd_node() is not None:
-            # torch.utils.checkpoint runs its block again in the backward, and would draw other numbers.
+        if _in_backward():
             raise UnsupportedError("the backward draws random numbers")
         return super()._next(device)
 
@@ -277,13 +298,31 @@ _MUTATION_RULES: dict[Any, Callable[..., Any]] = {
 _KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
 
 
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
+
+
+def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+    """The arguments at these places of the schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
+
+
+class Place(NamedTuple):
+    """Where an op comes from: module path, "file.py:line", numbers of the checkpointed regions around it."""
+
+    module: str = ""
+    source: str = ""
+    regions: tuple[int, ...] = ()
+
+
 class Provenance:
     """Which module and source line is running: forward ops by hooks and stack, backward ops by sequence number."""
 
     def __init__(self, module: nn.Module | None):
         self.names = {} if module is None else {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
-        self.by_sequence: dict[int, tuple[str, str]] = {}
+        self.by_sequence: dict[int, Place] = {}
         self.last: fx.Node | None = None
 
     @contextmanager
@@ -305,18 +344,19 @@ class Provenance:
             for handle in handles:
                 handle.remove()
 
-    def current(self) -> tuple[str, str]:
-        """(module path, "file.py:line") of the op that is about to run."""
+    def current(self) -> Place:
+        """The place of the op that is about to run."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self.by_sequence.get(node._sequence_nr(), ("", ""))
-        place = (self.stack[-1] if self.stack else "", _user_line())
+            return self.by_sequence.get(node._sequence_nr(), Place())
+        regions = tuple(region.number for region in open_regions())
+        place = Place(self.stack[-1] if self.stack else "", _user_line(), regions)
         # The autograd kernel above has numbered this op's gradient node already.
         self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, place)
         return place
 
-    def mark(self, place: tuple[str, str]) -> None:
-        """Note the place on the nodes that were added since the last call."""
+    def mark(self, place: Place, marks: Marks) -> None:
+        """Note the place and the marks on the nodes that were added since the last call."""
         mode = get_proxy_mode()
         if mode is None:
             return
@@ -324,7 +364,8 @@ class Provenance:
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":
-                set_provenance(node, *place, torch.is_grad_enabled())
+                set_provenance(node, place.module, place.source, torch.is_grad_enabled())
+                set_marks(node, marks)
             node = node._prev
         self.last = newest
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
 from aottrain.compat import dynamo_settings, symbolic_tracing, tree_unflatten
 from aottrain.compiler import compile_call
@@ -21,6 +22,7 @@ from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.errors import UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
@@ -85,7 +87,8 @@ def compile_graph(
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
-        return _eager(graph, report, str(error), ran)
+        reason = str(error).partition("\n")[0]  # fx appends where it was in the graph
+        return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
@@ -129,9 +132,46 @@ def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threa
     def run(*args: Any) -> Any:
         ran.any = True
         add_fallback(report, reason)
+        if not restored:
+            _restore_checkpoints(graph)
+            restored.append(True)
         return graph(*args)
 
+    restored: list[bool] = []
     return run
+
+
+def _restore_checkpoints(graph: fx.GraphModule) -> None:
+    """Make Dynamo's graph run torch's own checkpoint, as it was called: Dynamo's stand-in keeps no random state."""
+    for part in graph.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+                    node.args = (_is_state(node), *node.args)
+                    node.target = _checkpoint
+            part.recompile()
+
+
+def _checkpoint(is_state: Sequence[bool], body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    context = body.meta.get("_checkpoint_context_fn")
+    function, direct = _close_over(body, args, is_state)
+    return checkpoint(function, *direct, **kwargs, **({} if context is None else {"context_fn": context}))
+
+
+def _is_state(node: fx.Node) -> tuple[bool, ...]:
+    """Which inputs of a checkpoint's body are parameters or buffers: Dynamo names them after where they are found."""
+    names = [getattr(value, "name", "") for value in node.args[1:]]
+    return tuple("_parameters_" in name or "_buffers_" in name for name in names)
+
+
+def _close_over(function: Runner, inputs: Sequence[Any], closed: Sequence[bool]) -> tuple[Runner, list[Any]]:
+    """A function of the other inputs: checkpoint keeps those that it is given, and lets its function find the rest."""
+
+    def partially(*direct: Any) -> Any:
+        rest = iter(direct)
+        return function(*(value if flag else next(rest) for value, flag in zip(inputs, closed, strict=True)))
+
+    return partially, [value for value, flag in zip(inputs, closed, strict=True) if not flag]
 
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
@@ -158,8 +198,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
 
 
 class _Inliner(fx.Interpreter):
-    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line: whether a value is computed
-    again is the partitioner's decision, and checkpoint's own recompute would draw other random numbers."""
+    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line and marked: the partitioner
+    has their values computed again, and checkpoint's own recompute would draw other random numbers."""
 
     def __init__(self, graph: nn.Module):
         super().__init__(graph, garbage_collect_values=False)
@@ -168,15 +208,18 @@ class _Inliner(fx.Interpreter):
         self.env.clear()
         return super().run(*args, enable_io_processing=False)
 
-    def run_node(self, node: fx.Node) -> Any:
-        if node.op == "call_method" and node.target == "item":
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_method" and n.target == "item":
             # A Python float that Dynamo made symbolic (an eps, a dropout rate): its number, which adds a guard.
-            value = node.meta.get("example_value")
+            value = n.meta.get("example_value")
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
-        return super().run_node(node)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.higher_order.tag_activation_checkpoint:
-            return _Inliner(args[0]).run(*args[1:])
-        return super().call_function(target, args, kwargs)
+        if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
+            return super().run_node(n)
+        (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
+        preserves_rng = kwargs.get("preserve_rng_state", True)
+        if kwargs.get("use_reentrant"):
+            function, direct = _close_over(_Inliner(body).run, inputs, _is_state(n))
+            return reentrant_checkpoint(function, preserves_rng, *direct)
+        with checkpointed(body.meta.get("_checkpoint_context_fn"), preserves_rng):
+            return _Inliner(body).run(*inputs)

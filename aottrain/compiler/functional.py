@@ -18,13 +18,10 @@ from aottrain.ir.graph import (
     OutputSpec,
     as_module,
     calls,
+    copy_provenance,
     descendants,
-    grad_mode_of,
     info,
-    module_of,
     placeholders,
-    set_provenance,
-    source_of,
     storage_root,
     value_of,
 )
@@ -137,6 +134,6 @@ class _Replay(fx.Interpreter):
         new = mode.tracer.graph._root._prev
         while new is not last and new.op != "root":
             if new.op == "call_function":
-                set_provenance(new, module_of(node), source_of(node), grad_mode_of(node))
+                copy_provenance(node, new)
             new = new._prev
         return out

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from aottrain.compat import PLAIN_TYPES, autocast_state, dynamic_marks, is_wrapped, no_marks, tree_flatten
+from aottrain.compat import (
+    PLAIN_TYPES,
+    autocast_state,
+    dynamic_marks,
+    has_function_modes,
+    is_wrapped,
+    no_marks,
+    tree_flatten,
+)
 from aottrain.errors import UnsupportedError
 
 
@@ -19,12 +27,16 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
     Sizes that may be symbolic are left out: all of the inputs' under `dynamic`, and dimensions that the caller marked.
     Raises UnsupportedError for arguments that cannot be compared by value.
     """
+    if has_function_modes():
+        raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
     leaves, tree = tree_flatten((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
+            if leaf.is_nested:
+                raise UnsupportedError("an argument is a nested tensor")
             if is_wrapped(leaf) or not no_marks(vars(leaf)):
                 raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
