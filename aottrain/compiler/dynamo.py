@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aottrain.compat import dynamo_settings, tree_unflatten
+from aottrain.compat import dynamo_settings, guard_modules, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.errors import UnsupportedError
@@ -67,6 +67,7 @@ def compile_graph(
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
     ran = ran or threading.local()
+    guard_modules()
     function = _Inliner(graph).run
     try:
         examples = _examples(graph, example_inputs)
