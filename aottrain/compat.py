@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -24,6 +25,7 @@ def flatten_result(result: Any) -> tuple[list[Any], Any]:
 
 __all__ = [
     "PLAIN_TYPES",
+    "SIZE_NAMESPACE",
     "TorchDispatchMode",
     "autocast_cache",
     "autocast_state",
@@ -40,7 +42,14 @@ __all__ = [
     "tree_map",
     "no_onednn",
     "no_saved_tensor_hooks",
+    "dynamic_marks",
+    "no_marks",
     "set_view_origin",
+    "shape_guard",
+    "size_hint",
+    "size_text",
+    "symbolic_fake",
+    "symbolic_mode",
     "tree_unflatten",
     "view_origin",
 ]
@@ -232,3 +241,63 @@ def autocast_state() -> tuple[object, ...]:
     if state:
         state.append(torch.is_autocast_cache_enabled())
     return tuple(state)
+
+
+# What the text of a size may name.
+SIZE_NAMESPACE: dict[str, Any] = dict(SYMPY_INTERP)
+
+
+def size_hint(value: Any) -> Any:
+    """The number that a symbolic size has in the call that is traced, without a guard on it; None where it has none."""
+    return value.node.hint
+
+
+def size_text(value: Any) -> tuple[str, tuple[str, ...]]:
+    """Python text of a symbolic number, and the names of its symbols."""
+    from torch.utils._sympy.printers import PythonPrinter  # here: sympy is slow to import, and few programs need it
+
+    expression = value.node.expr
+    return PythonPrinter().doprint(expression), tuple(sorted(str(symbol) for symbol in expression.free_symbols))
+
+
+_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+
+
+def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
+    """Dimensions that the caller marked as dynamic: torch._dynamo.mark_dynamic, maybe_mark_dynamic."""
+    table = vars(tensor)
+    return frozenset().union(*(table.get(name, ()) for name in _MARKS)) if table else frozenset()
+
+
+def no_marks(table: dict[str, Any]) -> bool:
+    """Whether a tensor's attributes are all TorchDynamo's notes about its dimensions."""
+    return all(name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on")) for name in table)
+
+
+def symbolic_mode() -> Any:
+    """A FakeTensorMode with symbols of its own; values that tensors hold never become sizes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Without duck shaping equal sizes are not taken for one: a batch that happens to be as large as a length is both.
+    return FakeTensorMode(
+        shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+    )
+
+
+def symbolic_fake(mode: Any, tensor: torch.Tensor, dims: frozenset[int], name: str) -> torch.Tensor:
+    """A fake of a real tensor in which the sizes of `dims` are symbols."""
+    from torch._dynamo.source import LocalSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    kinds = [DimDynamic.DYNAMIC if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(tensor.detach(), symbolic_context=context, source=LocalSource(name))
+
+
+def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> str:
+    """Python text that says, of `L` (tensors by these names), whether what was traced holds for them."""
+    from torch._dynamo.source import LocalSource
+
+    checks = shape_env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
+    return " and ".join(f"({check})" for check in checks) or "True"

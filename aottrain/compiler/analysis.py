@@ -15,6 +15,7 @@ from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, ent
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
 from aottrain.ir.ops import op_info
+from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import tensor_spec
 
 aten = torch.ops.aten
@@ -84,13 +85,13 @@ class _WatchMode(CaptureMode):
     def _stand_in(self, value: Any) -> Any:
         if id(value) not in self.foreign:
             return value
-        return self.stand_ins.setdefault(id(value), self.fake_mode.from_tensor(value))
+        return self.stand_ins.setdefault(id(value), self.fake_mode.from_tensor(value, static_shapes=True))
 
 
 def analyse(step: CapturedStep) -> Analysis:
     """Raises UnsupportedError where the front half has no proven treatment, and CapturedTensors where tensors that are
     not inputs are read: the caller then makes inputs of them and starts again."""
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=step.shape_env)
     leaves_in = fake_primals(step, fake_mode)
     grad_mode = torch.is_grad_enabled()
     with fake_mode:
@@ -115,6 +116,12 @@ def analyse(step: CapturedStep) -> Analysis:
 
 
 def _constant(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Size) and any(map(is_symbolic, leaf)):
+        return tuple(map(size_of, leaf))
+    if is_symbolic(leaf):
+        return size_of(leaf)
+    if isinstance(leaf, slice) and any(map(is_symbolic, (leaf.start, leaf.stop, leaf.step))):
+        raise UnsupportedError("the result holds a slice with a symbolic size")
     if isinstance(leaf, PLAIN_TYPES):
         return leaf
     raise UnsupportedError(f"the result holds a {type(leaf).__name__}")
@@ -154,7 +161,7 @@ def _classify_outputs(
                 raise UnsupportedError(f"output {position} is a view of an input in another dtype")
             found[position] = _view(Source.PRIMAL, owners[key][0], value, primal)
         else:
-            groups.setdefault(key if value.untyped_storage().nbytes() else -1 - position, []).append(position)
+            groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
     for members in groups.values():
         _classify_group(members, tensors, found, computed)
@@ -210,7 +217,8 @@ def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
-    geometry = tuple(value.shape), tuple(value.stride()), int(value.storage_offset()) - int(base.storage_offset())
+    offset = size_of(value.storage_offset() - base.storage_offset())
+    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), offset
     return OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
 
 

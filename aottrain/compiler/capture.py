@@ -7,7 +7,7 @@ of batch normalisation out, and notes which module and source line each op came 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +20,12 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
+from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
 from aottrain.ir.ops import OpKind, hidden_mutation, op_info
+from aottrain.ir.sizes import hint
 from aottrain.ir.tensor import tensor_spec
 from aottrain.runtime.rng import PhiloxMode, eager_draw
 
@@ -36,7 +38,8 @@ class CapturedStep:
 
     primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
     inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
-    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION.
+    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. sizes: the symbols by name, of a step with symbolic
+    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
@@ -49,6 +52,8 @@ class CapturedStep:
     shared: frozenset[int]
     notes: set[str] = field(default_factory=set)
     rng: str = "philox"
+    sizes: Mapping[str, torch.SymInt] = field(default_factory=dict)
+    shape_env: Any = None
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +67,7 @@ def capture(
     kwargs: dict[str, Any],
     captured: Sequence[Tensor] = (),
     rng: str = "philox",
+    sizes: SymbolicSizes | None = None,
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -81,10 +87,12 @@ def capture(
                 entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
             places[place] = index[id(leaf)]
     notes: set[str] = set()
-    inputs = []
+    inputs, traced = [], []
     for kind, name, tensor in entries:
         _check_input(name, tensor)
-        inputs.append(InputSpec(kind, name, tensor_spec(tensor), tensor.requires_grad))
+        stand_in = sizes.fakes.get(id(tensor)) if sizes is not None and kind is InputKind.BATCH else None
+        traced.append(tensor if stand_in is None else stand_in)
+        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad))
     named = [tensor for _, _, tensor in state[:num_named]]
 
     def call(primals: Sequence[Tensor]) -> Any:
@@ -110,7 +118,7 @@ def capture(
     tensors = tuple(tensor for _, _, tensor in entries)
     return CapturedStep(
         call,
-        tensors,
+        tuple(traced),
         tuple(inputs),
         module,
         len(state),
@@ -119,6 +127,8 @@ def capture(
         frozenset(shared_storages(tensors)),
         notes,
         rng,
+        {} if sizes is None else sizes.symbols,
+        None if sizes is None else sizes.shape_env,
     )
 
 
@@ -150,20 +160,24 @@ def shared_storages(tensors: Sequence[Tensor]) -> set[int]:
     groups: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
         storage = tensor.untyped_storage()
-        if storage.nbytes():
+        if hint(storage.nbytes()):
             groups.setdefault(storage._cdata, []).append(i)
     return {i for members in groups.values() if len(members) > 1 for i in members}
 
 
 def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
     """Fresh leaf fakes with the primals' metadata; they share nothing with the real tensors."""
-    return [_fake(value, mode).requires_grad_(value.requires_grad) for value in step.primals]
+    static = step.shape_env is None
+    pairs = zip(step.primals, step.inputs, strict=True)
+    return [_fake(value, mode, static).requires_grad_(spec.requires_grad) for value, spec in pairs]
 
 
-def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
+def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
     if not isinstance(value, FakeTensor):
-        return mode.from_tensor(value.detach())
-    size, stride = [int(n) for n in value.shape], [int(n) for n in value.stride()]
+        return mode.from_tensor(value.detach(), static_shapes=True)
+    size, stride = list(value.shape), list(value.stride())
+    if static:
+        size, stride = [int(n) for n in size], [int(n) for n in stride]
     with mode, torch.no_grad():
         return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
 

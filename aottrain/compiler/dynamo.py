@@ -16,11 +16,15 @@ from torch import Tensor, fx, nn
 
 from aottrain.compat import dynamo_settings, guard_modules, tree_unflatten
 from aottrain.compiler import compile_call
+from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.capture import CapturedStep
+from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.errors import UnsupportedError
-from aottrain.ir.report import CompileReport, add_fallback
+from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import is_disjoint
+from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
 Runner = Callable[..., Any]
@@ -37,13 +41,13 @@ RECOMPILE_LIMIT = 16
 
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
-    """`target` under TorchDynamo with our backend, each shape compiled on its own.
+    """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
 
     Hooks on modules are guarded, which Dynamo skips by default. A call in which no program of ours ran is counted as a
     fallback: past the recompile limit Dynamo runs code eagerly and says so only once.
     """
     ran = threading.local()
-    compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=False)
+    compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
     settings = dynamo_settings(skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -69,9 +73,11 @@ def compile_graph(
     ran = ran or threading.local()
     guard_modules()
     function = _Inliner(graph).run
+    sizes = None
     try:
         examples = _examples(graph, example_inputs)
-        entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
+        sizes = example_sizes(examples)
+        entry, sizes = _compile(function, graph, examples, options, sizes)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
@@ -90,11 +96,28 @@ def compile_graph(
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
             return fallback(*args)
         ran.any = True
-        computed = program(primals)
-        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals)
+        values = NO_SIZES if sizes is None else sizes.read(args)
+        computed = program(primals, values)
+        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 
     return run
+
+
+def _compile(
+    function: Runner,
+    graph: fx.GraphModule,
+    examples: Sequence[Any],
+    options: CompileOptions,
+    sizes: SymbolicSizes | None,
+) -> tuple[tuple[Program, CapturedStep, Analysis, GraphReport], SymbolicSizes | None]:
+    """With symbolic sizes where there are some; if that fails each becomes the number that it is, guarded by Dynamo."""
+    if sizes is not None:
+        try:
+            return compile_call(function, None, examples, {}, options, StateGuard(graph), sizes), sizes
+        except UnsupportedError:
+            examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
+    return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
 
 
 def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threading.local) -> Runner:
@@ -107,7 +130,7 @@ def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threa
 
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Dynamo's fakes of the inputs. A symbolic size becomes the number that it has now, which adds a guard for it."""
+    """Dynamo's fakes of the inputs, and symbolic numbers."""
     found = []
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
@@ -125,7 +148,7 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
             raise UnsupportedError("an input is a nested tensor")
         if isinstance(value, torch.SymInt) and value.node.is_nested_int():
             raise UnsupportedError("an input is the size of a nested tensor")
-        found.append(int(value) if isinstance(value, torch.SymInt) else value)
+        found.append(value)
     return found
 
 
@@ -139,6 +162,14 @@ class _Inliner(fx.Interpreter):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self.env.clear()
         return super().run(*args, enable_io_processing=False)
+
+    def run_node(self, node: fx.Node) -> Any:
+        if node.op == "call_method" and node.target == "item":
+            # A Python float that Dynamo made symbolic (an eps, a dropout rate): the number that it is, which adds a guard.
+            value = node.meta.get("example_value")
+            if isinstance(value, torch.SymFloat) and value.node.hint is not None:
+                return float(value)
+        return super().run_node(node)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.higher_order.tag_activation_checkpoint:

@@ -22,13 +22,12 @@ from aottrain.ir.graph import (
     grad_mode_of,
     info,
     module_of,
+    placeholders,
     set_provenance,
     source_of,
-    spec_of,
     storage_root,
     value_of,
 )
-from aottrain.ir.tensor import TensorSpec
 
 
 def functionalize(joint: JointGraph) -> JointGraph:
@@ -40,13 +39,14 @@ def functionalize(joint: JointGraph) -> JointGraph:
     """
     if not any(info(node).writes for node in calls(joint.graph)):
         return joint
-    num_primals = joint.signature.num_primals
+    num_primals = first_size = joint.signature.num_primals
     updated: list[int] = []
 
-    def run(*inputs: Tensor) -> list[Tensor | None]:
+    def run(sizes: list[Any], tensors: list[Tensor]) -> list[Tensor | None]:
+        inputs: list[Any] = [*tensors[:first_size], *sizes, *tensors[first_size:]]
         torch._enable_functionalization(reapply_views=True)
         try:
-            wrapped = [torch._to_functional_tensor(value) for value in inputs]
+            wrapped = [torch._to_functional_tensor(v) if isinstance(v, Tensor) else v for v in inputs]
             results = _Replay(as_module(joint.graph)).run(*wrapped)
             results = [_unwrap(value) for value in results]
             updates = []
@@ -63,9 +63,14 @@ def functionalize(joint: JointGraph) -> JointGraph:
         return [*results[:num_outputs], *updates, *results[num_outputs:]]
 
     examples = [value_of(node) for node in joint.placeholders]
-    with examples[0].fake_mode:
-        graph = make_fx(run)(*[value.detach() for value in examples]).graph
-    for old, new in zip(joint.placeholders, [n for n in graph.nodes if n.op == "placeholder"], strict=True):
+    tensors = [value for value in examples if isinstance(value, Tensor)]
+    with tensors[0].fake_mode:  # type: ignore[attr-defined]
+        sizes = [value for value in examples if not isinstance(value, Tensor)]
+        graph = make_fx(run)(sizes, [value.detach() for value in tensors]).graph
+    inputs = placeholders(graph)
+    for node in inputs[: len(sizes)]:
+        inputs[len(sizes) + first_size].prepend(node)
+    for old, new in zip(joint.placeholders, placeholders(graph), strict=True):
         new.name = new.target = old.name
     return _with_updates(joint, graph, updated)
 
@@ -97,7 +102,7 @@ class _Replay(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule):
         super().__init__(graph, garbage_collect_values=False)
-        self.layouts: dict[fx.Node, TensorSpec | None] = {}  # of memory whose shape or strides were changed in place
+        self.layouts: dict[fx.Node, Any] = {}  # of memory whose shape or strides were changed in place
 
     def _keep_layout(self, written: Any) -> None:
         """A functional op chooses its result's strides; an op in place keeps those of the memory that it writes."""
@@ -105,13 +110,13 @@ class _Replay(fx.Interpreter):
             if not isinstance(node, fx.Node):
                 continue
             root = storage_root(node)
-            value, spec = self.env[root], self.layouts.get(root, spec_of(root))
+            value, layout = self.env[root], self.layouts.get(root, value_of(root))
             torch._sync(value)
             inner = torch._from_functional_tensor(value)
-            if spec is None or inner.stride() == spec.stride:
+            if not isinstance(layout, Tensor) or inner.stride() == layout.stride():
                 continue
             torch._disable_functionalization()
-            laid_out = torch.empty_strided(spec.shape, spec.stride, dtype=inner.dtype, device=inner.device)
+            laid_out = torch.empty_strided(layout.shape, layout.stride(), dtype=inner.dtype, device=inner.device)
             copied = torch.ops.aten.copy(laid_out, inner)
             torch._enable_functionalization(reapply_views=True)
             torch._functionalize_replace(value, copied)
@@ -126,7 +131,7 @@ class _Replay(fx.Interpreter):
         if node.op == "call_function":
             for place in info(node).writes:
                 if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
-                    self.layouts[storage_root(node.args[place])] = spec_of(node)  # type: ignore[arg-type]
+                    self.layouts[storage_root(node.args[place])] = value_of(node)  # type: ignore[arg-type]
                 else:
                     self._keep_layout(node.args[place] if place < len(node.args) else None)
         new = mode.tracer.graph._root._prev

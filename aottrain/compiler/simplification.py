@@ -11,8 +11,21 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten
-from aottrain.ir.graph import JointGraph, spec_of, view_source
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import (
+    GraphSignature,
+    InputKind,
+    JointGraph,
+    calls,
+    copy_meta,
+    is_size,
+    placeholders,
+    spec_of,
+    value_of,
+    view_source,
+)
 from aottrain.ir.ops import is_pure
+from aottrain.ir.sizes import SizeExpression, size_of
 
 aten = torch.ops.aten
 
@@ -23,6 +36,7 @@ _IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def simplify(joint: JointGraph) -> JointGraph:
     """Identities, copies into fresh memory, unread batch-norm statistics, common subexpressions, dead code."""
     graph = copy_graph(joint.graph)
+    _express_sizes(graph, joint.signature)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _drop_identity(node)
@@ -32,6 +46,34 @@ def simplify(joint: JointGraph) -> JointGraph:
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
+
+
+def _express_sizes(graph: fx.Graph, signature: GraphSignature) -> None:
+    """Each symbolic number becomes one expression of the symbols, whatever it was read from: so no tensor is kept for
+    its shape alone, and both graphs compute what they need."""
+    symbols = {
+        spec.name: node
+        for node, spec in zip(placeholders(graph), signature.inputs, strict=True)
+        if spec.kind is InputKind.SIZE
+    }
+    if not symbols:
+        return
+    for node in calls(graph):
+        if not is_size(node):
+            continue
+        size = size_of(value_of(node))
+        if not isinstance(size, SizeExpression):
+            node.replace_all_uses_with(size)
+        elif size.text in symbols:
+            node.replace_all_uses_with(symbols[size.text])
+        elif any(name not in symbols for name in size.names):
+            raise UnsupportedError(f"the size {size} is not one of the inputs' shapes")
+        else:
+            with graph.inserting_before(node):
+                new = graph.call_function(size, tuple(symbols[name] for name in size.names))
+            copy_meta(node, new)
+            node.replace_all_uses_with(new)
+        graph.erase_node(node)
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
@@ -70,7 +112,7 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
     into, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
     if into is None or source is None or not isinstance(value, fx.Node):
         return
-    if into.shape != source.shape or into.stride != source.stride or into.device != source.device:
+    if not into.same_layout(source) or into.device != source.device:
         return
     if into.dtype == source.dtype:
         if not _is_result(node):

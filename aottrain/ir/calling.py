@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from aottrain.ir.sizes import Size
 from aottrain.ir.tensor import TensorSpec
 
 
@@ -29,7 +30,7 @@ class OutputInfo:
     source: Source
     index: int
     requires_grad: bool
-    geometry: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    geometry: tuple[tuple[Size, ...], tuple[Size, ...], Size] | None = None
     origin: Any = None
 
 

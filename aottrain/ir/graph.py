@@ -14,6 +14,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.ops import OpInfo, OpKind, op_info
+from aottrain.ir.sizes import is_symbolic
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 
@@ -22,6 +23,7 @@ class InputKind(Enum):
     BUFFER = "buffer"
     BATCH = "batch"
     CONSTANT = "constant"  # a tensor that the program made from Python numbers while it was traced
+    SIZE = "size"  # a symbol: an integer that the inputs' shapes have at each call
     TANGENT = "tangent"
     RNG = "rng"
 
@@ -62,7 +64,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """What each placeholder and each output of a joint graph is, in order: primals, rng, tangents."""
+    """What each placeholder and each output of a joint graph is, in order: primals, sizes, rng, tangents."""
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
@@ -77,10 +79,14 @@ class GraphSignature:
     def num_primals(self) -> int:
         return sum(value.kind in PRIMALS for value in self.inputs)
 
+    @property
+    def num_sizes(self) -> int:
+        return sum(value.kind is InputKind.SIZE for value in self.inputs)
+
 
 @dataclass(frozen=True)
 class JointGraph:
-    """One program (primals, rng, tangents) -> (outputs, state updates, gradients); callable on flat tensors."""
+    """One program (primals, sizes, rng, tangents) -> (outputs, state updates, gradients); callable on flat tensors."""
 
     graph: fx.Graph
     signature: GraphSignature
@@ -115,7 +121,8 @@ class JointGraph:
 
 @dataclass(frozen=True)
 class PartitionedGraph:
-    """Law: forward(primals, rng) -> (outputs, updates, residuals); backward(residuals, tangents) -> gradients.
+    """Law: forward(primals, sizes, rng) -> (outputs, updates, residuals);
+    backward(sizes, residuals, tangents) -> gradients.
 
     residuals: for each residual its name in the joint graph and, where it is an unmutated primal, that primal's index.
     """
@@ -173,6 +180,11 @@ def spec_of(node: fx.Node) -> TensorSpec | None:
 
 def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
+
+
+def is_size(node: fx.Node) -> bool:
+    """Whether the value is a symbolic number: free to compute, and no tensor to save."""
+    return is_symbolic(value_of(node))
 
 
 def view_source(node: fx.Node) -> fx.Node | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aottrain.compat import set_view_origin
 from aottrain.ir.calling import OutputInfo, Source
+from aottrain.ir.sizes import SizeExpression, resolve
 
 
 def assemble(
@@ -18,8 +19,11 @@ def assemble(
     is_tensor: Sequence[bool],
     computed: Sequence[Tensor],
     primals: Sequence[Tensor],
+    sizes: Mapping[str, int],
 ) -> list[Any]:
-    """The flat result. Views are made here, not inside the compiled function: autograd forbids writing to views that a
+    """The flat result; in `leaves`, symbolic numbers and shapes (tuples) are expressions of the sizes.
+
+    Views are made here, not inside the compiled function: autograd forbids writing to views that a
     custom Function returned, and a view of an input must be one of the caller's own tensor."""
     result = list(leaves)
     known = iter(outputs)
@@ -27,15 +31,19 @@ def assemble(
         if flag:
             info = next(known)
             source = primals if info.source is Source.PRIMAL else computed
-            result[place] = _make(info, source[info.index])
+            result[place] = _make(info, source[info.index], sizes)
+        elif isinstance(result[place], SizeExpression):
+            result[place] = result[place].of(sizes)
+        elif type(result[place]) is tuple:
+            result[place] = torch.Size(resolve(result[place], sizes))
     return result
 
 
-def _make(info: OutputInfo, source: Tensor) -> Tensor:
+def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
     if info.geometry is None:
         return source
-    size, stride, offset = info.geometry
-    offset += source.storage_offset()
+    size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
+    offset = resolve([info.geometry[2]], sizes)[0] + source.storage_offset()
     if not info.requires_grad:
         return source.detach().as_strided(size, stride, offset)
     with torch.enable_grad():

@@ -64,7 +64,8 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 def _call(node: fx.Node, names: dict[str, Any]) -> str:
     if node.target is operator.getitem:
         return f"{_value(node.args[0], names)}[{_value(node.args[1], names)}]"
-    name = str(node.target).replace(".", "_")
+    schema = getattr(node.target, "_schema", None)
+    name = str(node.target).replace(".", "_") if schema is not None else f"k_{len(names)}"
     names[name] = node.target
     arguments = [_value(value, names) for value in node.args]
     # `self`, `from` and the like are legal names of ATen arguments, but not all of them of Python's.

@@ -39,6 +39,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
     needed = ancestors([node for node in gradients if node is not None], stop=set(saved))
+    sizes = joint.inputs_of(InputKind.SIZE)
     inputs = [*primals, *joint.inputs_of(InputKind.RNG)]
     for node in inputs:
         if node in needed and node in mutated and node not in saved:
@@ -47,7 +48,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
-    forward = _forward_graph(joint, inputs, residual_nodes, mutated)
+    forward = _forward_graph(joint, [*primals, *sizes, *joint.inputs_of(InputKind.RNG)], residual_nodes, mutated)
     backward = _backward_graph(joint, residual_nodes, gradients) if gradients else None
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
@@ -84,7 +85,7 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)
-    for node in (*residuals, *tangents):
+    for node in (*joint.inputs_of(InputKind.SIZE), *residuals, *tangents):
         new[node] = graph.placeholder(node.name)
         copy_meta(node, new[node])
     late = descendants(tangents)

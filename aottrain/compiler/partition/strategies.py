@@ -18,6 +18,7 @@ from aottrain.ir.graph import (
     ancestors,
     descendants,
     info,
+    is_size,
     is_tuple,
     spec_of,
     storage_bytes,
@@ -53,7 +54,7 @@ def find_demand(joint: JointGraph) -> Demand:
     gradients = joint.outputs_of(OutputKind.GRADIENT)
     demanded = {node for node in gradients if node not in late}
     for node in ancestors(gradients) & late:
-        demanded.update(source for source in node.all_input_nodes if source not in late)
+        demanded.update(source for source in node.all_input_nodes if source not in late and not is_size(source))
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
@@ -63,7 +64,8 @@ def find_demand(joint: JointGraph) -> Demand:
         for node in joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
         if node in demanded and _may_save(node)
     )
-    return Demand(order, wanted, frozenset(ancestors(demanded)), frozenset(mutated), returned)
+    region = frozenset(node for node in ancestors(demanded) if not is_size(node))
+    return Demand(order, wanted, region, frozenset(mutated), returned)
 
 
 def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float | None = None) -> PartitionPlan:
@@ -201,7 +203,7 @@ def _plan(
 ) -> PartitionPlan:
     kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.mutated)
     needed = ancestors(demand.demanded, stop=saved) - saved
-    again = demand.in_order(node for node in needed if node.op == "call_function")
+    again = demand.in_order(node for node in needed if node.op == "call_function" and not is_size(node))
     reasons = {node.name: reason(node) for node in kept}
     for node in again:
         if info(node).kind is OpKind.VIEW or info(node).kind is OpKind.STRUCTURE:
