@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import re
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +38,7 @@ __all__ = [
     "dynamo_settings",
     "flatten_result",
     "global_settings",
+    "guard_modules",
     "is_wrapped",
     "has_function_modes",
     "has_global_module_hooks",
@@ -160,9 +163,79 @@ def has_function_modes() -> bool:
 
 def has_global_module_hooks() -> bool:
     """Whether anyone but this package has registered hooks that every module runs."""
+    return bool(_global_hooks())
+
+
+def _global_hooks() -> list[Any]:
     tables = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
     hooks = [hook for table in tables for hook in table.values()]
-    return any(not getattr(hook, "__module__", "").startswith("aottrain.") for hook in hooks)
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("aottrain.")]
+
+
+def guard_modules() -> None:
+    """To be called while TorchDynamo compiles: guards on modules that it leaves out.
+
+    Hooks that are added to a module later; hooks that are added to all modules; an attribute that hides a parameter,
+    buffer or submodule, which Dynamo reads past it; methods that are replaced on a class.
+    """
+    import torch._dynamo.config as config
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:  # called by hand
+        return
+    config.skip_nnmodule_hook_guards = False  # guards are built after this: to set it for a while would be in vain
+    added: set[Any] = set()
+    guard_methods = partial(_guard_methods, set())
+    for guard in list(context.guards_context.dynamo_guards):
+        source = guard.originating_source
+        while source is not None:
+            table = getattr(source, "base", None)
+            if getattr(table, "member", None) in ("_modules", "_parameters", "_buffers"):
+                owner, name = table.base, str(getattr(source, "index", ""))
+                if (owner, name) not in added:
+                    added.add((owner, name))
+                    absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+                    install_guard(owner.make_guard(absent))
+            source = table
+        if guard.create_fn_name() == "TYPE_MATCH":
+            install_guard(guard.originating_source.make_guard(guard_methods))
+    for guard in list(context.guards_context.dynamo_guards):
+        if guard.create_fn_name() == "GRAD_MODE":  # any source that holds for the whole call
+            install_guard(guard.originating_source.make_guard(_guard_global_hooks))
+            break
+
+
+def _guard_global_hooks(builder: Any, _: Any) -> None:
+    known = _global_hooks()
+    _add_guard(builder, lambda _: _global_hooks() == known, "hooks of all modules")
+
+
+def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
+    for cls in type(builder.get(guard)).__mro__:
+        if cls in done:
+            continue
+        done.add(cls)
+        if cls.__module__.partition(".")[0] in ("torch", "builtins", "collections", "typing", "abc", "enum"):
+            continue
+        known = {name: value for name, value in vars(cls).items() if isinstance(value, _METHODS)}
+        table = vars(cls)
+
+        def holds(_: Any, known: Any = known, table: Any = table) -> bool:
+            return all(table.get(name) is value for name, value in known.items())
+
+        _add_guard(builder, holds, f"methods of {cls.__name__}")
+
+
+_METHODS = (types.FunctionType, property, staticmethod, classmethod)
+
+
+def _add_guard(builder: Any, holds: Any, what: str) -> None:
+    try:
+        builder.guard_manager.root.add_lambda_guard(holds, [what], None)
+    except TypeError:  # before torch 2.13
+        builder.guard_manager.root.add_lambda_guard(holds, [what])
 
 
 @contextmanager

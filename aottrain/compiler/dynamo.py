@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from aottrain.compat import dynamo_settings, symbolic_tracing, tree_unflatten
+from aottrain.compat import dynamo_settings, guard_modules, symbolic_tracing, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -78,6 +78,7 @@ def compile_graph(
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
     ran = ran or threading.local()
+    guard_modules()
     function = _Inliner(graph).run
     sizes = None
     try:

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
+import sys
 import types
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 
 from aottrain.compat import PLAIN_TYPES
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.guards import describe
 
-# Of containers longer than this, each item is guarded by identity; what lies deeper is not looked at.
+# Containers longer than this are guarded by the identity of their items, and of what those hold.
 _MAX_ITEMS = 256
-_MAX_DEPTH = 12
+# Of objects and of functions that call each other: what lies deeper is not looked at.
+_MAX_DEPTH = 32
+# Memory that is compared by content before each call.
+_MAX_BYTES = 1 << 16
 _MISSING = object()
 
 
@@ -39,6 +46,16 @@ class _List:
 
     def get(self, key: int, default: Any) -> Any:
         return self.items[key] if key < len(self.items) else default
+
+
+class _Call:
+    """What a function of no arguments gives: the object of a weak reference, the value of a context variable."""
+
+    def __init__(self, read: Callable[[], Any]):
+        self.read = read
+
+    def get(self, key: Any, default: Any) -> Any:
+        return self.read()
 
 
 class _Attributes:
@@ -70,6 +87,7 @@ class StateGuard:
         self._seen: set[int] = set()
         self._classes: set[type] = set()
         self._caches: list[tuple[Any, int]] = []
+        self._contents: list[tuple[Callable[[], bytes], bytes]] = []
         self._keep: list[Any] = []
         self._visit(target, 0)
 
@@ -83,6 +101,8 @@ class StateGuard:
             and all(len(table) == size for table, size in self._sizes)
             and all(list(map(id, items)) == known for items, known in self._items)
             and all(describe(tensor) == known for tensor, known in self._tensors)
+            and all(function.cache_info().misses == misses for function, misses in self._caches)
+            and all(read() == known for read, known in self._contents)
         )
 
     def clear_caches(self) -> None:
@@ -131,14 +151,17 @@ class StateGuard:
             for name in ("_parameters", "_buffers", "_modules"):
                 self._visit_table(vars(value)[name], depth)
             self._visit(type(value), depth + 1)
+            self._slots.append((_Attributes(value), "__class__", type(value)))
         elif isinstance(value, type):
             self._visit_class(value, depth)
-        elif isinstance(value, dict):
+        elif isinstance(value, (dict, collections.ChainMap, types.MappingProxyType)):
             self._visit_table(value, depth)
             self._items.append((value, list(map(id, value))))
         elif isinstance(value, (set, collections.deque)):
             self._items.append((value, list(map(id, value))))
             self._copies.append((value, list(value)))
+            for item in value:
+                self._visit(item, depth + 1)
         elif isinstance(value, (list, tuple)):
             self._visit_list(value, depth)
         elif isinstance(value, types.FunctionType):
@@ -149,21 +172,37 @@ class StateGuard:
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self._visit(part, depth)
+        elif isinstance(value, (functools.partialmethod, functools.cached_property, functools.singledispatchmethod)):
+            self._visit_table(vars(value), depth)
         elif isinstance(value, (staticmethod, classmethod)):
             self._visit(value.__func__, depth)
         elif isinstance(value, property):
             self._visit(value.fget, depth)
-        elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+        elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().misses))
             self._visit(value.__wrapped__, depth)
+        elif isinstance(value, weakref.ref):
+            self._slot(_Call(value), None, value(), depth)
+        elif isinstance(value, contextvars.ContextVar):
+            self._slot(_Call(lambda: value.get(None)), None, value.get(None), depth)
+        elif isinstance(value, (bytearray, memoryview, numpy.ndarray)) or type(value).__module__ == "array":
+            self._visit_memory(value)
         elif isinstance(value, Iterator):
             raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
         elif depth < _MAX_DEPTH and _is_users(value):
             self._visit_class(type(value), depth + 1)
+            self._slots.append((_Attributes(value), "__class__", type(value)))
             if isinstance(getattr(value, "__dict__", None), dict):
                 self._visit_table(vars(value), depth)
             for name in getattr(type(value), "__slots__", ()):
                 self._slot(_Attributes(value), name, getattr(value, name, _MISSING), depth)
+
+    def _visit_memory(self, value: Any) -> None:
+        if len(content := value.tobytes() if hasattr(value, "tobytes") else bytes(value)) > _MAX_BYTES:
+            raise UnsupportedError(f"the program can reach a {type(value).__name__} that is too large to compare")
+        if isinstance(value, numpy.ndarray) and value.dtype.hasobject:
+            raise UnsupportedError("the program can reach a NumPy array of objects")
+        self._contents.append((getattr(value, "tobytes", lambda: bytes(value)), content))
 
     def _visit_class(self, cls: type, depth: int) -> None:
         if not _is_users(cls) or cls in self._classes:
@@ -175,13 +214,17 @@ class StateGuard:
         for key, value in table.items():
             if key not in ("__dict__", "__weakref__", "__doc__"):
                 self._slot(table, key, value, depth)
-        for base in cls.__bases__:
+        for base in (*cls.__bases__, type(cls)):
             self._visit_class(base, depth)
 
-    def _visit_table(self, table: dict[Any, Any], depth: int) -> None:
+    def _visit_table(self, table: Any, depth: int) -> None:
+        if type(table) is not dict and hasattr(table, "__dict__"):
+            self._visit_table(vars(table), depth)
         if len(table) > _MAX_ITEMS and depth > 0:
             self._copies.append((table, dict(table)))
             self._items += [(table, list(map(id, table))), (table.values(), list(map(id, table.values())))]
+            for value in table.values():
+                self._visit(value, depth + 1)
             return
         self._sizes.append((table, len(table)))
         self._copies.append((table, dict(table)))
@@ -192,7 +235,11 @@ class StateGuard:
         if len(items) > _MAX_ITEMS:
             self._keep.append(list(items))
             self._items.append((items, list(map(id, items))))
+            for value in items:
+                self._visit(value, depth + 1)
             return
+        if hasattr(items, "__dict__"):
+            self._visit_table(vars(items), depth)
         if isinstance(items, list):
             self._sizes.append((items, len(items)))
             self._copies.append((items, list(items)))
@@ -212,7 +259,7 @@ class StateGuard:
         self._visit(value, depth + 1)
 
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
-        if not _is_users(function):
+        if not _is_users(function) and function.__module__ != "functools":
             return
         names = _global_names(function.__code__)
         for cell in function.__closure__ or ():
@@ -226,12 +273,23 @@ class StateGuard:
             for name in names & function.__globals__.keys():
                 self._slot(function.__globals__, name, function.__globals__[name], depth)
                 self._visit_names(function.__globals__[name], names, depth)
+            for name in names & sys.modules.keys():  # imported inside
+                if _is_users(sys.modules[name]):
+                    self._visit_names(sys.modules[name], names, depth)
 
     def _visit_names(self, module: Any, names: set[str], depth: int) -> None:
-        """Of a module that a function can reach, what the function may name."""
-        if isinstance(module, types.ModuleType) and _is_users(module):
-            for name in names & vars(module).keys():
-                self._slot(vars(module), name, vars(module)[name], depth)
+        """Of a module that a function can reach, what the function may name. Of torch's: whether it is still that."""
+        if not isinstance(module, types.ModuleType):
+            return
+        table = vars(module)
+        for name in names & table.keys():
+            value = table[name]
+            if _is_users(module):
+                self._slot(table, name, value, depth)
+            elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+                self._slots.append((table, name, value))
+            elif isinstance(value, types.ModuleType) and value is not module and name in ("nn", "functional"):
+                self._visit_names(value, names, depth)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
