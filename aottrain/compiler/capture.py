@@ -93,7 +93,7 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
+        with contained(rng), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -207,8 +207,8 @@ class CaptureMode(PhiloxMode):
         else:
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
-            if self.rng == "eager" and torch.Tag.nondeterministic_seeded in func.tags:
-                if torch._C._current_autograd_node() is not None and op_info(func).kind is OpKind.EFFECT:
+            if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
+                if torch._C._current_autograd_node() is not None:
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:

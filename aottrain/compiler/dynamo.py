@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from aottrain.compat import dynamo_settings, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import UnsupportedError
 from aottrain.ir.report import CompileReport, add_fallback
 from aottrain.runtime.epilogue import assemble
@@ -48,7 +49,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
-        with settings:
+        with settings, seeding_shown(options.rng):
             out = compiled(*args, **kwargs)
         if not ran.any:
             add_fallback(report, "TorchDynamo gave no graph to compile for this call")

@@ -123,7 +123,9 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
     """
     program: Program = ctx.program
     if program.replay is None:
-        raise UnsupportedError("create_graph=True through a program with a custom autograd.Function or updated state")
+        raise UnsupportedError(
+            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
+        )
     primals = []
     for reference, version in ctx.inputs:
         value = reference()
