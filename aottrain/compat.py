@@ -37,6 +37,7 @@ __all__ = [
     "tree_flatten",
     "tree_map",
     "load_dynamo_rules",
+    "negated",
     "no_onednn",
     "no_saved_tensor_hooks",
     "set_view_origin",
@@ -155,6 +156,11 @@ def no_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(taken):
             autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def negated(value: torch.Tensor) -> torch.Tensor:
+    """A view that reads as the negative of its memory."""
+    return torch._neg_view(value)
 
 
 def view_origin(value: torch.Tensor) -> Any:

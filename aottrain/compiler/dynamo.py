@@ -71,6 +71,8 @@ def compile_graph(
     function = _Inliner(graph).run
     try:
         examples = _examples(graph, example_inputs)
+        if _counts_from_start(graph) and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
+            raise UnsupportedError(_STARTS)
         entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
     except UnsupportedError as error:
         if options.on_unsupported == "error":
@@ -82,8 +84,12 @@ def compile_graph(
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
+    moved = _eager(graph, report, _STARTS, ran)
+    counts_from_start = _counts_from_start(graph)
 
     def run(*args: Any) -> Any:
+        if counts_from_start and any(args[i].storage_offset() for i in places):
+            return moved(*args)
         batch = {id(args[i]): args[i] for i in places}
         primals = [*state, *batch.values()]
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
@@ -106,6 +112,20 @@ def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threa
     return run
 
 
+_STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
+
+
+def _counts_from_start(graph: fx.GraphModule) -> bool:
+    """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
+    return any(
+        getattr(node.target, "__name__", node.target) == "as_strided"
+        and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None)
+        for part in graph.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Dynamo's fakes of the inputs. A symbolic size becomes the number that it has now, which adds a guard for it."""
     found = []
@@ -116,9 +136,6 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
         if name.startswith(_SETTERS):
             # Dynamo has called it once already: the trace sees no change.
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
-        if name == "as_strided" and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None):
-            # Dynamo does not guard where in its memory an input starts.
-            raise UnsupportedError("as_strided with an offset counts from the start of the memory")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
         if isinstance(value, Tensor) and value.is_nested:

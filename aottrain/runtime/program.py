@@ -148,7 +148,8 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec) -> Tensor:
-    """A tangent with the strides that the backward was traced for."""
+    """A tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
+    tangent = tangent.resolve_conj().resolve_neg()
     if tuple(tangent.stride()) == spec.stride or tangent.numel() <= 1:
         return tangent
     return torch.empty_strided(spec.shape, spec.stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
