@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
+from aottrain.compiler.indexing import IndexingGradients
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, InputSpec, set_provenance
@@ -190,6 +191,7 @@ class CaptureMode(PhiloxMode):
         super().__init__(state)
         self.provenance = provenance
         self.rng = rng
+        self.indexing = IndexingGradients()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         profile = sys.getprofile()
@@ -202,13 +204,15 @@ class CaptureMode(PhiloxMode):
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         place = self.provenance.current()
         rule = _MUTATION_RULES.get(func)
+        node = torch._C._current_autograd_node()
+        out = None if node is None else self.indexing.rule(node, func, args)
         if rule is not None:
             out = rule(func, args, kwargs)
-        else:
+        elif out is None:
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
-                if torch._C._current_autograd_node() is not None:
+                if node is not None:
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:

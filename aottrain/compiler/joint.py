@@ -59,6 +59,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
                         grad_outputs=tangents,
                         allow_unused=True,
                     )
+                mode.indexing.check()
         return [*outputs, *gradients]
 
     primals = fake_primals(step, fake_mode)

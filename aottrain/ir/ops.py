@@ -100,7 +100,7 @@ def op_info(target: Any) -> OpInfo:
         view_of = _aliased_argument(schema)
     if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
         kind, label = OpKind.EFFECT, "draw from eager's generator"
-    elif namespace == "aottrain":
+    elif namespace == "aottrain" and packet.startswith("philox_"):
         kind, label = OpKind.RANDOM, "random draw"
     elif view_of is not None:
         kind, label = OpKind.VIEW, "view"
