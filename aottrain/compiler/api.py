@@ -20,7 +20,7 @@ from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import call_key, is_disjoint
+from aottrain.runtime.guards import argument_objects, call_key, is_disjoint
 from aottrain.runtime.program import Program
 from aottrain.runtime.state import StateGuard
 
@@ -115,7 +115,7 @@ class CompiledCall:
                     raise UnsupportedError(reason)
             if len(self.report.graphs) >= RECOMPILE_LIMIT:
                 raise UnsupportedError(f"{RECOMPILE_LIMIT} programs are compiled for this target already")
-            guard = StateGuard(self.function)
+            guard = StateGuard(self.function, argument_objects(args, kwargs))
             try:
                 entry = self._trace(guard, args, kwargs)
             except UnsupportedError as error:
