@@ -36,6 +36,7 @@ __all__ = [
     "disable_autocast",
     "disable_modes",
     "dynamo_settings",
+    "enable_dispatch",
     "flatten_result",
     "global_settings",
     "guard_modules",
@@ -47,6 +48,8 @@ __all__ = [
     "selective_policy",
     "tree_flatten",
     "tree_map",
+    "load_dynamo_rules",
+    "negated",
     "no_onednn",
     "no_saved_tensor_hooks",
     "dynamic_marks",
@@ -75,11 +78,27 @@ def disable_modes() -> Any:
     return _disable_current_modes()
 
 
+@contextmanager
+def enable_dispatch() -> Iterator[None]:
+    """Dispatch modes see the ops inside it again, where a caller has switched them off."""
+    keys = torch._C.DispatchKey
+    guard = torch._C._SetExcludeDispatchKeyGuard
+    with guard(keys.Python, False), guard(keys.PythonTLSSnapshot, False):
+        yield
+
+
 def dynamo_settings(**settings: Any) -> Any:
     """Context manager, to be entered again and again: TorchDynamo's options inside it."""
     import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
 
     return config.patch(**settings)
+
+
+def load_dynamo_rules() -> None:
+    """TorchDynamo looks up by name which functions it treats in a way of their own: once, at the latest here."""
+    import torch._dynamo.trace_rules as rules
+
+    rules.get_torch_obj_rule_map()
 
 
 @contextmanager
@@ -251,6 +270,11 @@ def no_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(taken):
             autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def negated(value: torch.Tensor) -> torch.Tensor:
+    """A view that reads as the negative of its memory."""
+    return torch._neg_view(value)
 
 
 def view_origin(value: torch.Tensor) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_result, tree_flatten, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals, hidden_writes
 from aottrain.errors import UnsupportedError
-from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
+from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import tensor_spec
@@ -156,10 +156,7 @@ def _classify_outputs(
         elif key in owners:
             if len(owners[key]) > 1:
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
-            primal = primals[owners[key][0]]
-            if value.dtype != primal.dtype:
-                raise UnsupportedError(f"output {position} is a view of an input in another dtype")
-            found[position] = _view(Source.PRIMAL, owners[key][0], value, primal)
+            found[position] = _view(Source.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
             groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
@@ -169,7 +166,7 @@ def _classify_outputs(
 
 
 def _check_output(position: int, value: Tensor) -> None:
-    if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
+    if value.layout != torch.strided or value.is_quantized:
         raise UnsupportedError(f"output {position} is not a plain strided tensor")
     if type(value) is not FakeTensor:
         raise UnsupportedError(f"output {position} is a {type(value).__name__}")
@@ -186,12 +183,12 @@ def _classify_group(
         raise UnsupportedError(f"outputs {', '.join(map(str, members))} share their memory in a way autograd hides")
     first = next(iter(bases.values()), members[0])
     base = _base(tensors[first])
+    if base.is_conj() or base.is_neg():
+        raise UnsupportedError(f"output {first} is a lazy conjugate or negative that autograd does not take for a view")
     for position in members:
         value = tensors[position]
         if value.requires_grad and value.is_leaf:
             raise UnsupportedError(f"output {position} is a new leaf")
-        if value.dtype != base.dtype:
-            raise UnsupportedError(f"output {position} is a view in another dtype")
         if value is base:
             found[position] = OutputInfo(Source.COMPUTED, len(computed), value.requires_grad)
         else:
@@ -217,9 +214,14 @@ def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
-    offset = size_of(value.storage_offset() - base.storage_offset())
-    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), offset
-    return OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
+    start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
+    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)
+    info = OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
+    if value.dtype != base.dtype:
+        if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:
+            raise UnsupportedError(f"a {base.dtype} is returned as a view in {value.dtype}, of another size")
+        info = replace(info, dtype=value.dtype)
+    return replace(info, conj=value.is_conj(), neg=value.is_neg())
 
 
 def _metadata(value: Tensor) -> tuple[Any, ...]:

@@ -21,7 +21,7 @@ from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import call_key, describe, is_disjoint
+from aottrain.runtime.guards import argument_objects, call_key, describe, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
@@ -124,7 +124,7 @@ class CompiledCall:
                     raise UnsupportedError(reason)
             if len(self.report.graphs) >= RECOMPILE_LIMIT:
                 raise UnsupportedError(LIMIT_REACHED)
-            guard = StateGuard(self.function)
+            guard = StateGuard(self.function, argument_objects(args, kwargs))
             try:
                 entry = self._trace(guard, tensors, args, kwargs)
             except UnsupportedError as error:

@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
+from aottrain.compiler.indexing import IndexingGradients
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
@@ -103,7 +104,7 @@ def capture(
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
         stand_ins = swapping(table, {id(value) for value in primals}, notes)
-        with contained(), audited(function, module), stand_ins, inlined_checkpoints():
+        with contained(rng), audited(function, module), stand_ins, inlined_checkpoints():
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -211,6 +212,7 @@ class CaptureMode(PhiloxMode):
         self.provenance = provenance
         self.rng = rng
         self.read_in_regions: Storages = {}  # that come into a checkpointed region from outside
+        self.indexing = IndexingGradients()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         profile = sys.getprofile()
@@ -225,13 +227,15 @@ class CaptureMode(PhiloxMode):
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)
         rule = _MUTATION_RULES.get(func)
+        node = torch._C._current_autograd_node()
+        out = None if node is None else self.indexing.rule(node, func, args)
         if rule is not None:
             out = rule(func, args, kwargs)
-        else:
+        elif out is None:
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
-            if self.rng == "eager" and torch.Tag.nondeterministic_seeded in func.tags:
-                if _in_backward() and op_info(func).kind is OpKind.EFFECT:
+            if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
+                if _in_backward():
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:

@@ -23,6 +23,7 @@ from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
+from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
@@ -56,7 +57,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
-        with settings:
+        with settings, seeding_shown(options.rng):
             out = compiled(*args, **kwargs)
         if not ran.any and len(report.graphs) >= RECOMPILE_LIMIT:
             if add_fallback(report, LIMIT_REACHED):
@@ -83,6 +84,8 @@ def compile_graph(
     sizes = None
     try:
         examples = _examples(graph, example_inputs)
+        if _counts_from_start(graph) and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
+            raise UnsupportedError(_STARTS)
         sizes = example_sizes(examples)
         entry, sizes = _compile(function, graph, examples, options, sizes)
     except UnsupportedError as error:
@@ -96,8 +99,12 @@ def compile_graph(
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
+    moved = _eager(graph, report, _STARTS, ran)
+    counts_from_start = _counts_from_start(graph)
 
     def run(*args: Any) -> Any:
+        if counts_from_start and any(args[i].storage_offset() for i in places):
+            return moved(*args)
         batch = {id(args[i]): args[i] for i in places}
         primals = [*state, *batch.values()]
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
@@ -175,6 +182,20 @@ def _close_over(function: Runner, inputs: Sequence[Any], closed: Sequence[bool])
     return partially, [value for value, flag in zip(inputs, closed, strict=True) if not flag]
 
 
+_STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
+
+
+def _counts_from_start(graph: fx.GraphModule) -> bool:
+    """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
+    return any(
+        getattr(node.target, "__name__", node.target) == "as_strided"
+        and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None)
+        for part in graph.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
+
+
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Dynamo's fakes of the inputs, and symbolic numbers."""
     found = []
@@ -185,9 +206,6 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
         if name.startswith(_SETTERS):
             # Dynamo has called it once already: the trace sees no change.
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
-        if name == "as_strided" and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None):
-            # Dynamo does not guard where in its memory an input starts.
-            raise UnsupportedError("as_strided with an offset counts from the start of the memory")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
         if isinstance(value, Tensor) and value.is_nested:

@@ -61,6 +61,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
                         grad_outputs=tangents,
                         allow_unused=True,
                     )
+                mode.indexing.check()
         return [*outputs, *gradients]
 
     primals = fake_primals(step, fake_mode)
@@ -72,7 +73,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             module = make_fx(joint)(list(step.sizes.values()), primals, state, tangents)
         except AssertionError as error:
             raise _explain(error) from error
-    constants = _lift_constants(module)
+    constants = _lift_constants(module, fake_mode)
     _move_after_primals(module.graph, len(step.sizes))
     signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
@@ -101,7 +102,7 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
                 stack.append(following)
 
 
-def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
+def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
     found: dict[str, fx.Node] = {}
     constants: list[Tensor] = []
@@ -116,7 +117,8 @@ def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
                 raise UnsupportedError(f"the program makes a constant of type {type(value).__name__}")
             with module.graph.inserting_before(first_after_primals):
                 found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
-            found[node.target].meta["val"] = node.meta.get("val", None)
+            # TorchDynamo's trace around ours has left a fake of its own mode.
+            found[node.target].meta["val"] = fake_mode.from_tensor(value)
             constants.append(value)
         node.replace_all_uses_with(found[node.target])
         module.graph.erase_node(node)

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
 from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.errors import UnsupportedError
+from aottrain.runtime.generator import generators_traced
 
 CUSTOM_FUNCTION = "a custom autograd.Function"
 
@@ -51,7 +52,7 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def contained(rng: str) -> Iterator[None]:
     """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
     backward, grad_mode, settings = torch.autograd.backward, torch.is_grad_enabled(), global_settings()
     random_state, numpy_state = random.getstate(), numpy.random.get_state()
@@ -63,18 +64,10 @@ def contained() -> Iterator[None]:
             return backward(*args, **kwargs)
         raise UnsupportedError("the program calls backward() inside")
 
-    class NoGenerator:
-        def __getattr__(self, name: str) -> Any:
-            if threading.get_ident() != thread:
-                return getattr(generator, name)
-            raise UnsupportedError(f"the program calls {name} of torch's random generator")
-
-    generator = torch.random.default_generator
     torch.autograd.backward = refuse
-    torch.random.default_generator = NoGenerator()  # type: ignore[assignment]
     try:
         # oneDNN's LSTM keeps a workspace only while autograd records, which compiled graphs do not: it is decomposed.
-        with no_saved_tensor_hooks(), no_onednn():
+        with generators_traced(rng), no_saved_tensor_hooks(), no_onednn():
             yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
@@ -84,7 +77,6 @@ def contained() -> Iterator[None]:
             raise UnsupportedError("the program draws from Python's or NumPy's random generator")
     finally:
         torch.autograd.backward = backward
-        torch.random.default_generator = generator
         torch.set_grad_enabled(grad_mode)
         restore_settings(settings)
         random.setstate(random_state)

@@ -24,7 +24,7 @@ class OpKind(Enum):
 
     VIEW = "view"  # shares its input's storage: costs nothing, saved through its base
     RANDOM = "random draw"  # a pure function of (seed, draw number): recomputable at no saved byte
-    EFFECT = "draw from eager's generator"  # advances hidden state: runs once, in order, in the forward
+    EFFECT = "draw from eager's generator"  # reads or moves hidden state: runs once, in order, in the forward
     COMPUTE = "matrix product"  # dominated by arithmetic: matrix products, convolutions, attention
     CHEAP = "pointwise or reduction"  # dominated by memory traffic
     STRUCTURE = "structure"  # picks an item of a tuple
@@ -70,7 +70,7 @@ _COMPUTE: dict[str, str] = dict(
 )
 
 # Attention without dropout carries torch's tag and draws nothing; capture refuses the form that draws.
-_DRAWS_FROM_GENERATOR = ("eager_draw",)
+_USES_GENERATOR = ("eager_draw", "get_rng_state", "set_rng_state", "manual_seed")
 
 # Ops that share their input's storage though their schema does not say so.
 _HIDDEN_VIEWS = {"_unsafe_view": 0, "lift_fresh": 0, "_reshape_alias": 0}
@@ -103,9 +103,9 @@ def op_info(target: Any) -> OpInfo:
     view_of = _HIDDEN_VIEWS.get(packet)
     if view_of is None and not writes:
         view_of = _aliased_argument(schema)
-    if packet in _DRAWS_FROM_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
+    if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
         kind, label = OpKind.EFFECT, "draw from eager's generator"
-    elif namespace == "aottrain":
+    elif namespace == "aottrain" and packet.startswith("philox_"):
         kind, label = OpKind.RANDOM, "random draw"
     elif view_of is not None:
         kind, label = OpKind.VIEW, "view"

@@ -77,6 +77,7 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     count = len(wanted_forward)
     _require(len(values) == count + len(parts.residuals), "the forward does not return outputs, updates and residuals")
     _require(expressions.of(values[:count]) == expressions.of(wanted_forward), "the forward computes something else")
+    _require(_effects(parts.forward) == _effects(joint.graph), "the forward has other effects, or in another order")
     if parts.backward is None:
         return
     _verify_residuals(joint, parts, values[count:], expressions)
@@ -84,6 +85,10 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     _require(expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else")
     for node in calls(parts.backward):
         _require(is_pure(node.target), f"{node.name} is run in the backward and has an effect")
+
+
+def _effects(graph: fx.Graph) -> list[Any]:
+    return [node.target for node in calls(graph) if info(node).kind is OpKind.EFFECT]
 
 
 def _verify_residuals(

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compat import set_view_origin
-from aottrain.ir.calling import OutputInfo, Source
+from aottrain.compat import negated, set_view_origin
+from aottrain.ir.calling import OutputInfo, Source, is_pair
 from aottrain.ir.sizes import SizeExpression, resolve
 
 
@@ -42,11 +42,27 @@ def assemble(
 def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
     if info.geometry is None:
         return source
-    size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
-    offset = resolve([info.geometry[2]], sizes)[0] + source.storage_offset()
     if not info.requires_grad:
-        return source.detach().as_strided(size, stride, offset)
+        return _view(info, source.detach(), sizes)
     with torch.enable_grad():
-        value = source.as_strided(size, stride, offset)
+        value = _view(info, source, sizes)
     set_view_origin(value, info.origin)
     return value
+
+
+def _view(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
+    assert info.geometry is not None
+    size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
+    (offset,) = resolve(info.geometry[2:], sizes)
+    pairs = info.dtype is not None and is_pair(info.dtype, source.dtype)
+    if pairs and not source.is_complex():
+        size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+    elif pairs:
+        source = torch.view_as_real(source)
+    elif info.dtype is not None:
+        source = source.view(info.dtype)
+    value = source.as_strided(size, stride, offset + source.storage_offset())
+    if pairs and value.dtype != info.dtype:
+        value = torch.view_as_complex(value)
+    value = value.conj() if info.conj else value
+    return negated(value) if info.neg else value

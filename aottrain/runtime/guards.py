@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from aottrain.compat import (
@@ -70,11 +71,27 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
     )
 
 
+def argument_objects(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The modules and dataclasses among a call's arguments, whose insides its key does not hold."""
+    return [leaf for leaf in tree_flatten((tuple(args), kwargs))[0] if isinstance(leaf, nn.Module) or _is_record(leaf)]
+
+
 def _constant(value: Any) -> Any:
     if isinstance(value, PLAIN_TYPES):
         # 1, 1.0 and True are equal in Python but not to a program; nan is not equal to itself.
         return (type(value), repr(value))
+    if isinstance(value, nn.Module):
+        return (type(value), id(value))
+    if _is_record(value):
+        return (type(value), *(_constant(getattr(value, known.name)) for known in fields(value)))
     raise UnsupportedError(f"an argument of type {type(value).__name__} cannot be guarded by value")
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a dataclass that holds its fields and nothing else."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return False
+    return getattr(value, "__dict__", {}).keys() <= {known.name for known in fields(value)}
 
 
 def alias_pattern(tensors: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:

@@ -138,7 +138,9 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
     """
     program: Program = ctx.program
     if program.replay is None:
-        raise UnsupportedError("create_graph=True through a program with a custom autograd.Function or updated state")
+        raise UnsupportedError(
+            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
+        )
     primals = []
     for reference, version in ctx.inputs:
         value = reference()
@@ -161,7 +163,8 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
-    """A tangent with the strides that the backward was traced for."""
+    """A tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
+    tangent = tangent.resolve_conj().resolve_neg()
     shape, stride = spec.layout(sizes)
     if tuple(tangent.stride()) == stride or tangent.numel() <= 1:
         return tangent

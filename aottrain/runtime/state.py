@@ -9,6 +9,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy
@@ -69,14 +70,14 @@ class _Attributes:
 
 
 class StateGuard:
-    """What a call of `target` can reach, as it was when this guard was made.
+    """What a call of `target` with these objects among its arguments can reach, as it was when this guard was made.
 
     holds(): tensors and modules are the same objects with the same metadata; plain values are equal; containers have
     the same items. `reachable`: identities of the tensors that are guarded. restore() undoes shallow changes.
     Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
-    def __init__(self, target: Any):
+    def __init__(self, target: Any, arguments: Iterable[Any] = ()):
         self.reachable: set[int] = set()
         self._slots: list[tuple[Any, Any, Any]] = []
         self._plain: list[tuple[Any, Any, Any, type]] = []
@@ -89,7 +90,8 @@ class StateGuard:
         self._caches: list[tuple[Any, int]] = []
         self._contents: list[tuple[Callable[[], bytes], bytes]] = []
         self._keep: list[Any] = []
-        self._visit(target, 0)
+        for value in (target, *arguments):
+            self._visit(value, 0)
 
     def holds(self) -> bool:
         return (
@@ -189,7 +191,7 @@ class StateGuard:
             self._visit_memory(value)
         elif isinstance(value, Iterator):
             raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
-        elif depth < _MAX_DEPTH and _is_users(value):
+        elif depth < _MAX_DEPTH and (_is_users(value) or is_dataclass(value)):
             self._visit_class(type(value), depth + 1)
             self._slots.append((_Attributes(value), "__class__", type(value)))
             if isinstance(getattr(value, "__dict__", None), dict):
