@@ -75,7 +75,7 @@ def capture_whole(
     """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
-        step = log.run("capture", capture, function, module, args, kwargs, captured, rng)
+        step = log.run("capture", capture, function, module, args, kwargs, captured, rng, guard.watching)
         try:
             return step, log.trace("analyse", analyse, step)
         except CapturedTensors as found:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,7 +36,7 @@ class CapturedStep:
 
     primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
     inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
-    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION.
+    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. watching: to be entered around code of the user's.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
@@ -49,6 +49,7 @@ class CapturedStep:
     shared: frozenset[int]
     notes: set[str] = field(default_factory=set)
     rng: str = "philox"
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -62,6 +63,7 @@ def capture(
     kwargs: dict[str, Any],
     captured: Sequence[Tensor] = (),
     rng: str = "philox",
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -93,7 +95,12 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
+        with (
+            contained(),
+            audited(function, module),
+            watching(),
+            swapping(table, {id(value) for value in primals}, notes),
+        ):
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -119,6 +126,7 @@ def capture(
         frozenset(shared_storages(tensors)),
         notes,
         rng,
+        watching,
     )
 
 

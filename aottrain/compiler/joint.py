@@ -52,7 +52,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             gradients: Sequence[Tensor | None] = ()
             if wanted:
                 _check_autograd_graph(outputs, leaves_in, step)
-                with disable_autocast():
+                with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [outputs[i] for i in differentiable],
                         [leaves_in[i] for i in wanted],
@@ -70,7 +70,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             module = make_fx(joint)(primals, state, tangents)
         except AssertionError as error:
             raise _explain(error) from error
-    constants = _lift_constants(module)
+    constants = _lift_constants(module, fake_mode)
     signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
     return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants), step.rng)
@@ -98,7 +98,7 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
                 stack.append(following)
 
 
-def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
+def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
     found: dict[str, fx.Node] = {}
     constants: list[Tensor] = []
@@ -113,7 +113,8 @@ def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
                 raise UnsupportedError(f"the program makes a constant of type {type(value).__name__}")
             with module.graph.inserting_before(first_after_primals):
                 found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
-            found[node.target].meta["val"] = node.meta.get("val", None)
+            # Not the node's own: make_fx took that from the mode of TorchDynamo, where there is one.
+            found[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
             constants.append(value)
         node.replace_all_uses_with(found[node.target])
         module.graph.erase_node(node)
