@@ -290,20 +290,18 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float | str:
         return 0.0 if one is other else f"is {'None' if other is None else 'not None'}"
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return f"is {tuple(other.shape)} {other.dtype} and not {tuple(one.shape)} {one.dtype}"
-    if one.numel() == 0 or (torch.equal(one, other) and (not one.is_floating_point() or _same_signs(one, other))):
+    if one.is_complex():
+        one, other = torch.view_as_real(one), torch.view_as_real(other)
+    same = one == other
+    if one.is_floating_point():  # 0 is not -0, and NaN is NaN
+        same = same & (one.signbit() == other.signbit()) | one.isnan() & other.isnan()
+    if same.all():
         return 0.0
-    if not one.is_floating_point():
+    finite = one.isfinite() & other.isfinite()
+    if not one.is_floating_point() or not same[~finite].all():
         return "differs"
-    if not torch.equal(one.isnan(), other.isnan()):
-        return "has other NaNs"
-    distance = (one.double() - other.double()).abs().nan_to_num(0.0).max()
-    return float(distance / one.double().abs().nan_to_num(0.0).max().clamp_min(1e-30)) or (
-        0.0 if torch.equal(one.nan_to_num(0.0), other.nan_to_num(0.0)) else 1e-12
-    )
-
-
-def _same_signs(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.signbit(), other.signbit())
+    distance, scale = (one - other)[finite].abs().max(), one[finite].abs().max()
+    return max(float(distance / scale.clamp_min(1e-30)), 1e-16)
 
 
 def check(group: str, name: str, doors: Sequence[str], budgets: Sequence[float], dropout: bool) -> Result:

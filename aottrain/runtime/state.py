@@ -311,8 +311,8 @@ def _restore_class(cls: type, copy: dict[str, Any]) -> None:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether an object is the user's, and not torch's or Python's own. Of Python's own, what holds other objects is the
-    user's: instances of its classes, and its modules, whose constants can be replaced."""
+    """Whether an object is the user's, and not torch's or Python's own. Of Python's own, what holds other objects is
+    the user's: instances of its classes, and its modules, whose constants can be replaced."""
     module = getattr(value, "__module__", None) or type(value).__module__
     if isinstance(value, types.ModuleType):
         module = value.__name__
