@@ -16,12 +16,9 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "architectures.py"
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("architectures", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["architectures"] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["architectures"]
+    sys.path.insert(0, str(SCRIPT.parent))
+    yield importlib.import_module("architectures")
+    sys.path.remove(str(SCRIPT.parent))
 
 
 def step(value):
