@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -41,7 +41,8 @@ class CapturedStep:
     primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
     inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
     notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. sizes: the symbols by name, of a step with symbolic
-    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept.
+    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept. watching: to be entered around
+    code of the user's.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
@@ -56,6 +57,7 @@ class CapturedStep:
     rng: str = "philox"
     sizes: Mapping[str, torch.SymInt] = field(default_factory=dict)
     shape_env: Any = None
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +72,7 @@ def capture(
     captured: Sequence[Tensor] = (),
     rng: str = "philox",
     sizes: SymbolicSizes | None = None,
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -104,7 +107,7 @@ def capture(
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
         stand_ins = swapping(table, {id(value) for value in primals}, notes)
-        with contained(rng), audited(function, module), stand_ins, inlined_checkpoints():
+        with contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -132,6 +135,7 @@ def capture(
         rng,
         {} if sizes is None else sizes.symbols,
         None if sizes is None else sizes.shape_env,
+        watching,
     )
 
 

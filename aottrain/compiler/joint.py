@@ -54,7 +54,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             gradients: Sequence[Tensor | None] = ()
             if wanted:
                 _check_autograd_graph(outputs, leaves_in, step)
-                with disable_autocast():
+                with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [outputs[i] for i in differentiable],
                         [leaves_in[i] for i in wanted],
@@ -118,7 +118,7 @@ def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[T
             with module.graph.inserting_before(first_after_primals):
                 found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
             # TorchDynamo's trace around ours has left a fake of its own mode.
-            found[node.target].meta["val"] = fake_mode.from_tensor(value)
+            found[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
             constants.append(value)
         node.replace_all_uses_with(found[node.target])
         module.graph.erase_node(node)

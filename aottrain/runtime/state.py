@@ -5,10 +5,14 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import gc
+import io
+import logging
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -26,6 +30,9 @@ _MAX_DEPTH = 32
 # Memory that is compared by content before each call.
 _MAX_BYTES = 1 << 16
 _MISSING = object()
+# What the code of a program does with these is refused while it is traced; they lead to all else in the process.
+_OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
+_NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
 
 
 class _Cell:
@@ -74,11 +81,16 @@ class StateGuard:
 
     holds(): tensors and modules are the same objects with the same metadata; plain values are equal; containers have
     the same items. `reachable`: identities of the tensors that are guarded. restore() undoes shallow changes.
+    watching(): around every trace. What a function reads beside its arguments (closure, globals, defaults) is looked at
+    when it first runs: of a large library a program runs little, and the rest of it is none of its concern.
     Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
     def __init__(self, target: Any, arguments: Iterable[Any] = ()):
         self.reachable: set[int] = set()
+        self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
+        self._ran: set[types.CodeType] = set()
+        self._packages: set[str] = set()  # those that these functions come from
         self._slots: list[tuple[Any, Any, Any]] = []
         self._plain: list[tuple[Any, Any, Any, type]] = []
         self._sizes: list[tuple[Any, int]] = []
@@ -95,17 +107,49 @@ class StateGuard:
 
     def holds(self) -> bool:
         return (
-            all(
-                type(value := table.get(key, _MISSING)) is kind and value == known
-                for table, key, known, kind in self._plain
-            )
-            and all(table.get(key, _MISSING) is known for table, key, known in self._slots)
+            all(type(value := _read(table, key)) is kind and value == known for table, key, known, kind in self._plain)
+            and all(_read(table, key) is known for table, key, known in self._slots)
             and all(len(table) == size for table, size in self._sizes)
             and all(list(map(id, items)) == known for items, known in self._items)
             and all(describe(tensor) == known for tensor, known in self._tensors)
             and all(function.cache_info().misses == misses for function, misses in self._caches)
             and all(read() == known for read, known in self._contents)
         )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, guard what each function that runs can read, as it is before the function runs."""
+        before = sys.getprofile()
+
+        def watch(frame: types.FrameType, event: str, called: Any) -> None:
+            if event == "call" and frame.f_code not in self._ran:
+                sys.setprofile(None)  # not this one's own calls
+                try:
+                    self._run(frame)
+                finally:
+                    sys.setprofile(watch)
+            if before is not None:
+                before(frame, event, called)
+
+        sys.setprofile(watch)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _run(self, frame: types.FrameType) -> None:
+        """A function runs for the first time. Those with the same code are the same function with other closures."""
+        code = frame.f_code
+        functions = self._functions.pop(code, [])
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if not functions and package in self._packages and package != "aottrain":
+            # Handed over by something that is not looked into.
+            functions = [value for value in gc.get_referrers(code) if isinstance(value, types.FunctionType)]
+        for inner in _codes(code):  # what it defines reads its variables, and the globals that are guarded with its own
+            self._ran.add(inner)
+            functions += self._functions.pop(inner, [])
+        for function in functions:
+            self._visit_body(function, 1)
 
     def clear_caches(self) -> None:
         """Drop what functools.lru_cache and the like have kept of a trace: stand-ins."""
@@ -127,7 +171,7 @@ class StateGuard:
                 table.clear()
                 table.update(copy)
         for table, key, known in [*self._slots, *(entry[:3] for entry in self._plain)]:
-            if table.get(key, _MISSING) is known:
+            if _read(table, key) is known:
                 continue
             if isinstance(table, _Cell):
                 table.cell.cell_contents = known
@@ -137,7 +181,7 @@ class StateGuard:
                 table[key] = known
 
     def _visit(self, value: Any, depth: int) -> None:
-        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType)):
+        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType, *_OPAQUE)):
             return
         if id(value) in self._seen:
             return
@@ -263,6 +307,13 @@ class StateGuard:
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
         if not _is_users(function) and function.__module__ != "functools":
             return
+        self._packages.add(str(function.__module__).partition(".")[0])
+        if function.__code__ in self._ran:
+            self._visit_body(function, depth)
+        else:
+            self._functions.setdefault(function.__code__, []).append(function)
+
+    def _visit_body(self, function: types.FunctionType, depth: int) -> None:
         names = _global_names(function.__code__)
         for cell in function.__closure__ or ():
             table = _Cell(cell)
@@ -294,12 +345,20 @@ class StateGuard:
                 self._visit_names(value, names, depth)
 
 
+def _read(table: Any, key: Any) -> Any:
+    return dict.get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)
+
+
 def _global_names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
+    return {name for inner in _codes(code) for name in inner.co_names}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of all functions and comprehensions that it defines."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
+            yield from _codes(constant)
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:
@@ -311,11 +370,15 @@ def _restore_class(cls: type, copy: dict[str, Any]) -> None:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether an object is the user's, and not torch's or Python's own."""
+    """Whether an object is the user's, and not torch's or Python's own. Of Python's own, what holds other objects is
+    the user's: instances of its classes, and its modules, whose constants can be replaced."""
     module = getattr(value, "__module__", None) or type(value).__module__
     if isinstance(value, types.ModuleType):
         module = value.__name__
-    return str(module).split(".")[0] not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
+    package = str(module).partition(".")[0]
+    if isinstance(value, (type, types.FunctionType)):
+        return package not in _NOT_USERS
+    return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
 
 
 def check_reachable(guard: StateGuard, captured: Iterable[Tensor]) -> None:
