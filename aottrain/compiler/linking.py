@@ -34,6 +34,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
         draws=parts.num_draws > 0,
         constants=parts.constants,
         replay=replay,
+        viewed=analysis.viewed,
     )
 
 
