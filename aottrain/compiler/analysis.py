@@ -28,7 +28,7 @@ class Analysis:
     outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
     leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
     mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
-    is a differentiable output of the program.
+    is a differentiable output of the program. viewed: computed tensors of which outputs are views by their strides.
     """
 
     outputs: tuple[OutputInfo, ...]
@@ -39,6 +39,7 @@ class Analysis:
     mutated: tuple[int, ...]
     replaced: tuple[int, ...]
     needs_gradient: bool
+    viewed: frozenset[int] = frozenset()
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Of a flat result, the fresh tensors that the program returns."""
@@ -64,6 +65,7 @@ class _WatchMode(CaptureMode):
         self.stand_ins: dict[int, Tensor] = {}
         self.written: set[int] = set()
         self.foreign: dict[int, Tensor] = {}
+        self.addressed: set[int] = set()  # storages that as_strided has looked into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         writes = op_info(func).writes or hidden_writes(func, args)
@@ -74,6 +76,8 @@ class _WatchMode(CaptureMode):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(tensor, Tensor):
                         self.written.add(_storage_key(tensor))
+        if func is aten.as_strided.default:
+            self.addressed.add(_storage_key(args[0]))
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tree_flatten((args, kwargs))[0]:
                 if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
@@ -110,9 +114,13 @@ def analyse(step: CapturedStep) -> Analysis:
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     outputs, computed = _classify_outputs(tensors, primals)
+    viewed = {known.index for known in outputs if known.source is Source.COMPUTED and known.geometry is not None}
+    viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
     constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
-    return Analysis(outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient)
+    return Analysis(
+        outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient, frozenset(viewed)
+    )
 
 
 def _constant(leaf: Any) -> Any:
@@ -203,16 +211,33 @@ def _through_custom_function(value: Tensor, base: Tensor) -> bool:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
         node = node.next_functions[0][0] if node.next_functions else None
-    return _base(value) is not base
+    return _base(value) is not _base(base)
 
 
 def _base(value: Tensor) -> Tensor:
     return value._base if value._base is not None else value
 
 
+def _is_cut_off(value: Tensor, base: Tensor) -> bool:
+    """Whether a gradient of the view does not reach all of the memory that it shows: where it was made under no_grad,
+    or by as_strided from a view that shows less."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn and node.next_functions:
+        following = node.next_functions[0][0]
+        last = following is base.grad_fn or getattr(following, "variable", None) is base
+        if node.name() == "AsStridedBackward0" and not last:
+            return True
+        node = following
+    return node is None or getattr(node, "variable", base) is not base
+
+
 def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
+    if value.requires_grad and _is_cut_off(value, base):
+        raise UnsupportedError(
+            "an output is a view of which gradients reach less than it shows: under no_grad, or by as_strided"
+        )
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
     start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
     geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)

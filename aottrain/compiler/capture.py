@@ -181,7 +181,11 @@ def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
 
 def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
     if not isinstance(value, FakeTensor):
-        return mode.from_tensor(value.detach(), static_shapes=True)
+        fake = mode.from_tensor(value.detach(), static_shapes=True)
+        if not (value.requires_grad and value.is_leaf and value._is_view()):
+            return fake
+        with mode, torch.no_grad():
+            return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
     size, stride = list(value.shape), list(value.stride())
     if static:
         size, stride = [int(n) for n in size], [int(n) for n in stride]
@@ -202,10 +206,11 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
             real, FakeTensor
         ):  # a parameter is one to isinstance, and has the attributes that it was given
             vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
-    return [
-        value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
-        for i, value in enumerate(leaves)
-    ]
+    with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
+        return [
+            value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
+            for i, value in enumerate(leaves)
+        ]
 
 
 class CaptureMode(PhiloxMode):

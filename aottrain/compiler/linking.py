@@ -36,6 +36,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
         constants=parts.constants,
         replay=replay,
         size_names=size_names,
+        viewed=analysis.viewed,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes

@@ -13,7 +13,7 @@ from torch import Tensor
 from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import TensorSpec
-from aottrain.runtime.executor import Runner
+from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.philox import new_state
 
 NO_SIZES: Mapping[str, int] = {}
@@ -32,6 +32,7 @@ class Program:
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
     flow through. update_targets: the primal that each update is written to. gradient_targets: the primal of each
     gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
+    viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated.
     """
 
@@ -48,6 +49,7 @@ class Program:
     constants: tuple[Tensor, ...] = ()
     replay: Replay | None = None
     size_names: tuple[str, ...] = ()
+    viewed: frozenset[int] = frozenset()
     _backwards: dict[Pattern, Runner] = field(default_factory=dict)
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> list[Tensor]:
@@ -77,6 +79,9 @@ class Program:
         end = self.num_outputs + len(self.update_targets)
         updates.extend(results[self.num_outputs : end])
         del results[self.num_outputs : end]
+        for i in self.viewed:
+            # Fakes and kernels disagree on some strides.
+            results[i] = _coerce(results[i], self.output_specs[i], sizes)
         return results
 
     def symbols(self, sizes: Mapping[str, int]) -> list[int]:
@@ -164,8 +169,5 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
     """A tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
-    tangent = tangent.resolve_conj().resolve_neg()
-    shape, stride = spec.layout(sizes)
-    if tuple(tangent.stride()) == stride or tangent.numel() <= 1:
-        return tangent
-    return torch.empty_strided(shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+    tangent, (_, strides) = tangent.resolve_conj().resolve_neg(), spec.layout(sizes)
+    return tangent if tangent.stride() == strides else laid_out(tangent, strides)
