@@ -165,7 +165,7 @@ class _Inliner(fx.Interpreter):
 
     def run_node(self, node: fx.Node) -> Any:
         if node.op == "call_method" and node.target == "item":
-            # A Python float that Dynamo made symbolic (an eps, a dropout rate): the number that it is, which adds a guard.
+            # A Python float that Dynamo made symbolic (an eps, a dropout rate): its number, which adds a guard.
             value = node.meta.get("example_value")
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)

@@ -44,9 +44,11 @@ def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
         return source
     size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
     offset = resolve([info.geometry[2]], sizes)[0] + source.storage_offset()
-    if not info.requires_grad:
-        return source.detach().as_strided(size, stride, offset)
-    with torch.enable_grad():
+    if not info.requires_grad and info.origin is None:
+        value, layout = source.detach(), (size, stride, offset)
+        is_whole = (tuple(value.shape), tuple(value.stride()), value.storage_offset()) == tuple(layout)
+        return value if is_whole else value.as_strided(*layout)
+    with torch.set_grad_enabled(info.requires_grad):
         value = source.as_strided(size, stride, offset)
     set_view_origin(value, info.origin)
     return value

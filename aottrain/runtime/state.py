@@ -25,6 +25,17 @@ _MAX_DEPTH = 32
 # Memory that is compared by content before each call.
 _MAX_BYTES = 1 << 16
 _MISSING = object()
+# Containers of Python's own that keep another one in an attribute.
+_WRAPPERS = (
+    collections.UserDict,
+    collections.UserList,
+    weakref.WeakValueDictionary,
+    weakref.WeakKeyDictionary,
+    weakref.WeakSet,
+    functools.partialmethod,
+    functools.cached_property,
+    functools.singledispatchmethod,
+)
 
 
 class _Cell:
@@ -172,8 +183,6 @@ class StateGuard:
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self._visit(part, depth)
-        elif isinstance(value, (functools.partialmethod, functools.cached_property, functools.singledispatchmethod)):
-            self._visit_table(vars(value), depth)
         elif isinstance(value, (staticmethod, classmethod)):
             self._visit(value.__func__, depth)
         elif isinstance(value, property):
@@ -181,6 +190,8 @@ class StateGuard:
         elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().misses))
             self._visit(value.__wrapped__, depth)
+        elif isinstance(value, _WRAPPERS):
+            self._visit_table(vars(value), depth)
         elif isinstance(value, weakref.ref):
             self._slot(_Call(value), None, value(), depth)
         elif isinstance(value, contextvars.ContextVar):
