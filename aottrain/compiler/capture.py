@@ -111,8 +111,9 @@ def capture(
         after, tree_after = tree_flatten((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
-        if isinstance(result, (list, dict)) and any(result is value for value in (*call_args, *call_kwargs.values())):
-            raise UnsupportedError("the program returns a list or dictionary that it was given")
+        given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
+        if len({*given, *returned}) < len({*given}) + len(returned):
+            raise UnsupportedError("the program returns a list or dictionary that it was given, or one twice")
         return result
 
     tensors = tuple(tensor for _, _, tensor in entries)
@@ -130,6 +131,15 @@ def capture(
         {} if sizes is None else sizes.symbols,
         None if sizes is None else sizes.shape_env,
     )
+
+
+def _containers(value: Any) -> Iterator[int]:
+    """Identities of the lists and dictionaries in a nest: a call's result is rebuilt with new ones."""
+    if isinstance(value, (list, dict)):
+        yield id(value)
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
 
 
 def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]:
