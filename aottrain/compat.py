@@ -195,7 +195,7 @@ def guard_modules() -> None:
     """To be called while TorchDynamo compiles: guards on modules that it leaves out.
 
     Hooks that are added to a module later; hooks that are added to all modules; an attribute that hides a parameter,
-    buffer or submodule, which Dynamo reads past it; methods that are replaced on a class.
+    buffer or submodule, which Dynamo reads past it; methods that are replaced on a class, attributes that are added.
     """
     import torch._dynamo.config as config
     from torch._dynamo.guards import GuardBuilder, install_guard
@@ -241,8 +241,8 @@ def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
         known = {name: value for name, value in vars(cls).items() if isinstance(value, _METHODS)}
         table = vars(cls)
 
-        def holds(_: Any, known: Any = known, table: Any = table) -> bool:
-            return all(table.get(name) is value for name, value in known.items())
+        def holds(_: Any, known: Any = known, table: Any = table, size: int = len(table)) -> bool:
+            return len(table) == size and all(table.get(name) is value for name, value in known.items())
 
         _add_guard(builder, holds, f"methods of {cls.__name__}")
 

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_result, tree_flatten, tree_map, view_origin
-from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals, hidden_writes
+from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
+from aottrain.compiler.hidden import hidden_writes
+from aottrain.compiler.overlap import check_overlap
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
@@ -28,7 +30,8 @@ class Analysis:
     outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
     leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
     mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
-    is a differentiable output of the program. viewed: computed tensors of which outputs are views by their strides.
+    is a differentiable output of the program. unversioned: those that are written through .data only, which eager's
+    version counters do not see. viewed: computed tensors of which outputs are views by their strides.
     """
 
     outputs: tuple[OutputInfo, ...]
@@ -38,6 +41,7 @@ class Analysis:
     out_tree: Any
     mutated: tuple[int, ...]
     replaced: tuple[int, ...]
+    unversioned: tuple[int, ...]
     needs_gradient: bool
     viewed: frozenset[int] = frozenset()
 
@@ -73,9 +77,11 @@ class _WatchMode(CaptureMode):
             names = [argument.name for argument in func._schema.arguments]
             for i in writes:
                 value = args[i] if i < len(args) else (kwargs or {}).get(names[i])
-                for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                    if isinstance(tensor, Tensor):
-                        self.written.add(_storage_key(tensor))
+                targets = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+                self.written |= {_storage_key(target) for target in targets}
+                if torch.Tag.inplace_view not in func.tags:
+                    read = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, Tensor)]
+                    check_overlap(func, targets, read)
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
@@ -102,6 +108,7 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
+        versions = [value._version for value in primals]
         with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
             result = step.call(primals)
     if watch.foreign:
@@ -110,7 +117,9 @@ def analyse(step: CapturedStep) -> Analysis:
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
     for i, value in enumerate(primals):
         _check_input_state(step, i, before[i], value, i in mutated)
-    replaced = tuple(i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i])
+    unversioned = tuple(i for i in mutated if primals[i]._version == versions[i])
+    differentiable = {i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i]}
+    replaced = tuple(sorted(differentiable - set(unversioned)))
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     outputs, computed = _classify_outputs(tensors, primals)
@@ -118,9 +127,8 @@ def analyse(step: CapturedStep) -> Analysis:
     viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
     constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
-    return Analysis(
-        outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient, frozenset(viewed)
-    )
+    written = mutated, replaced, unversioned
+    return Analysis(outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed))
 
 
 def _constant(leaf: Any) -> Any:
@@ -241,7 +249,8 @@ def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
     start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
     geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)
-    info = OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
+    origin = view_origin(value) if value._base is base else None
+    info = OutputInfo(source, index, value.requires_grad, geometry, origin)
     if value.dtype != base.dtype:
         if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:
             raise UnsupportedError(f"a {base.dtype} is returned as a view in {value.dtype}, of another size")

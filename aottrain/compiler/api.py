@@ -158,9 +158,10 @@ class CompiledCall:
     ) -> Entry:
         compiled = compile_call(self.function, self.module, args, kwargs, self.options, guard, sizes)
         program, step, analysis, report = compiled
-        guard.clear_caches()
         if not guard.holds():
-            raise UnsupportedError("the program changes Python state: an attribute, a list, a dictionary or a hook")
+            raise UnsupportedError(
+                "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
+            )
         return Entry(program, step, analysis, guard, report)
 
     def _count(self, reason: str) -> None:

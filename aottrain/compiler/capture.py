@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
+from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, hidden_writes
 from aottrain.compiler.indexing import IndexingGradients
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
@@ -117,8 +118,9 @@ def capture(
         after, tree_after = tree_flatten((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
-        if isinstance(result, (list, dict)) and any(result is value for value in (*call_args, *call_kwargs.values())):
-            raise UnsupportedError("the program returns a list or dictionary that it was given")
+        given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
+        if len({*given, *returned}) < len({*given}) + len(returned):
+            raise UnsupportedError("the program returns a list or dictionary that it was given, or one twice")
         return result
 
     tensors = tuple(tensor for _, _, tensor in entries)
@@ -137,6 +139,15 @@ def capture(
         None if sizes is None else sizes.shape_env,
         watching,
     )
+
+
+def _containers(value: Any) -> Iterator[int]:
+    """Identities of the lists and dictionaries in a nest: a call's result is rebuilt with new ones."""
+    if isinstance(value, (list, dict)):
+        yield id(value)
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
 
 
 def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]:
@@ -235,13 +246,13 @@ class CaptureMode(PhiloxMode):
         place = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)
-        rule = _MUTATION_RULES.get(func)
+        rule = MUTATION_RULES.get(func)
         node = torch._C._current_autograd_node()
         out = None if node is None else self.indexing.rule(node, func, args)
         if rule is not None:
             out = rule(func, args, kwargs)
         elif out is None:
-            if hidden_mutation(func) and func not in _KNOWN_PURE:
+            if hidden_mutation(func) and func not in KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
                 if _in_backward():
@@ -273,42 +284,6 @@ class CaptureMode(PhiloxMode):
         if _in_backward():
             raise UnsupportedError("the backward draws random numbers")
         return super()._next(device)
-
-
-def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    mean, var = given["running_mean"], given["running_var"]
-    if not given["training"] or mean is None:
-        return func(*args, **kwargs)
-    x, weight, bias = given["input"], given["weight"], given["bias"]
-    out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
-        x, weight, bias, mean, var, True, given["momentum"], given["eps"]
-    )
-    mean.copy_(new_mean)
-    var.copy_(new_var)
-    return out, save_mean, save_invstd
-
-
-def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
-    out, save_mean, save_invstd, reserve, mean, var = aten._batch_norm_with_update_functional(*args, **kwargs)
-    args[3].copy_(mean)
-    args[4].copy_(var)
-    return out, save_mean, save_invstd, reserve
-
-
-def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
-    """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
-    training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
-    return hidden_mutation(func) if func in _MUTATION_RULES and training else ()
-
-
-_MUTATION_RULES: dict[Any, Callable[..., Any]] = {
-    aten.native_batch_norm.default: _batch_norm,
-    aten._native_batch_norm_legit.default: _batch_norm,
-    aten._batch_norm_with_update.default: _batch_norm_with_update,
-}
-_KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
 
 
 def _in_backward() -> bool:

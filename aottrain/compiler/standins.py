@@ -116,6 +116,8 @@ _UNKNOWN = (
     *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
     Tensor._version.__get__,  # type: ignore[attr-defined]
     Tensor.data_ptr,
+    Tensor.__repr__,
+    Tensor.__format__,
 )
 _UNKNOWN_OF_INPUTS = (
     *(getattr(Tensor, name).__get__ for name in ("is_leaf", "grad_fn", "_base")),

@@ -42,9 +42,10 @@ def assemble(
 def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
     if info.geometry is None:
         return source
-    if not info.requires_grad:
-        return _view(info, source.detach(), sizes)
-    with torch.enable_grad():
+    if not info.requires_grad and info.origin is None:
+        value = source.detach()
+        return value if _is_whole(info, value, sizes) else _view(info, value, sizes)
+    with torch.set_grad_enabled(info.requires_grad):
         value = _view(info, source, sizes)
     set_view_origin(value, info.origin)
     return value
@@ -66,3 +67,12 @@ def _view(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
         value = torch.view_as_complex(value)
     value = value.conj() if info.conj else value
     return negated(value) if info.neg else value
+
+
+def _is_whole(info: OutputInfo, value: Tensor, sizes: Mapping[str, int]) -> bool:
+    """Whether the view shows its base as it is."""
+    assert info.geometry is not None
+    if info.dtype is not None or info.conj or info.neg:
+        return False
+    layout = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes), *resolve(info.geometry[2:], sizes)
+    return layout == (tuple(value.shape), tuple(value.stride()), 0)

@@ -30,7 +30,8 @@ class Program:
     for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
     that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
-    flow through. update_targets: the primal that each update is written to. gradient_targets: the primal of each
+    flow through. update_targets: the primal that each update is written to; unversioned: those
+    written behind autograd's back. gradient_targets: the primal of each
     gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated.
@@ -41,6 +42,7 @@ class Program:
     num_outputs: int
     replaced: tuple[int, ...]
     update_targets: tuple[int, ...]
+    unversioned: tuple[int, ...]
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
     output_specs: tuple[TensorSpec, ...]
@@ -63,10 +65,11 @@ class Program:
             else:
                 with torch.enable_grad():
                     outputs = list(_CompiledFunction.apply(self, state, sizes, updates, *primals))
-            # Not through .data: version counters must move, so that eager's errors on stale saved values are raised.
+            # Through .data only where the program did so: version counters must move, so that eager's errors on stale
+            # saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
-                    primals[target].copy_(value)
+                    (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 primals[target].copy_(value)  # with gradients: the input continues from the program's output
         return outputs[: self.num_outputs - len(self.replaced)]

@@ -33,6 +33,17 @@ _MISSING = object()
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
 _OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
 _NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
+# Containers of Python's own that keep another one in an attribute.
+_WRAPPERS = (
+    collections.UserDict,
+    collections.UserList,
+    weakref.WeakValueDictionary,
+    weakref.WeakKeyDictionary,
+    weakref.WeakSet,
+    functools.partialmethod,
+    functools.cached_property,
+    functools.singledispatchmethod,
+)
 
 
 class _Cell:
@@ -218,8 +229,6 @@ class StateGuard:
         elif isinstance(value, functools.partial):
             for part in (value.func, value.args, value.keywords):
                 self._visit(part, depth)
-        elif isinstance(value, (functools.partialmethod, functools.cached_property, functools.singledispatchmethod)):
-            self._visit_table(vars(value), depth)
         elif isinstance(value, (staticmethod, classmethod)):
             self._visit(value.__func__, depth)
         elif isinstance(value, property):
@@ -227,6 +236,8 @@ class StateGuard:
         elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().misses))
             self._visit(value.__wrapped__, depth)
+        elif isinstance(value, _WRAPPERS):
+            self._visit_table(vars(value), depth)
         elif isinstance(value, weakref.ref):
             self._slot(_Call(value), None, value(), depth)
         elif isinstance(value, contextvars.ContextVar):
