@@ -33,6 +33,7 @@ __all__ = [
     "dynamo_settings",
     "flatten_result",
     "global_settings",
+    "in_dual_level",
     "is_wrapped",
     "has_function_modes",
     "has_global_module_hooks",
@@ -121,6 +122,11 @@ def no_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+def in_dual_level() -> bool:
+    """Whether tensors can carry forward-mode tangents, of torch.autograd.forward_ad or of torch.func."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def is_wrapped(value: torch.Tensor) -> bool:

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from aottrain.compat import dynamo_settings, tree_unflatten
+from aottrain.compat import dynamo_settings, in_dual_level, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.errors import UnsupportedError
 from aottrain.ir.report import CompileReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import is_disjoint
+from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
 from aottrain.runtime.state import StateGuard
 
 Runner = Callable[..., Any]
@@ -46,7 +46,9 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=False)
-    settings = dynamo_settings(skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT)
+    settings = dynamo_settings(
+        skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT, error_on_nested_fx_trace=False
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
@@ -83,9 +85,12 @@ def compile_graph(
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
+    forward_mode = _eager(graph, report, FORWARD_MODE, ran)
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
 
     def run(*args: Any) -> Any:
+        if in_dual_level():
+            return forward_mode(*args)
         batch = {id(args[i]): args[i] for i in places}
         primals = [*state, *batch.values()]
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
