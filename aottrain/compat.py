@@ -6,8 +6,10 @@ The compiler's own users of private names are capture, analysis, joint and funct
 from __future__ import annotations
 
 import re
+import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ __all__ = [
     "patched_checkpoint",
     "restore_settings",
     "selective_policy",
+    "tracing_alone",
     "tree_flatten",
     "tree_map",
     "no_onednn",
@@ -122,6 +125,21 @@ def no_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+_tracing = threading.RLock()
+
+
+@contextmanager
+def tracing_alone() -> Iterator[None]:
+    """One thread of the process traces at a time: tracing replaces functions of torch and the tensors of modules.
+
+    TorchDynamo calls a backend under its own lock. Where it is loaded that one is taken first, here too: taken in
+    either order, the two could wait for each other.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    with getattr(dynamo, "compile_lock", nullcontext()), _tracing:
+        yield
 
 
 def in_dual_level() -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from aottrain.compat import dynamo_settings, in_dual_level, tree_unflatten
+from aottrain.compat import dynamo_settings, in_dual_level, tracing_alone, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
@@ -74,7 +74,8 @@ def compile_graph(
     function = _Inliner(graph).run
     try:
         examples = _examples(graph, example_inputs)
-        entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
+        with tracing_alone():
+            entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
