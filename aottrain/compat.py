@@ -5,11 +5,14 @@ The compiler's own users of private names are capture, analysis, joint and funct
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
+import sys
+import threading
 import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,52 +21,17 @@ import torch.utils.checkpoint
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 
 def flatten_result(result: Any) -> tuple[list[Any], Any]:
     """tree_flatten, which takes a torch.Size for a tuple and rebuilds it as one."""
     return tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
 
-
-__all__ = [
-    "PLAIN_TYPES",
-    "SIZE_NAMESPACE",
-    "TorchDispatchMode",
-    "autocast_cache",
-    "autocast_state",
-    "disable_autocast",
-    "disable_modes",
-    "dynamo_settings",
-    "enable_dispatch",
-    "flatten_result",
-    "global_settings",
-    "guard_modules",
-    "is_wrapped",
-    "has_function_modes",
-    "has_global_module_hooks",
-    "patched_checkpoint",
-    "restore_settings",
-    "selective_policy",
-    "tree_flatten",
-    "tree_map",
-    "load_dynamo_rules",
-    "negated",
-    "no_onednn",
-    "no_saved_tensor_hooks",
-    "dynamic_marks",
-    "no_marks",
-    "set_view_origin",
-    "shape_guard",
-    "size_hint",
-    "size_text",
-    "symbolic_fake",
-    "symbolic_mode",
-    "symbolic_tracing",
-    "tree_unflatten",
-    "view_origin",
-]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -130,6 +98,13 @@ def patched_checkpoint(make: Any) -> Iterator[None]:
         module._checkpoint_without_reentrant_generator = original
 
 
+def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """What a policy of selective checkpointing answers for an op; torch 2.11 may not tell it the op's result."""
+    context = torch.utils.checkpoint.SelectiveCheckpointContext
+    known = {"op_output": out} if "op_output" in inspect.signature(context).parameters else {}
+    return policy(context(is_recompute=False, **known), func, *args, **kwargs)
+
+
 def selective_policy(context: Any) -> Any:
     """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
     known = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
@@ -154,6 +129,26 @@ def no_onednn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(before)
+
+
+_tracing = threading.RLock()
+
+
+@contextmanager
+def tracing_alone() -> Iterator[None]:
+    """One thread of the process traces at a time: tracing replaces functions of torch and the tensors of modules.
+
+    TorchDynamo calls a backend under its own lock. Where it is loaded that one is taken first, here too: taken in
+    either order, the two could wait for each other.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    with getattr(dynamo, "compile_lock", nullcontext()), _tracing:
+        yield
+
+
+def in_dual_level() -> bool:
+    """Whether tensors can carry forward-mode tangents, of torch.autograd.forward_ad or of torch.func."""
+    return torch.autograd.forward_ad._current_level >= 0
 
 
 def is_wrapped(value: torch.Tensor) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, symbolic_tracing, tree_unflatten
+from aottrain.compat import has_global_module_hooks, symbolic_tracing, tracing_alone, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -88,7 +87,6 @@ class CompiledCall:
         self.report = CompileReport()
         self._entries: dict[Any, list[Entry]] = {}
         self._refused: dict[Any, list[tuple[StateGuard, str]]] = {}
-        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -115,7 +113,7 @@ class CompiledCall:
         return None
 
     def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
-        with self._lock:
+        with tracing_alone():
             found = self._find(key, tensors)
             if found is not None:
                 return found

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
-from aottrain.compat import dynamo_settings, guard_modules, symbolic_tracing, tree_unflatten
+from aottrain.compat import (
+    dynamo_settings,
+    guard_modules,
+    in_dual_level,
+    symbolic_tracing,
+    tracing_alone,
+    tree_unflatten,
+)
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -27,7 +34,7 @@ from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import is_disjoint
+from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
@@ -53,7 +60,9 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
-    settings = dynamo_settings(skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT)
+    settings = dynamo_settings(
+        skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT, error_on_nested_fx_trace=False
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
@@ -87,7 +96,8 @@ def compile_graph(
         if _counts_from_start(graph) and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
             raise UnsupportedError(_STARTS)
         sizes = example_sizes(examples)
-        entry, sizes = _compile(function, graph, examples, options, sizes)
+        with tracing_alone():
+            entry, sizes = _compile(function, graph, examples, options, sizes)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
@@ -98,6 +108,7 @@ def compile_graph(
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
+    forward_mode = _eager(graph, report, FORWARD_MODE, ran)
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
     moved = _eager(graph, report, _STARTS, ran)
     counts_from_start = _counts_from_start(graph)
@@ -105,6 +116,8 @@ def compile_graph(
     def run(*args: Any) -> Any:
         if counts_from_start and any(args[i].storage_offset() for i in places):
             return moved(*args)
+        if in_dual_level():
+            return forward_mode(*args)
         batch = {id(args[i]): args[i] for i in places}
         primals = [*state, *batch.values()]
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.

@@ -1,4 +1,4 @@
-"""Ops that update an argument though their schema denies it, written out: the new value, then a copy into the argument."""
+"""Ops that update an argument though their schema denies it, written out: the new value, then a copy of it into place."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext, noop_context_fn
+from torch.utils.checkpoint import CheckpointPolicy, noop_context_fn
 
-from aottrain.compat import autocast_state, patched_checkpoint, selective_policy, tree_flatten
+from aottrain.compat import ask_policy, autocast_state, patched_checkpoint, selective_policy, tree_flatten
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import Mark
 from aottrain.ir.ops import op_info
@@ -56,8 +56,7 @@ class Region:
     def _ask(self, func: Any, args: Any, kwargs: Any, out: Any) -> Mark:
         if func is torch.ops.aten.detach.default:  # torch asks no policy about it
             return Mark.PREFER_RECOMPUTE
-        assert self.policy is not None
-        answer = self.policy(SelectiveCheckpointContext(is_recompute=False, op_output=out), func, *args, **kwargs)
+        answer = ask_policy(self.policy, out, func, args, kwargs)
         if isinstance(answer, bool):
             return Mark.MUST_SAVE if answer else Mark.PREFER_RECOMPUTE
         name = answer.name if isinstance(answer, CheckpointPolicy) else repr(answer)

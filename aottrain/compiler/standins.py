@@ -93,7 +93,9 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
     thread = threading.get_ident()
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if cls is CheckpointFunction and threading.get_ident() == thread:
+        if threading.get_ident() != thread:
+            return apply.__func__(cls, *args, **kwargs)
+        if cls is CheckpointFunction:
             return reentrant_checkpoint(*args)
         # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
         notes.add(CUSTOM_FUNCTION)

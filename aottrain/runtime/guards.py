@@ -15,11 +15,14 @@ from aottrain.compat import (
     autocast_state,
     dynamic_marks,
     has_function_modes,
+    in_dual_level,
     is_wrapped,
     no_marks,
     tree_flatten,
 )
 from aottrain.errors import UnsupportedError
+
+FORWARD_MODE = "the call is inside a level of forward-mode differentiation"
 
 
 def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False) -> tuple[Any, list[Tensor]]:
@@ -30,6 +33,8 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
     """
     if has_function_modes():
         raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
+    if in_dual_level():
+        raise UnsupportedError(FORWARD_MODE)
     leaves, tree = tree_flatten((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
