@@ -7,6 +7,7 @@ options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.co
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -45,7 +46,11 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=False)
-    settings = dynamo_settings(skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT)
+    settings = dynamo_settings(
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=RECOMPILE_LIMIT,
+        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
