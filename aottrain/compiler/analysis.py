@@ -203,7 +203,23 @@ def _base(value: Tensor) -> Tensor:
     return value._base if value._base is not None else value
 
 
+def _unsafe_split(value: Tensor, base: Tensor) -> tuple[Any, int, int] | None:
+    """(sizes, dim, which) where the value is a part of its base that autograd does not take for a view."""
+    node = value.grad_fn
+    if node is None or not node.name().startswith("UnsafeSplit") or value._base is not None:
+        return None
+    source = node.next_functions[0][0]
+    if source is not base.grad_fn and getattr(source, "variable", None) is not base:
+        return None
+    attributes = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_split_size")}
+    (sizes,) = attributes.values()
+    dim = node._saved_dim  # type: ignore[attr-defined]
+    return sizes, dim - 2**64 if dim >= 2**63 else dim, value.output_nr
+
+
 def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
+    if (split := _unsafe_split(value, base)) is not None and source is Source.PRIMAL:
+        return OutputInfo(source, index, True, split=split)
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.

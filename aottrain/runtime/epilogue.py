@@ -23,15 +23,23 @@ def assemble(
     custom Function returned, and a view of an input must be one of the caller's own tensor."""
     result = list(leaves)
     known = iter(outputs)
+    splits: dict[Any, Sequence[Tensor]] = {}
     for place, flag in enumerate(is_tensor):
         if flag:
             info = next(known)
             source = primals if info.source is Source.PRIMAL else computed
-            result[place] = _make(info, source[info.index])
+            result[place] = _make(info, source[info.index], splits)
     return result
 
 
-def _make(info: OutputInfo, source: Tensor) -> Tensor:
+def _make(info: OutputInfo, source: Tensor, splits: dict[Any, Sequence[Tensor]]) -> Tensor:
+    if info.split is not None:
+        sizes, dim, which = info.split
+        if (info.index, sizes, dim) not in splits:  # once, so that its parts have one node in autograd's graph
+            split = torch.unsafe_split if isinstance(sizes, int) else torch.unsafe_split_with_sizes
+            with torch.enable_grad():
+                splits[info.index, sizes, dim] = split(source, sizes, dim)
+        return splits[info.index, sizes, dim][which]
     if info.geometry is None:
         return source
     if not info.requires_grad:
