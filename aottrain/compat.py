@@ -5,12 +5,19 @@ The compiler's own users of private names are capture, analysis, joint and funct
 
 from __future__ import annotations
 
+import logging
 import re
+import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
+from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -22,6 +29,7 @@ def flatten_result(result: Any) -> tuple[list[Any], Any]:
 
 __all__ = [
     "PLAIN_TYPES",
+    "SIZE_NAMESPACE",
     "TorchDispatchMode",
     "autocast_cache",
     "autocast_state",
@@ -31,16 +39,28 @@ __all__ = [
     "enable_dispatch",
     "flatten_result",
     "global_settings",
+    "guard_modules",
     "is_wrapped",
+    "has_function_modes",
     "has_global_module_hooks",
+    "patched_checkpoint",
     "restore_settings",
+    "selective_policy",
     "tree_flatten",
     "tree_map",
     "load_dynamo_rules",
     "negated",
     "no_onednn",
     "no_saved_tensor_hooks",
+    "dynamic_marks",
+    "no_marks",
     "set_view_origin",
+    "shape_guard",
+    "size_hint",
+    "size_text",
+    "symbolic_fake",
+    "symbolic_mode",
+    "symbolic_tracing",
     "tree_unflatten",
     "view_origin",
 ]
@@ -97,6 +117,25 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
         torch.set_autocast_cache_enabled(before)
 
 
+@contextmanager
+def patched_checkpoint(make: Any) -> Iterator[None]:
+    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
+    that make(original generator function) gives, whatever name the user's code knows it by."""
+    module = torch.utils.checkpoint
+    original = module._checkpoint_without_reentrant_generator
+    module._checkpoint_without_reentrant_generator = make(original)
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator = original
+
+
+def selective_policy(context: Any) -> Any:
+    """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
+    known = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
+    return context.policy_fn if known else None
+
+
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
 
 # Values that compare by equality and hash: guards may hold them.
@@ -136,11 +175,86 @@ def restore_settings(settings: tuple[Any, ...]) -> None:
         torch.set_num_threads(num_threads)
 
 
+def has_function_modes() -> bool:
+    """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
 def has_global_module_hooks() -> bool:
     """Whether anyone but this package has registered hooks that every module runs."""
+    return bool(_global_hooks())
+
+
+def _global_hooks() -> list[Any]:
     tables = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
     hooks = [hook for table in tables for hook in table.values()]
-    return any(not getattr(hook, "__module__", "").startswith("aottrain.") for hook in hooks)
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("aottrain.")]
+
+
+def guard_modules() -> None:
+    """To be called while TorchDynamo compiles: guards on modules that it leaves out.
+
+    Hooks that are added to a module later; hooks that are added to all modules; an attribute that hides a parameter,
+    buffer or submodule, which Dynamo reads past it; methods that are replaced on a class.
+    """
+    import torch._dynamo.config as config
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:  # called by hand
+        return
+    config.skip_nnmodule_hook_guards = False  # guards are built after this: to set it for a while would be in vain
+    added: set[Any] = set()
+    guard_methods = partial(_guard_methods, set())
+    for guard in list(context.guards_context.dynamo_guards):
+        source = guard.originating_source
+        while source is not None:
+            table = getattr(source, "base", None)
+            if getattr(table, "member", None) in ("_modules", "_parameters", "_buffers"):
+                owner, name = table.base, str(getattr(source, "index", ""))
+                if (owner, name) not in added:
+                    added.add((owner, name))
+                    absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+                    install_guard(owner.make_guard(absent))
+            source = table
+        if guard.create_fn_name() == "TYPE_MATCH":
+            install_guard(guard.originating_source.make_guard(guard_methods))
+    for guard in list(context.guards_context.dynamo_guards):
+        if guard.create_fn_name() == "GRAD_MODE":  # any source that holds for the whole call
+            install_guard(guard.originating_source.make_guard(_guard_global_hooks))
+            break
+
+
+def _guard_global_hooks(builder: Any, _: Any) -> None:
+    known = _global_hooks()
+    _add_guard(builder, lambda _: _global_hooks() == known, "hooks of all modules")
+
+
+def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
+    for cls in type(builder.get(guard)).__mro__:
+        if cls in done:
+            continue
+        done.add(cls)
+        if cls.__module__.partition(".")[0] in ("torch", "builtins", "collections", "typing", "abc", "enum"):
+            continue
+        known = {name: value for name, value in vars(cls).items() if isinstance(value, _METHODS)}
+        table = vars(cls)
+
+        def holds(_: Any, known: Any = known, table: Any = table) -> bool:
+            return all(table.get(name) is value for name, value in known.items())
+
+        _add_guard(builder, holds, f"methods of {cls.__name__}")
+
+
+_METHODS = (types.FunctionType, property, staticmethod, classmethod)
+
+
+def _add_guard(builder: Any, holds: Any, what: str) -> None:
+    try:
+        builder.guard_manager.root.add_lambda_guard(holds, [what], None)
+    except TypeError:  # before torch 2.13
+        builder.guard_manager.root.add_lambda_guard(holds, [what])
 
 
 @contextmanager
@@ -183,3 +297,79 @@ def autocast_state() -> tuple[object, ...]:
     if state:
         state.append(torch.is_autocast_cache_enabled())
     return tuple(state)
+
+
+# What the text of a size may name.
+SIZE_NAMESPACE: dict[str, Any] = dict(SYMPY_INTERP)
+
+
+def size_hint(value: Any) -> Any:
+    """The number that a symbolic size has in the call that is traced, without a guard on it; None where it has none."""
+    return value.node.hint
+
+
+def size_text(value: Any) -> tuple[str, tuple[str, ...]]:
+    """Python text of a symbolic number, and the names of its symbols."""
+    from torch.utils._sympy.printers import PythonPrinter  # here: sympy is slow to import, and few programs need it
+
+    expression = value.node.expr
+    return PythonPrinter().doprint(expression), tuple(sorted(str(symbol) for symbol in expression.free_symbols))
+
+
+_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+
+
+def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
+    """Dimensions that the caller marked as dynamic: torch._dynamo.mark_dynamic, maybe_mark_dynamic."""
+    table = vars(tensor)
+    return frozenset().union(*(table.get(name, ()) for name in _MARKS)) if table else frozenset()
+
+
+def no_marks(table: dict[str, Any]) -> bool:
+    """Whether a tensor's attributes are all TorchDynamo's notes about its dimensions."""
+    return all(name.startswith(("_dynamo_", "_has_dynamo_", "_specialize_on")) for name in table)
+
+
+@contextmanager
+def symbolic_tracing() -> Iterator[None]:
+    """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Torch logs a traceback
+    for each op that has none; the caller goes on with numbers."""
+    from torch._dispatch.python import enable_python_dispatcher
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        with enable_python_dispatcher():
+            yield
+    finally:
+        logger.disabled = before
+
+
+def symbolic_mode() -> Any:
+    """A FakeTensorMode with symbols of its own; values that tensors hold never become sizes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Without duck shaping equal sizes are not taken for one: a batch that happens to be as large as a length is both.
+    return FakeTensorMode(
+        shape_env=ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False, duck_shape=False)
+    )
+
+
+def symbolic_fake(mode: Any, tensor: torch.Tensor, dims: frozenset[int], name: str) -> torch.Tensor:
+    """A fake of a real tensor in which the sizes of `dims` are symbols."""
+    from torch._dynamo.source import LocalSource
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    kinds = [DimDynamic.DYNAMIC if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(tensor.detach(), symbolic_context=context, source=LocalSource(name))
+
+
+def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> str:
+    """Python text that says, of `L` (tensors by these names), whether what was traced holds for them."""
+    from torch._dynamo.source import LocalSource
+
+    checks = shape_env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
+    return " and ".join(f"({check})" for check in checks) or "True"

@@ -103,8 +103,10 @@ def forbidden_torch_uses(root: Path) -> list[str]:
 
 
 def long_files(root: Path) -> list[str]:
-    lengths = ((path, len(path.read_text(encoding="utf-8").splitlines()))
-               for path in files(root, *CODE, suffixes=(".py", ".sh", ".yaml")))
+    lengths = (
+        (path, len(path.read_text(encoding="utf-8").splitlines()))
+        for path in files(root, *CODE, suffixes=(".py", ".sh", ".yaml"))
+    )
     return [f"{path.relative_to(root)}: {lines} lines" for path, lines in lengths if lines > MAX_FILE_LINES]
 
 
@@ -128,8 +130,11 @@ def unfinished_work(root: Path) -> list[str]:
         if not path.is_file():
             continue
         where, text = path.relative_to(root), path.read_text(encoding="utf-8")
-        found += [f"{where}:{number}: {line.strip()}"
-                  for number, line in enumerate(text.splitlines(), 1) if UNFINISHED.search(line)]
+        found += [
+            f"{where}:{number}: {line.strip()}"
+            for number, line in enumerate(text.splitlines(), 1)
+            if UNFINISHED.search(line)
+        ]
         if path.suffix == ".py":
             found += [f"{where}:{line}: {what}" for line, what in unfinished_nodes(ast.parse(text))]
     return found
@@ -152,16 +157,22 @@ def machine_paths(root: Path) -> list[str]:
     for path in (*paths, root / "pyproject.toml"):
         if path.is_file():
             lines = enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-            found += [f"{path.relative_to(root)}:{number}: {line.strip()}"
-                      for number, line in lines if MACHINE_PATH.search(line)]
+            found += [
+                f"{path.relative_to(root)}:{number}: {line.strip()}"
+                for number, line in lines
+                if MACHINE_PATH.search(line)
+            ]
     return found
 
 
 def dataclass_fields(path: Path) -> Iterator[str]:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.dump(mark) for mark in node.decorator_list):
-            yield from (item.target.id for item in node.body
-                        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name))
+            yield from (
+                item.target.id
+                for item in node.body
+                if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+            )
 
 
 def yaml_keys(node: object, prefix: str = "") -> Iterator[str]:
@@ -178,8 +189,12 @@ def dead_keys(root: Path) -> list[str]:
     recipes = list(files(root, "recipes"))
     readers = [*(path for path in files(root, "aottrain") if path != config), *recipes]
     fields = {name for path in (config, *recipes) for name in dataclass_fields(path)}
-    read = {node.attr for path in readers for node in ast.walk(parse(path))
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    read = {
+        node.attr
+        for path in readers
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
     found = [f"aottrain/config.py: {name} is read by nothing" for name in sorted(set(dataclass_fields(config)) - read)]
     for path in files(root, "conf", suffixes=(".yaml",)):
         for key in yaml_keys(yaml.safe_load(path.read_text(encoding="utf-8"))):
@@ -197,7 +212,13 @@ def imported_contracts(root: Path) -> subprocess.CompletedProcess[str]:
 
 
 CHECKS = (
-    private_torch_uses, forbidden_torch_uses, long_files, long_functions, unfinished_work, machine_paths, dead_keys,
+    private_torch_uses,
+    forbidden_torch_uses,
+    long_files,
+    long_functions,
+    unfinished_work,
+    machine_paths,
+    dead_keys,
 )
 
 
@@ -247,8 +268,11 @@ VIOLATIONS = [
 @pytest.mark.parametrize(("check", "path", "text"), VIOLATIONS)
 def test_a_planted_violation_is_caught(tmp_path, check, path, text):
     config = "@dataclass\nclass RunConfig:\n    steps: int = 1\n"
-    for name, content in (("aottrain/config.py", config), ("aottrain/main.py", "def f(c):\n    return c.steps\n"),
-                          ("conf/config.yaml", "steps: 2\n")):
+    for name, content in (
+        ("aottrain/config.py", config),
+        ("aottrain/main.py", "def f(c):\n    return c.steps\n"),
+        ("conf/config.yaml", "steps: 2\n"),
+    ):
         write(tmp_path / name, content)
     assert not check(tmp_path)
     write(tmp_path / path, text)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
 from aottrain.compiler.capture import CapturedStep, capture
+from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import link
@@ -51,10 +52,14 @@ def compile_call(
     kwargs: dict[str, Any],
     options: CompileOptions,
     guard: StateGuard,
+    sizes: SymbolicSizes | None = None,
 ) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
-    """Compile what `function(*args, **kwargs)` does. Raises UnsupportedError for what is not proven equal to eager."""
+    """Compile what `function(*args, **kwargs)` does, for all sizes that `sizes` leaves open.
+
+    Raises UnsupportedError for what is not proven equal to eager.
+    """
     log = StageLog()
-    step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log)
+    step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
     plan = log.run("plan_partition", plan_partition, joint, options.partition, options.budget)
@@ -71,11 +76,12 @@ def capture_whole(
     guard: StateGuard,
     rng: str,
     log: StageLog,
+    sizes: SymbolicSizes | None = None,
 ) -> tuple[CapturedStep, Analysis]:
     """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
-        step = log.run("capture", capture, function, module, args, kwargs, captured, rng)
+        step = log.run("capture", capture, function, module, args, kwargs, captured, rng, sizes, guard.watching)
         try:
             return step, log.trace("analyse", analyse, step)
         except CapturedTensors as found:

@@ -15,6 +15,7 @@ from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, ent
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
+from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import tensor_spec
 
 aten = torch.ops.aten
@@ -27,7 +28,7 @@ class Analysis:
     outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
     leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
     mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
-    is a differentiable output of the program.
+    is a differentiable output of the program. viewed: computed tensors of which outputs are views by their strides.
     """
 
     outputs: tuple[OutputInfo, ...]
@@ -38,6 +39,7 @@ class Analysis:
     mutated: tuple[int, ...]
     replaced: tuple[int, ...]
     needs_gradient: bool
+    viewed: frozenset[int] = frozenset()
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Of a flat result, the fresh tensors that the program returns."""
@@ -63,6 +65,7 @@ class _WatchMode(CaptureMode):
         self.stand_ins: dict[int, Tensor] = {}
         self.written: set[int] = set()
         self.foreign: dict[int, Tensor] = {}
+        self.addressed: set[int] = set()  # storages that as_strided has looked into
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         writes = op_info(func).writes or hidden_writes(func, args)
@@ -73,6 +76,8 @@ class _WatchMode(CaptureMode):
                 for tensor in value if isinstance(value, (list, tuple)) else [value]:
                     if isinstance(tensor, Tensor):
                         self.written.add(_storage_key(tensor))
+        if func is aten.as_strided.default:
+            self.addressed.add(_storage_key(args[0]))
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tree_flatten((args, kwargs))[0]:
                 if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
@@ -84,13 +89,13 @@ class _WatchMode(CaptureMode):
     def _stand_in(self, value: Any) -> Any:
         if id(value) not in self.foreign:
             return value
-        return self.stand_ins.setdefault(id(value), self.fake_mode.from_tensor(value))
+        return self.stand_ins.setdefault(id(value), self.fake_mode.from_tensor(value, static_shapes=True))
 
 
 def analyse(step: CapturedStep) -> Analysis:
     """Raises UnsupportedError where the front half has no proven treatment, and CapturedTensors where tensors that are
     not inputs are read: the caller then makes inputs of them and starts again."""
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=step.shape_env)
     leaves_in = fake_primals(step, fake_mode)
     grad_mode = torch.is_grad_enabled()
     with fake_mode:
@@ -109,12 +114,22 @@ def analyse(step: CapturedStep) -> Analysis:
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     outputs, computed = _classify_outputs(tensors, primals)
+    viewed = {known.index for known in outputs if known.source is Source.COMPUTED and known.geometry is not None}
+    viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
     constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
-    return Analysis(outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient)
+    return Analysis(
+        outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient, frozenset(viewed)
+    )
 
 
 def _constant(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Size) and any(map(is_symbolic, leaf)):
+        return tuple(map(size_of, leaf))
+    if is_symbolic(leaf):
+        return size_of(leaf)
+    if isinstance(leaf, slice) and any(map(is_symbolic, (leaf.start, leaf.stop, leaf.step))):
+        raise UnsupportedError("the result holds a slice with a symbolic size")
     if isinstance(leaf, PLAIN_TYPES):
         return leaf
     raise UnsupportedError(f"the result holds a {type(leaf).__name__}")
@@ -151,7 +166,7 @@ def _classify_outputs(
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
             found[position] = _view(Source.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
-            groups.setdefault(key if value.untyped_storage().nbytes() else -1 - position, []).append(position)
+            groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
     for members in groups.values():
         _classify_group(members, tensors, found, computed)
@@ -196,7 +211,7 @@ def _through_custom_function(value: Tensor, base: Tensor) -> bool:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
         node = node.next_functions[0][0] if node.next_functions else None
-    return _base(value) is not base
+    return _base(value) is not _base(base)
 
 
 def _base(value: Tensor) -> Tensor:
@@ -213,8 +228,23 @@ def _unsafe_split(value: Tensor, base: Tensor) -> tuple[Any, int, int] | None:
         return None
     attributes = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_split_size")}
     (sizes,) = attributes.values()
+    if any(isinstance(size, torch.SymInt) for size in (sizes if isinstance(sizes, tuple) else [sizes])):
+        return None
     dim = node._saved_dim  # type: ignore[attr-defined]
     return sizes, dim - 2**64 if dim >= 2**63 else dim, value.output_nr
+
+
+def _is_cut_off(value: Tensor, base: Tensor) -> bool:
+    """Whether a gradient of the view does not reach all of the memory that it shows: where it was made under no_grad,
+    or by as_strided from a view that shows less."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn and node.next_functions:
+        following = node.next_functions[0][0]
+        last = following is base.grad_fn or getattr(following, "variable", None) is base
+        if node.name() == "AsStridedBackward0" and not last:
+            return True
+        node = following
+    return node is None or getattr(node, "variable", base) is not base
 
 
 def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
@@ -222,9 +252,13 @@ def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo
         return OutputInfo(source, index, True, split=split)
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
+    if value.requires_grad and _is_cut_off(value, base):
+        raise UnsupportedError(
+            "an output is a view of which gradients reach less than it shows: under no_grad, or by as_strided"
+        )
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
-    start = int(value.storage_offset()) * value.itemsize - int(base.storage_offset()) * base.itemsize
-    geometry = tuple(value.shape), tuple(value.stride()), start // value.itemsize
+    start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
+    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)
     info = OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
     if value.dtype != base.dtype:
         if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:

@@ -11,21 +11,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, tree_unflatten
+from aottrain.compat import has_global_module_hooks, symbolic_tracing, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
-from aottrain.compiler.dynamo import compile_dynamo
+from aottrain.compiler.dynamic import SizeGuard, SymbolicSizes, size_guard, symbolic_sizes
+from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import argument_objects, call_key, is_disjoint
-from aottrain.runtime.program import Program
+from aottrain.runtime.guards import argument_objects, call_key, describe, is_disjoint
+from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
-# Programs kept for one callable; past it calls run eagerly and are counted.
-RECOMPILE_LIMIT = 16
 GLOBAL_HOOKS = "hooks are registered on all modules, which no guard sees"
 
 
@@ -43,6 +42,9 @@ class Entry:
         # Where each distinct tensor argument stands among the primals; arguments that are state need no place.
         self.num_batch = len(step.primals) - step.num_state
         self.places: tuple[int, ...] = ()
+        # Where the key leaves sizes open: the guard of a program with symbolic sizes, or the only sizes that it is for.
+        self.size_guard: SizeGuard | None = None
+        self.shapes: tuple[Any, ...] | None = None
 
     def state_places(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """Which state each argument is, or -1: a parameter that is passed to its own module is one input, not two."""
@@ -51,10 +53,16 @@ class Entry:
 
     def accepts(self, tensors: Sequence[Tensor]) -> bool:
         return (
-            self.guard.holds()
+            self._accepts_sizes(tensors)
+            and self.guard.holds()
             and self.state_places(tensors) == self.places
             and (not self.analysis.mutated or is_disjoint(self.primals(tensors), self.analysis.mutated))
         )
+
+    def _accepts_sizes(self, tensors: Sequence[Tensor]) -> bool:
+        if self.size_guard is not None:
+            return self.size_guard.holds(tensors)
+        return self.shapes is None or self.shapes == tuple(map(describe, tensors))
 
     def primals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         known = {id(tensor) for tensor in self.state}
@@ -63,9 +71,10 @@ class Entry:
 
     def __call__(self, tensors: Sequence[Tensor]) -> Any:
         primals = self.primals(tensors)
-        computed = self.program(primals)
+        sizes = NO_SIZES if self.size_guard is None else self.size_guard.sizes.read(tensors)
+        computed = self.program(primals, sizes)
         known = self.analysis
-        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals)
+        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals, sizes)
         return tree_unflatten(leaves, known.out_tree)
 
 
@@ -85,7 +94,7 @@ class CompiledCall:
         try:
             if has_global_module_hooks():
                 raise UnsupportedError(GLOBAL_HOOKS)
-            key, tensors = call_key(args, kwargs)
+            key, tensors = call_key(args, kwargs, self.options.dynamic)
             entry = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
         except UnsupportedError as error:
             if self.options.on_unsupported == "error":
@@ -96,7 +105,7 @@ class CompiledCall:
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
         """Compile for these inputs without running. Raises UnsupportedError, also under on_unsupported="eager"."""
-        key, tensors = call_key(args, kwargs)
+        key, tensors = call_key(args, kwargs, self.options.dynamic)
         return (self._find(key, tensors) or self._compile(key, tensors, args, kwargs)).report
 
     def _find(self, key: Any, tensors: Sequence[Tensor]) -> Entry | None:
@@ -114,13 +123,12 @@ class CompiledCall:
                 if guard.holds():
                     raise UnsupportedError(reason)
             if len(self.report.graphs) >= RECOMPILE_LIMIT:
-                raise UnsupportedError(f"{RECOMPILE_LIMIT} programs are compiled for this target already")
+                raise UnsupportedError(LIMIT_REACHED)
             guard = StateGuard(self.function, argument_objects(args, kwargs))
             try:
-                entry = self._trace(guard, args, kwargs)
+                entry = self._trace(guard, tensors, args, kwargs)
             except UnsupportedError as error:
-                guard.clear_caches()
-                guard.restore()
+                _undo(guard)
                 self._refused.setdefault(key, []).append((guard, str(error)))
                 raise
             entry.places = entry.state_places(tensors)
@@ -128,8 +136,28 @@ class CompiledCall:
             self.report.graphs.append(entry.report)
             return entry
 
-    def _trace(self, guard: StateGuard, args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
-        program, step, analysis, report = compile_call(self.function, self.module, args, kwargs, self.options, guard)
+    def _trace(
+        self, guard: StateGuard, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> Entry:
+        """For all sizes, where some are dynamic; if that fails, for these."""
+        sizes = symbolic_sizes(tensors, self.options.dynamic)
+        if sizes is not None:
+            try:
+                with symbolic_tracing():
+                    entry = self._trace_sizes(guard, args, kwargs, sizes)
+                entry.size_guard = size_guard(sizes, tensors)
+                return entry
+            except UnsupportedError:
+                _undo(guard)
+        entry = self._trace_sizes(guard, args, kwargs, None)
+        entry.shapes = None if sizes is None else tuple(map(describe, tensors))
+        return entry
+
+    def _trace_sizes(
+        self, guard: StateGuard, args: Sequence[Any], kwargs: dict[str, Any], sizes: SymbolicSizes | None
+    ) -> Entry:
+        compiled = compile_call(self.function, self.module, args, kwargs, self.options, guard, sizes)
+        program, step, analysis, report = compiled
         guard.clear_caches()
         if not guard.holds():
             raise UnsupportedError("the program changes Python state: an attribute, a list, a dictionary or a hook")
@@ -138,6 +166,12 @@ class CompiledCall:
     def _count(self, reason: str) -> None:
         if add_fallback(self.report, reason):
             warnings.warn(f"aottrain runs this call eagerly: {reason}", stacklevel=4)
+
+
+def _undo(guard: StateGuard) -> None:
+    """What tracing did to Python state never happened."""
+    guard.clear_caches()
+    guard.restore()
 
 
 class DynamoCall:
@@ -223,6 +257,7 @@ def compile(
     kernel: Kernel = "aten",
     capture: str = "dynamo",
     rng: str = "philox",
+    dynamic: bool = False,
     on_unsupported: str = "eager",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
@@ -236,13 +271,15 @@ def compile(
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
         recomputed. "eager": eager's own stream, bit for bit; random values are then always saved.
+    dynamic: True: one program serves all sizes of the inputs, as far as the code allows; dimensions that were marked
+        (torch._dynamo.mark_dynamic) are dynamic in any case. False: each shape has a program of its own.
     on_unsupported: "eager": what cannot be compiled runs eagerly and is counted in `.report.fallbacks`; "error": raises
         UnsupportedError.
 
     Returns a module for a module (same parameters, hooks and state_dict keys), a function for a function; both have
     `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options.
     """
-    options = check_options(partition, budget, kernel, capture, rng, on_unsupported)
+    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

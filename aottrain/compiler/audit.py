@@ -18,8 +18,10 @@ from aottrain.errors import UnsupportedError
 _BUILTINS = {getattr(builtins, name) for name in ("print", "open", "input", "exec", "eval", "globals", "breakpoint")}
 _MODULES = {
     "time", "datetime", "_datetime", "_io", "io", "os", "posix", "nt", "logging", "warnings", "_warnings", "random",
-    "_random", "secrets", "uuid", "tempfile", "shutil", "pathlib", "subprocess", "socket", "gc", "inspect",
+    "_random", "secrets", "uuid", "tempfile", "shutil", "pathlib", "subprocess", "socket", "gc",
 }  # fmt: skip
+# Of a module that otherwise looks at its arguments alone: who calls, and from where.
+_STACK = {("inspect", name) for name in ("stack", "trace", "currentframe", "getouterframes", "getinnerframes")}
 
 
 @contextmanager
@@ -37,10 +39,9 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
                 raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
         elif event == "call" and frame.f_back is not None:
             home = _package(frame)
-            if home in _MODULES and _package(frame.f_back) in packages:
-                raise UnsupportedError(
-                    f"the program calls {home}.{frame.f_code.co_name}, which each call would do again"
-                )
+            name = frame.f_code.co_name
+            if (home in _MODULES or (home, name) in _STACK) and _package(frame.f_back) in packages:
+                raise UnsupportedError(f"the program calls {home}.{name}, which each call would do again")
 
     before = sys.getprofile()
     if packages:

@@ -7,10 +7,10 @@ of batch normalisation out, and notes which module and source line each op came 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,11 +20,14 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
+from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.indexing import IndexingGradients
+from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import InputKind, InputSpec, set_provenance
+from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_marks, set_provenance
 from aottrain.ir.ops import OpKind, hidden_mutation, op_info
+from aottrain.ir.sizes import hint
 from aottrain.ir.tensor import tensor_spec
 from aottrain.runtime.checks import checked_value
 from aottrain.runtime.rng import PhiloxMode, eager_draw
@@ -38,7 +41,9 @@ class CapturedStep:
 
     primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
     inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
-    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION.
+    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. sizes: the symbols by name, of a step with symbolic
+    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept. watching: to be entered around
+    code of the user's.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
@@ -51,6 +56,9 @@ class CapturedStep:
     shared: frozenset[int]
     notes: set[str] = field(default_factory=set)
     rng: str = "philox"
+    sizes: Mapping[str, torch.SymInt] = field(default_factory=dict)
+    shape_env: Any = None
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -64,6 +72,8 @@ def capture(
     kwargs: dict[str, Any],
     captured: Sequence[Tensor] = (),
     rng: str = "philox",
+    sizes: SymbolicSizes | None = None,
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -83,10 +93,12 @@ def capture(
                 entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
             places[place] = index[id(leaf)]
     notes: set[str] = set()
-    inputs = []
+    inputs, traced = [], []
     for kind, name, tensor in entries:
         _check_input(name, tensor)
-        inputs.append(InputSpec(kind, name, tensor_spec(tensor), tensor.requires_grad))
+        stand_in = sizes.fakes.get(id(tensor)) if sizes is not None and kind is InputKind.BATCH else None
+        traced.append(tensor if stand_in is None else stand_in)
+        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad))
     named = [tensor for _, _, tensor in state[:num_named]]
 
     def call(primals: Sequence[Tensor]) -> Any:
@@ -95,7 +107,8 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(rng), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
+        stand_ins = swapping(table, {id(value) for value in primals}, notes)
+        with contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -112,7 +125,7 @@ def capture(
     tensors = tuple(tensor for _, _, tensor in entries)
     return CapturedStep(
         call,
-        tensors,
+        tuple(traced),
         tuple(inputs),
         module,
         len(state),
@@ -121,6 +134,9 @@ def capture(
         frozenset(shared_storages(tensors)),
         notes,
         rng,
+        {} if sizes is None else sizes.symbols,
+        None if sizes is None else sizes.shape_env,
+        watching,
     )
 
 
@@ -152,22 +168,34 @@ def shared_storages(tensors: Sequence[Tensor]) -> set[int]:
     groups: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
         storage = tensor.untyped_storage()
-        if storage.nbytes():
+        if hint(storage.nbytes()):
             groups.setdefault(storage._cdata, []).append(i)
     return {i for members in groups.values() if len(members) > 1 for i in members}
 
 
 def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
     """Fresh leaf fakes with the primals' metadata; they share nothing with the real tensors."""
-    return [_fake(value, mode).requires_grad_(value.requires_grad) for value in step.primals]
+    static = step.shape_env is None
+    pairs = zip(step.primals, step.inputs, strict=True)
+    return [_fake(value, mode, static).requires_grad_(spec.requires_grad) for value, spec in pairs]
 
 
-def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
+def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
     if not isinstance(value, FakeTensor):
-        return mode.from_tensor(value.detach())
-    size, stride = [int(n) for n in value.shape], [int(n) for n in value.stride()]
+        fake = mode.from_tensor(value.detach(), static_shapes=True)
+        if not (value.requires_grad and value.is_leaf and value._is_view()):
+            return fake
+        with mode, torch.no_grad():
+            return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
+    size, stride = list(value.shape), list(value.stride())
+    if static:
+        size, stride = [int(n) for n in size], [int(n) for n in stride]
     with mode, torch.no_grad():
-        return torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        fake = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        if static or not value.storage_offset():
+            return fake
+        memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
+        return fake.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
 
 
 def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:
@@ -179,10 +207,11 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
             real, FakeTensor
         ):  # a parameter is one to isinstance, and has the attributes that it was given
             vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
-    return [
-        value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
-        for i, value in enumerate(leaves)
-    ]
+    with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
+        return [
+            value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
+            for i, value in enumerate(leaves)
+        ]
 
 
 class CaptureMode(PhiloxMode):
@@ -192,6 +221,7 @@ class CaptureMode(PhiloxMode):
         super().__init__(state)
         self.provenance = provenance
         self.rng = rng
+        self.read_in_regions: Storages = {}  # that come into a checkpointed region from outside
         self.indexing = IndexingGradients()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -204,6 +234,8 @@ class CaptureMode(PhiloxMode):
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         place = self.provenance.current()
+        regions = open_regions()
+        self._check_regions(regions, func, args, kwargs)
         rule = _MUTATION_RULES.get(func)
         node = torch._C._current_autograd_node()
         out = None if node is None else self.indexing.rule(node, func, args)
@@ -215,17 +247,33 @@ class CaptureMode(PhiloxMode):
             if hidden_mutation(func) and func not in _KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
-                if node is not None:
+                if _in_backward():
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:
                 out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.provenance.mark(place)
+        if _in_backward():
+            # What the gradient of a region's op makes of its values is never saved by eager's checkpoint.
+            marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in place.regions)
+        else:
+            marks = tuple((region.number, region.mark(func, args, kwargs, out)) for region in regions)
+        self.provenance.mark(place, marks)
         return out
 
+    def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
+        written = storages_of(_arguments_at(func, op_info(func).writes or hidden_writes(func, args), args, kwargs))
+        if written.keys() & self.read_in_regions.keys():
+            raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
+        for region in regions:
+            if op_info(func).kind is OpKind.EFFECT and not region.preserves_rng:
+                raise UnsupportedError("random numbers in torch.utils.checkpoint with preserve_rng_state=False")
+            region.check_writes(written)
+        if regions:
+            read = storages_of((args, kwargs))
+            self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].made.keys())
+
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
-        if torch._C._current_autograd_node() is not None:
-            # torch.utils.checkpoint runs its block again in the backward, and would draw other numbers.
+        if _in_backward():
             raise UnsupportedError("the backward draws random numbers")
         return super()._next(device)
 
@@ -266,13 +314,31 @@ _MUTATION_RULES: dict[Any, Callable[..., Any]] = {
 _KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
 
 
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
+
+
+def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+    """The arguments at these places of the schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
+
+
+class Place(NamedTuple):
+    """Where an op comes from: module path, "file.py:line", numbers of the checkpointed regions around it."""
+
+    module: str = ""
+    source: str = ""
+    regions: tuple[int, ...] = ()
+
+
 class Provenance:
     """Which module and source line is running: forward ops by hooks and stack, backward ops by sequence number."""
 
     def __init__(self, module: nn.Module | None):
         self.names = {} if module is None else {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
-        self.by_sequence: dict[int, tuple[str, str]] = {}
+        self.by_sequence: dict[int, Place] = {}
         self.last: fx.Node | None = None
 
     @contextmanager
@@ -294,18 +360,19 @@ class Provenance:
             for handle in handles:
                 handle.remove()
 
-    def current(self) -> tuple[str, str]:
-        """(module path, "file.py:line") of the op that is about to run."""
+    def current(self) -> Place:
+        """The place of the op that is about to run."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self.by_sequence.get(node._sequence_nr(), ("", ""))
-        place = (self.stack[-1] if self.stack else "", _user_line())
+            return self.by_sequence.get(node._sequence_nr(), Place())
+        regions = tuple(region.number for region in open_regions())
+        place = Place(self.stack[-1] if self.stack else "", _user_line(), regions)
         # The autograd kernel above has numbered this op's gradient node already.
         self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, place)
         return place
 
-    def mark(self, place: tuple[str, str]) -> None:
-        """Note the place on the nodes that were added since the last call."""
+    def mark(self, place: Place, marks: Marks) -> None:
+        """Note the place and the marks on the nodes that were added since the last call."""
         mode = get_proxy_mode()
         if mode is None:
             return
@@ -313,7 +380,8 @@ class Provenance:
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":
-                set_provenance(node, *place, torch.is_grad_enabled())
+                set_provenance(node, place.module, place.source, torch.is_grad_enabled())
+                set_marks(node, marks)
             node = node._prev
         self.last = newest
 

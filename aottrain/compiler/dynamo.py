@@ -14,15 +14,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
-from aottrain.compat import dynamo_settings, tree_unflatten
+from aottrain.compat import dynamo_settings, guard_modules, symbolic_tracing, tree_unflatten
 from aottrain.compiler import compile_call
+from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.capture import CapturedStep
+from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import UnsupportedError
-from aottrain.ir.report import CompileReport, add_fallback
+from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import is_disjoint
+from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
 Runner = Callable[..., Any]
@@ -34,18 +40,19 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
-# Programs that TorchDynamo keeps for one piece of code; past it that code runs eagerly.
+# Programs kept for one callable (by Dynamo: for one piece of code); past it calls run eagerly and are counted.
 RECOMPILE_LIMIT = 16
+LIMIT_REACHED = f"{RECOMPILE_LIMIT} programs are compiled for this target already"
 
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
-    """`target` under TorchDynamo with our backend, each shape compiled on its own.
+    """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
 
     Hooks on modules are guarded, which Dynamo skips by default. A call in which no program of ours ran is counted as a
     fallback: past the recompile limit Dynamo runs code eagerly and says so only once.
     """
     ran = threading.local()
-    compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=False)
+    compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
     settings = dynamo_settings(
         skip_nnmodule_hook_guards=False,
         recompile_limit=RECOMPILE_LIMIT,
@@ -56,7 +63,10 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
         ran.any = False
         with settings, seeding_shown(options.rng):
             out = compiled(*args, **kwargs)
-        if not ran.any:
+        if not ran.any and len(report.graphs) >= RECOMPILE_LIMIT:
+            if add_fallback(report, LIMIT_REACHED):
+                warnings.warn(f"aottrain runs this call eagerly: {LIMIT_REACHED}", stacklevel=4)
+        elif not ran.any:
             add_fallback(report, "TorchDynamo gave no graph to compile for this call")
         return out
 
@@ -73,16 +83,20 @@ def compile_graph(
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
     ran = ran or threading.local()
+    guard_modules()
     function = _Inliner(graph).run
+    sizes = None
     try:
         examples = _examples(graph, example_inputs)
         if _counts_from_start(graph) and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
             raise UnsupportedError(_STARTS)
-        entry = compile_call(function, None, examples, {}, options, StateGuard(graph))
+        sizes = example_sizes(examples)
+        entry, sizes = _compile(function, graph, examples, options, sizes)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
-        return _eager(graph, report, str(error), ran)
+        reason = str(error).partition("\n")[0]  # fx appends where it was in the graph
+        return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
@@ -101,20 +115,75 @@ def compile_graph(
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
             return fallback(*args)
         ran.any = True
-        computed = program(primals)
-        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals)
+        values = NO_SIZES if sizes is None else sizes.read(args)
+        computed = program(primals, values)
+        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 
     return run
+
+
+def _compile(
+    function: Runner,
+    graph: fx.GraphModule,
+    examples: Sequence[Any],
+    options: CompileOptions,
+    sizes: SymbolicSizes | None,
+) -> tuple[tuple[Program, CapturedStep, Analysis, GraphReport], SymbolicSizes | None]:
+    """With symbolic sizes where there are some; if that fails each becomes the number that it is, guarded by Dynamo."""
+    if sizes is not None:
+        try:
+            with symbolic_tracing():
+                return compile_call(function, None, examples, {}, options, StateGuard(graph), sizes), sizes
+        except UnsupportedError:
+            examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
+    return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
 
 
 def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threading.local) -> Runner:
     def run(*args: Any) -> Any:
         ran.any = True
         add_fallback(report, reason)
+        if not restored:
+            _restore_checkpoints(graph)
+            restored.append(True)
         return graph(*args)
 
+    restored: list[bool] = []
     return run
+
+
+def _restore_checkpoints(graph: fx.GraphModule) -> None:
+    """Make Dynamo's graph run torch's own checkpoint, as it was called: Dynamo's stand-in keeps no random state."""
+    for part in graph.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+                    node.args = (_is_state(node), *node.args)
+                    node.target = _checkpoint
+            part.recompile()
+
+
+def _checkpoint(is_state: Sequence[bool], body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    context = body.meta.get("_checkpoint_context_fn")
+    function, direct = _close_over(body, args, is_state)
+    return checkpoint(function, *direct, **kwargs, **({} if context is None else {"context_fn": context}))
+
+
+def _is_state(node: fx.Node) -> tuple[bool, ...]:
+    """Which inputs of a checkpoint's body are parameters or buffers: Dynamo names them after where they are found."""
+    names = [getattr(value, "name", "") for value in node.args[1:]]
+    return tuple("_parameters_" in name or "_buffers_" in name for name in names)
+
+
+def _close_over(function: Runner, inputs: Sequence[Any], closed: Sequence[bool]) -> tuple[Runner, list[Any]]:
+    """A function of the other inputs: checkpoint keeps those that it is given, and lets its function find the rest."""
+
+    def partially(*direct: Any) -> Any:
+        rest = iter(direct)
+        return function(*(value if flag else next(rest) for value, flag in zip(inputs, closed, strict=True)))
+
+    return partially, [value for value, flag in zip(inputs, closed, strict=True) if not flag]
 
 
 _STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
@@ -132,7 +201,7 @@ def _counts_from_start(graph: fx.GraphModule) -> bool:
 
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
-    """Dynamo's fakes of the inputs. A symbolic size becomes the number that it has now, which adds a guard for it."""
+    """Dynamo's fakes of the inputs, and symbolic numbers."""
     found = []
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
@@ -147,13 +216,13 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
             raise UnsupportedError("an input is a nested tensor")
         if isinstance(value, torch.SymInt) and value.node.is_nested_int():
             raise UnsupportedError("an input is the size of a nested tensor")
-        found.append(int(value) if isinstance(value, torch.SymInt) else value)
+        found.append(value)
     return found
 
 
 class _Inliner(fx.Interpreter):
-    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line: whether a value is computed
-    again is the partitioner's decision, and checkpoint's own recompute would draw other random numbers."""
+    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line and marked: the partitioner
+    has their values computed again, and checkpoint's own recompute would draw other random numbers."""
 
     def __init__(self, graph: nn.Module):
         super().__init__(graph, garbage_collect_values=False)
@@ -162,7 +231,18 @@ class _Inliner(fx.Interpreter):
         self.env.clear()
         return super().run(*args, enable_io_processing=False)
 
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.higher_order.tag_activation_checkpoint:
-            return _Inliner(args[0]).run(*args[1:])
-        return super().call_function(target, args, kwargs)
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_method" and n.target == "item":
+            # A Python float that Dynamo made symbolic (an eps, a dropout rate): its number, which adds a guard.
+            value = n.meta.get("example_value")
+            if isinstance(value, torch.SymFloat) and value.node.hint is not None:
+                return float(value)
+        if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
+            return super().run_node(n)
+        (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
+        preserves_rng = kwargs.get("preserve_rng_state", True)
+        if kwargs.get("use_reentrant"):
+            function, direct = _close_over(_Inliner(body).run, inputs, _is_state(n))
+            return reentrant_checkpoint(function, preserves_rng, *direct)
+        with checkpointed(body.meta.get("_checkpoint_context_fn"), preserves_rng):
+            return _Inliner(body).run(*inputs)

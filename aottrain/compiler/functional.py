@@ -18,17 +18,16 @@ from aottrain.ir.graph import (
     OutputSpec,
     as_module,
     calls,
+    copy_provenance,
     descendants,
-    grad_mode_of,
     info,
-    module_of,
-    set_provenance,
-    source_of,
-    spec_of,
+    placeholders,
     storage_root,
     value_of,
+    view_source,
 )
-from aottrain.ir.tensor import TensorSpec
+
+aten = torch.ops.aten
 
 
 def functionalize(joint: JointGraph) -> JointGraph:
@@ -38,15 +37,19 @@ def functionalize(joint: JointGraph) -> JointGraph:
     bitwise equal to eager. Graphs in which nothing is mutated are returned as they are. Raises UnsupportedError for
     metadata mutation and for state that the backward writes.
     """
-    if not any(info(node).writes for node in calls(joint.graph)):
+    written = [node for node in calls(joint.graph) if info(node).writes]
+    if not written:
         return joint
-    num_primals = joint.signature.num_primals
+    for node in written:
+        _check_written_view(node)
+    num_primals = first_size = joint.signature.num_primals
     updated: list[int] = []
 
-    def run(*inputs: Tensor) -> list[Tensor | None]:
+    def run(sizes: list[Any], tensors: list[Tensor]) -> list[Tensor | None]:
+        inputs: list[Any] = [*tensors[:first_size], *sizes, *tensors[first_size:]]
         torch._enable_functionalization(reapply_views=True)
         try:
-            wrapped = [torch._to_functional_tensor(value) for value in inputs]
+            wrapped = [torch._to_functional_tensor(v) if isinstance(v, Tensor) else v for v in inputs]
             results = _Replay(as_module(joint.graph)).run(*wrapped)
             results = [_unwrap(value) for value in results]
             updates = []
@@ -63,9 +66,14 @@ def functionalize(joint: JointGraph) -> JointGraph:
         return [*results[:num_outputs], *updates, *results[num_outputs:]]
 
     examples = [value_of(node) for node in joint.placeholders]
-    with examples[0].fake_mode:
-        graph = make_fx(run)(*[value.detach() for value in examples]).graph
-    for old, new in zip(joint.placeholders, [n for n in graph.nodes if n.op == "placeholder"], strict=True):
+    tensors = [value for value in examples if isinstance(value, Tensor)]
+    with tensors[0].fake_mode:  # type: ignore[attr-defined]
+        sizes = [value for value in examples if not isinstance(value, Tensor)]
+        graph = make_fx(run)(sizes, [value.detach() for value in tensors]).graph
+    inputs = placeholders(graph)
+    for node in inputs[: len(sizes)]:
+        inputs[len(sizes) + first_size].prepend(node)
+    for old, new in zip(joint.placeholders, placeholders(graph), strict=True):
         new.name = new.target = old.name
     return _with_updates(joint, graph, updated)
 
@@ -85,6 +93,24 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
     return functional
 
 
+def _check_written_view(node: fx.Node) -> None:
+    """Raises UnsupportedError where functionalization would bring a write back to the memory below by arithmetic: it
+    sums the copies of an expanded element, x + (y - x), and the windows of an unfolded one, which rounds."""
+    for place in info(node).writes:
+        source = node.args[place] if place < len(node.args) else None
+        for view in source if isinstance(source, (list, tuple)) else [source]:
+            while isinstance(view, fx.Node):
+                if view.target is aten.unfold.default or (view.target is aten.expand.default and not _keeps(view)):
+                    raise UnsupportedError(f"a write through {info(view).name}, whose elements share memory")
+                view = view_source(view)
+
+
+def _keeps(expand: fx.Node) -> bool:
+    """Whether an expand has as many elements as what it expands."""
+    old, new = spec_of(expand.args[0]), spec_of(expand)  # type: ignore[arg-type]
+    return old is not None and new is not None and old.numel == new.numel
+
+
 def _unwrap(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
@@ -97,7 +123,7 @@ class _Replay(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule):
         super().__init__(graph, garbage_collect_values=False)
-        self.layouts: dict[fx.Node, TensorSpec | None] = {}  # of memory whose shape or strides were changed in place
+        self.layouts: dict[fx.Node, Any] = {}  # of memory whose shape or strides were changed in place
 
     def _keep_layout(self, written: Any) -> None:
         """A functional op chooses its result's strides; an op in place keeps those of the memory that it writes."""
@@ -105,18 +131,31 @@ class _Replay(fx.Interpreter):
             if not isinstance(node, fx.Node):
                 continue
             root = storage_root(node)
-            value, spec = self.env[root], self.layouts.get(root, spec_of(root))
+            value, layout = self.env[root], self.layouts.get(root, value_of(root))
             torch._sync(value)
             inner = torch._from_functional_tensor(value)
-            if spec is None or inner.stride() == spec.stride:
+            if not isinstance(layout, Tensor) or inner.stride() == layout.stride():
                 continue
             torch._disable_functionalization()
-            laid_out = torch.empty_strided(spec.shape, spec.stride, dtype=inner.dtype, device=inner.device)
+            laid_out = torch.empty_strided(layout.shape, layout.stride(), dtype=inner.dtype, device=inner.device)
             copied = torch.ops.aten.copy(laid_out, inner)
             torch._enable_functionalization(reapply_views=True)
             torch._functionalize_replace(value, copied)
             torch._functionalize_commit_update(value)
             torch._sync(value)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.expand.default:
+            missing = len(args[1]) - args[0].dim()
+            expanded = super().call_function(target, args, kwargs)
+            if expanded.numel() != args[0].numel():
+                return expanded
+            # The same elements: through a view whose way back is exact.
+            value = aten.alias(args[0]) if missing == 0 else args[0]
+            for _ in range(missing):
+                value = value.unsqueeze(0)
+            return value
+        return super().call_function(target, args, kwargs)
 
     def run_node(self, node: fx.Node) -> Any:
         mode = get_proxy_mode()
@@ -126,12 +165,12 @@ class _Replay(fx.Interpreter):
         if node.op == "call_function":
             for place in info(node).writes:
                 if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
-                    self.layouts[storage_root(node.args[place])] = spec_of(node)  # type: ignore[arg-type]
+                    self.layouts[storage_root(node.args[place])] = value_of(node)  # type: ignore[arg-type]
                 else:
                     self._keep_layout(node.args[place] if place < len(node.args) else None)
         new = mode.tracer.graph._root._prev
         while new is not last and new.op != "root":
             if new.op == "call_function":
-                set_provenance(new, module_of(node), source_of(node), grad_mode_of(node))
+                copy_provenance(node, new)
             new = new._prev
         return out

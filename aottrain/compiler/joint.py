@@ -22,19 +22,19 @@ from aottrain.compiler.capture import (
 )
 from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec
-from aottrain.ir.tensor import tensor_spec
+from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
+from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 
 def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
-    """Inputs: primals, then (seed, offset), then one tangent for each differentiable output. Outputs: the computed
+    """Inputs: primals, sizes, (seed, offset), then one tangent for each differentiable output. Outputs: the computed
     outputs, then one gradient (or None) for each primal that requires one. Without gradients it is the forward alone.
 
     Backward is traced with autocast off, as eager's backward runs outside the caller's autocast block.
     Raises UnsupportedError where the program needs values (data-dependent Python) or tensors that are not its inputs.
     """
     provenance = Provenance(step.module)
-    fake_mode = FakeTensorMode()
+    fake_mode = FakeTensorMode(shape_env=step.shape_env)
     modes: list[CaptureMode] = []
     wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
     specs_out = [known.spec for known in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
@@ -42,7 +42,9 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     differentiable = [i for i, flag in enumerate(flags) if flag]
     caches_casts = torch.is_autocast_cache_enabled()
 
-    def joint(leaves_in: list[Tensor], state: Tensor, tangents: list[Tensor]) -> list[Tensor | None]:
+    def joint(
+        sizes: list[torch.SymInt], leaves_in: list[Tensor], state: Tensor, tangents: list[Tensor]
+    ) -> list[Tensor | None]:
         with CaptureMode(state, provenance, step.rng) as mode:
             modes.append(mode)
             with provenance.watching(), autocast_cache(caches_casts):
@@ -52,7 +54,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             gradients: Sequence[Tensor | None] = ()
             if wanted:
                 _check_autograd_graph(outputs, leaves_in, step)
-                with disable_autocast():
+                with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [outputs[i] for i in differentiable],
                         [leaves_in[i] for i in wanted],
@@ -65,13 +67,14 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     primals = fake_primals(step, fake_mode)
     with fake_mode:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
-        tangents = [_tangent(specs_out[i]) for i in differentiable] if wanted else []
+        tangents = [specs_out[i].empty(step.sizes) for i in differentiable] if wanted else []
         specs = [tensor_spec(value) for value in tangents]
         try:
-            module = make_fx(joint)(primals, state, tangents)
+            module = make_fx(joint)(list(step.sizes.values()), primals, state, tangents)
         except AssertionError as error:
             raise _explain(error) from error
     constants = _lift_constants(module, fake_mode)
+    _move_after_primals(module.graph, len(step.sizes))
     signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
     return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants), step.rng)
@@ -115,15 +118,19 @@ def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[T
             with module.graph.inserting_before(first_after_primals):
                 found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
             # TorchDynamo's trace around ours has left a fake of its own mode.
-            found[node.target].meta["val"] = fake_mode.from_tensor(value)
+            found[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
             constants.append(value)
         node.replace_all_uses_with(found[node.target])
         module.graph.erase_node(node)
     return constants
 
 
-def _tangent(spec: Any) -> Tensor:
-    return torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+def _move_after_primals(graph: fx.Graph, num_sizes: int) -> None:
+    """Sizes come first while tracing, so that a shape is not read from a tensor; in a signature primals are first."""
+    inputs = placeholders(graph)
+    state = next(node for node in inputs if node.name.startswith("state"))
+    for node in inputs[:num_sizes]:
+        state.prepend(node)
 
 
 def _explain(error: AssertionError) -> Exception:
@@ -138,6 +145,8 @@ def _signature(
 ) -> GraphSignature:
     inputs = [replace(spec, mutated=i in analysis.replaced) for i, spec in enumerate(step.inputs)]
     inputs += [InputSpec(InputKind.CONSTANT, f"constant{i}", tensor_spec(v)) for i, v in enumerate(constants)]
+    number = TensorSpec((), (), torch.int64, step.device, 0)
+    inputs += [InputSpec(InputKind.SIZE, name, number) for name in step.sizes]
     seed = torch.empty(2, dtype=torch.int64)
     inputs.append(InputSpec(InputKind.RNG, "rng_state", replace(tensor_spec(seed), device=step.device)))
     inputs += [InputSpec(InputKind.TANGENT, f"tangent{i}", spec) for i, spec in enumerate(specs)]

@@ -21,7 +21,8 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
     computed = analysis.computed
     replaced = [signature.inputs[i].spec for i in analysis.replaced]
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
-    return Program(
+    size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
+    program = Program(
         forward=build_runner(parts.forward, kernel),
         build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel),
         num_outputs=len(computed) + len(replaced),
@@ -34,12 +35,19 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
         draws=parts.num_draws > 0,
         constants=parts.constants,
         replay=replay,
+        size_names=size_names,
+        viewed=analysis.viewed,
     )
+    if size_names and program.build_backward is not None:
+        program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
+    return program
 
 
 def _build_backward(parts: PartitionedGraph, kernel: Kernel, pattern: Pattern) -> Runner:
     assert parts.backward is not None
-    return build_runner(specialise_backward(parts.backward, len(parts.residuals), pattern), kernel)
+    return build_runner(
+        specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern), kernel
+    )
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:

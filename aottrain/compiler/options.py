@@ -26,6 +26,7 @@ class CompileOptions:
     kernel: Kernel = "aten"
     capture: str = "dynamo"
     rng: str = "philox"
+    dynamic: bool = False
     on_unsupported: str = "eager"
 
     @property
@@ -40,11 +41,17 @@ def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
     values = {"partition": None, "budget": None, "kernel": "aten", "rng": "philox", "on_unsupported": "eager", **given}
-    return check_options(capture="dynamo", **values)
+    return check_options(capture="dynamo", dynamic=False, **values)
 
 
 def check_options(
-    partition: str | None, budget: float | None, kernel: Kernel, capture: str, rng: str, on_unsupported: str
+    partition: str | None,
+    budget: float | None,
+    kernel: Kernel,
+    capture: str,
+    rng: str,
+    dynamic: bool,
+    on_unsupported: str,
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -62,8 +69,11 @@ def check_options(
         mistakes.append(f"capture={capture!r} is not known; allowed: {', '.join(CAPTURES)}")
     if rng not in RNGS:
         mistakes.append(f"rng={rng!r} is not known; allowed: {', '.join(RNGS)}")
+    if not isinstance(dynamic, bool):
+        mistakes.append(f"dynamic={dynamic!r} is not known; allowed: True, False")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(partition, None if budget is None else float(budget), kernel, capture, rng, on_unsupported)
+    fraction = None if budget is None else float(budget)
+    return CompileOptions(partition, fraction, kernel, capture, rng, dynamic, on_unsupported)

@@ -11,8 +11,23 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten
-from aottrain.ir.graph import JointGraph, spec_of, view_source
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import (
+    GraphSignature,
+    InputKind,
+    JointGraph,
+    calls,
+    copy_meta,
+    is_size,
+    marks_of,
+    placeholders,
+    set_marks,
+    spec_of,
+    value_of,
+    view_source,
+)
 from aottrain.ir.ops import is_pure
+from aottrain.ir.sizes import SizeExpression, size_of
 
 aten = torch.ops.aten
 
@@ -23,6 +38,7 @@ _IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def simplify(joint: JointGraph) -> JointGraph:
     """Identities, copies into fresh memory, unread batch-norm statistics, common subexpressions, dead code."""
     graph = copy_graph(joint.graph)
+    _express_sizes(graph, joint.signature)
     for node in list(graph.nodes):
         if node.op == "call_function":
             _drop_identity(node)
@@ -32,6 +48,34 @@ def simplify(joint: JointGraph) -> JointGraph:
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
+
+
+def _express_sizes(graph: fx.Graph, signature: GraphSignature) -> None:
+    """Each symbolic number becomes one expression of the symbols, whatever it was read from: so no tensor is kept for
+    its shape alone, and both graphs compute what they need."""
+    symbols = {
+        spec.name: node
+        for node, spec in zip(placeholders(graph), signature.inputs, strict=True)
+        if spec.kind is InputKind.SIZE
+    }
+    if not symbols:
+        return
+    for node in calls(graph):
+        if not is_size(node):
+            continue
+        size = size_of(value_of(node))
+        if not isinstance(size, SizeExpression):
+            node.replace_all_uses_with(size)
+        elif size.text in symbols:
+            node.replace_all_uses_with(symbols[size.text])
+        elif any(name not in symbols for name in size.names):
+            raise UnsupportedError(f"the size {size} is not one of the inputs' shapes")
+        else:
+            with graph.inserting_before(node):
+                new = graph.call_function(size, tuple(symbols[name] for name in size.names))
+            copy_meta(node, new)
+            node.replace_all_uses_with(new)
+        graph.erase_node(node)
 
 
 def copy_graph(graph: fx.Graph) -> fx.Graph:
@@ -70,7 +114,7 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
     into, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
     if into is None or source is None or not isinstance(value, fx.Node):
         return
-    if into.shape != source.shape or into.stride != source.stride or into.device != source.device:
+    if not into.same_layout(source) or into.device != source.device:
         return
     if into.dtype == source.dtype:
         if not _is_result(node):
@@ -99,14 +143,19 @@ def _merge_common_subexpressions(graph: fx.Graph) -> None:
             continue
         first = kept.setdefault(key, node)
         if first is not node:
+            merged = zip(marks_of(first), marks_of(node), strict=True)
+            set_marks(first, tuple((number, max(mark, other)) for (number, mark), (_, other) in merged))
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 
 
 def _expression(node: fx.Node) -> Any:
-    """Hashable text of what the node computes; None where an argument cannot be compared."""
+    """Hashable text of what the node computes; None where an argument cannot be compared.
+
+    What a checkpointed region computes is its own: shared with other code it would have to be saved.
+    """
     leaves, tree = tree_flatten((node.args, node.kwargs))
-    parts: list[Any] = [node.target, str(tree)]
+    parts: list[Any] = [node.target, str(tree), tuple(number for number, _ in marks_of(node))]
     for leaf in leaves:
         # True == 1 == 1.0 and 0.0 == -0.0 in Python, but not to an op: the type and the sign are part of the key.
         parts.append(leaf if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf)))

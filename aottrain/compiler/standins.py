@@ -12,8 +12,10 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
+from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.checks import values_checked
 from aottrain.runtime.generator import generators_traced
@@ -89,8 +91,11 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
     Raises UnsupportedError where the program asks what only the real tensors know; inputs: identities of the stand-ins.
     """
     apply = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is CheckpointFunction and threading.get_ident() == thread:
+            return reentrant_checkpoint(*args)
         # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
         notes.add(CUSTOM_FUNCTION)
         return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from aottrain.ir.sizes import Size
 from aottrain.ir.tensor import TensorSpec
 
 
@@ -33,7 +34,7 @@ class OutputInfo:
     source: Source
     index: int
     requires_grad: bool
-    geometry: tuple[tuple[int, ...], tuple[int, ...], int] | None = None
+    geometry: tuple[tuple[Size, ...], tuple[Size, ...], Size] | None = None
     origin: Any = None
     dtype: torch.dtype | None = None
     conj: bool = False

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 import torch
 from torch import fx
 
 from aottrain.ir.ops import OpInfo, OpKind, op_info
+from aottrain.ir.sizes import is_symbolic
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 
@@ -22,9 +23,22 @@ class InputKind(Enum):
     BUFFER = "buffer"
     BATCH = "batch"
     CONSTANT = "constant"  # a tensor that the program made from Python numbers while it was traced
+    SIZE = "size"  # a symbol: an integer that the inputs' shapes have at each call
     TANGENT = "tangent"
     RNG = "rng"
 
+
+class Mark(IntEnum):
+    """What the user says of a value inside torch.utils.checkpoint. Of two the greater wins: what one holds is held."""
+
+    MUST_RECOMPUTE = 0
+    PREFER_RECOMPUTE = 1
+    PREFER_SAVE = 2
+    MUST_SAVE = 3
+
+
+# For each checkpointed region around an op, the outermost first, its number and its mark on the op's values.
+Marks = tuple[tuple[int, Mark], ...]
 
 PRIMALS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH, InputKind.CONSTANT)
 
@@ -62,7 +76,7 @@ class OutputSpec:
 
 @dataclass(frozen=True)
 class GraphSignature:
-    """What each placeholder and each output of a joint graph is, in order: primals, rng, tangents."""
+    """What each placeholder and each output of a joint graph is, in order: primals, sizes, rng, tangents."""
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[OutputSpec, ...]
@@ -77,10 +91,14 @@ class GraphSignature:
     def num_primals(self) -> int:
         return sum(value.kind in PRIMALS for value in self.inputs)
 
+    @property
+    def num_sizes(self) -> int:
+        return sum(value.kind is InputKind.SIZE for value in self.inputs)
+
 
 @dataclass(frozen=True)
 class JointGraph:
-    """One program (primals, rng, tangents) -> (outputs, state updates, gradients); callable on flat tensors."""
+    """One program (primals, sizes, rng, tangents) -> (outputs, state updates, gradients); callable on flat tensors."""
 
     graph: fx.Graph
     signature: GraphSignature
@@ -115,7 +133,8 @@ class JointGraph:
 
 @dataclass(frozen=True)
 class PartitionedGraph:
-    """Law: forward(primals, rng) -> (outputs, updates, residuals); backward(residuals, tangents) -> gradients.
+    """Law: forward(primals, sizes, rng) -> (outputs, updates, residuals);
+    backward(sizes, residuals, tangents) -> gradients.
 
     residuals: for each residual its name in the joint graph and, where it is an unmutated primal, that primal's index.
     """
@@ -175,6 +194,11 @@ def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 
 
+def is_size(node: fx.Node) -> bool:
+    """Whether the value is a symbolic number: free to compute, and no tensor to save."""
+    return is_symbolic(value_of(node))
+
+
 def view_source(node: fx.Node) -> fx.Node | None:
     """The node whose storage this one shares by being a view of it (or an item of a tuple of views)."""
     if node.op != "call_function":
@@ -222,6 +246,21 @@ def set_provenance(node: fx.Node, module: str, source: str, grad_mode: bool) -> 
 def grad_mode_of(node: fx.Node) -> bool:
     """Whether the user's code recorded gradients where it called this op."""
     return bool(node.meta.get("aottrain_grad_mode", True))
+
+
+def set_marks(node: fx.Node, marks: Marks) -> None:
+    node.meta["aottrain_marks"] = marks
+
+
+def marks_of(node: fx.Node) -> Marks:
+    return node.meta.get("aottrain_marks", ())
+
+
+def copy_provenance(source: fx.Node, target: fx.Node) -> None:
+    """All that is known of the user's code behind an op, for an op that does its work in another program."""
+    for key in ("aottrain_module", "aottrain_source", "aottrain_grad_mode", "aottrain_marks"):
+        if key in source.meta:
+            target.meta[key] = source.meta[key]
 
 
 def copy_meta(source: fx.Node, target: fx.Node) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from aottrain.ir.sizes import SizeExpression
+
 aten = torch.ops.aten
 
 
@@ -26,6 +28,7 @@ class OpKind(Enum):
     COMPUTE = "matrix product"  # dominated by arithmetic: matrix products, convolutions, attention
     CHEAP = "pointwise or reduction"  # dominated by memory traffic
     STRUCTURE = "structure"  # picks an item of a tuple
+    SIZE = "size"  # integer arithmetic on sizes: costs nothing, computed where it is read
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,8 @@ def op_info(target: Any) -> OpInfo:
     """Facts about a call_function target: an OpOverload, or operator.getitem."""
     schema = getattr(target, "_schema", None)
     if schema is None:
+        if isinstance(target, SizeExpression):
+            return OpInfo(str(target), OpKind.SIZE, "size", None, ())
         name = getattr(target, "__name__", str(target))
         return OpInfo(name, OpKind.STRUCTURE, name, 0 if name == "getitem" else None, ())
     packet = schema.name.split("::")[-1]
@@ -140,7 +145,7 @@ def is_pure(target: Any) -> bool:
     """True where running the op again on the same values gives the same values and has no effect."""
     schema = getattr(target, "_schema", None)
     if schema is None:
-        return getattr(target, "__name__", "") == "getitem"
+        return isinstance(target, SizeExpression) or getattr(target, "__name__", "") == "getitem"
     facts = op_info(target)
     return not facts.writes and facts.kind is not OpKind.EFFECT
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+from aottrain.ir.sizes import Size, hint, is_symbolic, resolve, size_of
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """shape and stride in elements; storage_bytes is the size of the whole storage that the value lives in."""
+    """shape and stride in elements; storage_bytes is the size of the whole storage that the value lives in.
+
+    Where sizes are symbolic these are the numbers of the call that was traced, and `symbolic` holds (shape, stride) as
+    expressions. So two specs of one program are equal only where their layouts are equal at every size.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     storage_bytes: int
+    symbolic: tuple[tuple[Size, ...], tuple[Size, ...]] | None = None
 
     @property
     def numel(self) -> int:
@@ -27,16 +38,49 @@ class TensorSpec:
         """Bytes of the elements themselves; an expanded view counts each logical element."""
         return self.numel * self.dtype.itemsize
 
+    def layout(self, values: Mapping[str, Any] = _NOTHING) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """(shape, stride) in a call in which the symbols have these values."""
+        if self.symbolic is None:
+            return self.shape, self.stride
+        return resolve(self.symbolic[0], values), resolve(self.symbolic[1], values)
+
+    def empty(self, values: Mapping[str, Any] = _NOTHING) -> torch.Tensor:
+        """Fresh memory with this dtype, device and layout."""
+        shape, stride = self.layout(values)
+        return torch.empty_strided(shape, stride, dtype=self.dtype, device=self.device)
+
+    def same_shape(self, other: TensorSpec) -> bool:
+        """At every size."""
+        return self.sizes == other.sizes
+
+    def same_layout(self, other: TensorSpec) -> bool:
+        """The same shape and strides, at every size."""
+        return self.same_shape(other) and self.strides == other.strides
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        return self.shape if self.symbolic is None else self.symbolic[0]
+
+    @property
+    def strides(self) -> tuple[Size, ...]:
+        return self.stride if self.symbolic is None else self.symbolic[1]
+
     def __str__(self) -> str:
-        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"
+        return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.sizes))}]"
 
 
 def tensor_spec(value: torch.Tensor) -> TensorSpec:
-    """The spec of a real or fake tensor with static sizes."""
+    """The spec of a real or fake tensor."""
+    strided = value.layout == torch.strided
+    shape, stride = tuple(value.shape), tuple(value.stride()) if strided else ()
+    symbolic = None
+    if any(map(is_symbolic, (*shape, *stride))):
+        symbolic = tuple(map(size_of, shape)), tuple(map(size_of, stride))
     return TensorSpec(
-        shape=tuple(int(size) for size in value.shape),
-        stride=tuple(int(step) for step in value.stride()) if value.layout == torch.strided else (),
+        shape=tuple(map(hint, shape)),
+        stride=tuple(map(hint, stride)),
         dtype=value.dtype,
         device=value.device,
-        storage_bytes=int(value.untyped_storage().nbytes()) if value.layout == torch.strided else 0,
+        storage_bytes=hint(value.untyped_storage().nbytes()) if strided else 0,
+        symbolic=symbolic,
     )

@@ -18,6 +18,7 @@ from aottrain.ir.graph import (
     calls,
     descendants,
     info,
+    is_size,
     placeholders,
     results,
 )
@@ -39,7 +40,7 @@ def verify_joint(joint: JointGraph) -> None:
 def verify_functional(joint: JointGraph) -> None:
     """Law 2: nothing mutates, openly or hidden; each mutated input has its update; draws are numbered once."""
     draws: set[int] = set()
-    for node in calls(joint.graph):
+    for node in (node for node in calls(joint.graph) if not is_size(node)):
         _require(not info(node).writes, f"{node.name} mutates its argument")
         training = hidden_mutation(node.target) and _trains(node)
         _require(not training, f"{node.name} mutates its argument though its schema denies it")
@@ -64,7 +65,8 @@ def _trains(node: fx.Node) -> bool:
 
 def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     """Law 3, and law 4 by structure: each half computes the joint graph's own expressions, from what it may read."""
-    _require(len(placeholders(parts.forward)) == joint.signature.num_primals + 1, "the forward has other inputs")
+    num_inputs = joint.signature.num_primals + joint.signature.num_sizes + 1
+    _require(len(placeholders(parts.forward)) == num_inputs, "the forward has other inputs")
     expressions = _Expressions()
     for node in joint.placeholders:
         expressions.name(node, node.name)
@@ -94,6 +96,9 @@ def _verify_residuals(
 ) -> None:
     assert parts.backward is not None
     inputs = placeholders(parts.backward)
+    for inside, size in zip(inputs, joint.inputs_of(InputKind.SIZE), strict=False):
+        expressions.name(inside, size.name)
+    inputs = inputs[joint.signature.num_sizes :]
     by_name = {node.name: node for node in joint.graph.nodes}
     mutated = {node for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True) if value.mutated}
     for (name, primal), value, inside in zip(parts.residuals, values, inputs, strict=False):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aottrain.compat import negated, set_view_origin
 from aottrain.ir.calling import OutputInfo, Source, is_pair
+from aottrain.ir.sizes import SizeExpression, resolve
 
 
 def assemble(
@@ -18,8 +19,11 @@ def assemble(
     is_tensor: Sequence[bool],
     computed: Sequence[Tensor],
     primals: Sequence[Tensor],
+    sizes: Mapping[str, int],
 ) -> list[Any]:
-    """The flat result. Views are made here, not inside the compiled function: autograd forbids writing to views that a
+    """The flat result; in `leaves`, symbolic numbers and shapes (tuples) are expressions of the sizes.
+
+    Views are made here, not inside the compiled function: autograd forbids writing to views that a
     custom Function returned, and a view of an input must be one of the caller's own tensor."""
     result = list(leaves)
     known = iter(outputs)
@@ -28,31 +32,36 @@ def assemble(
         if flag:
             info = next(known)
             source = primals if info.source is Source.PRIMAL else computed
-            result[place] = _make(info, source[info.index], splits)
+            result[place] = _make(info, source[info.index], sizes, splits)
+        elif isinstance(result[place], SizeExpression):
+            result[place] = result[place].of(sizes)
+        elif type(result[place]) is tuple:
+            result[place] = torch.Size(resolve(result[place], sizes))
     return result
 
 
-def _make(info: OutputInfo, source: Tensor, splits: dict[Any, Sequence[Tensor]]) -> Tensor:
+def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: dict[Any, Sequence[Tensor]]) -> Tensor:
     if info.split is not None:
-        sizes, dim, which = info.split
-        if (info.index, sizes, dim) not in splits:  # once, so that its parts have one node in autograd's graph
-            split = torch.unsafe_split if isinstance(sizes, int) else torch.unsafe_split_with_sizes
+        lengths, dim, which = info.split
+        if (info.index, lengths, dim) not in splits:  # once, so that its parts have one node in autograd's graph
+            split = torch.unsafe_split if isinstance(lengths, int) else torch.unsafe_split_with_sizes
             with torch.enable_grad():
-                splits[info.index, sizes, dim] = split(source, sizes, dim)
-        return splits[info.index, sizes, dim][which]
+                splits[info.index, lengths, dim] = split(source, lengths, dim)
+        return splits[info.index, lengths, dim][which]
     if info.geometry is None:
         return source
     if not info.requires_grad:
-        return _view(info, source.detach())
+        return _view(info, source.detach(), sizes)
     with torch.enable_grad():
-        value = _view(info, source)
+        value = _view(info, source, sizes)
     set_view_origin(value, info.origin)
     return value
 
 
-def _view(info: OutputInfo, source: Tensor) -> Tensor:
+def _view(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
     assert info.geometry is not None
-    size, stride, offset = info.geometry
+    size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
+    (offset,) = resolve(info.geometry[2:], sizes)
     pairs = info.dtype is not None and is_pair(info.dtype, source.dtype)
     if pairs and not source.is_complex():
         size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset

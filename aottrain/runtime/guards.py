@@ -10,40 +10,59 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from aottrain.compat import PLAIN_TYPES, autocast_state, is_wrapped, tree_flatten
+from aottrain.compat import (
+    PLAIN_TYPES,
+    autocast_state,
+    dynamic_marks,
+    has_function_modes,
+    is_wrapped,
+    no_marks,
+    tree_flatten,
+)
 from aottrain.errors import UnsupportedError
 
 
-def call_key(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, list[Tensor]]:
+def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False) -> tuple[Any, list[Tensor]]:
     """Hashable description of a call's inputs and of the global state that eager's answer depends on; and its tensors.
 
+    Sizes that may be symbolic are left out: all of the inputs' under `dynamic`, and dimensions that the caller marked.
     Raises UnsupportedError for arguments that cannot be compared by value.
     """
+    if has_function_modes():
+        raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
     leaves, tree = tree_flatten((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            if is_wrapped(leaf) or vars(leaf):
+            if leaf.is_nested:
+                raise UnsupportedError("an argument is a nested tensor")
+            if is_wrapped(leaf) or not no_marks(vars(leaf)):
                 raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
-            parts.append(describe(leaf))
+            parts.append(describe(leaf, dynamic_dims(leaf, dynamic)))
         else:
             parts.append(_constant(leaf))
     parts.append(alias_pattern(tensors))
     return tuple(parts), tensors
 
 
-def describe(tensor: Tensor) -> tuple[Any, ...]:
+def dynamic_dims(tensor: Tensor, dynamic: bool) -> frozenset[int]:
+    """The dimensions whose sizes may differ from call to call without another program."""
+    if type(tensor) is not Tensor or tensor.layout != torch.strided:
+        return frozenset()
+    return frozenset(range(tensor.dim())) if dynamic else dynamic_marks(tensor)
+
+
+def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any, ...]:
     if is_lazy(tensor):
         raise UnsupportedError("a parameter or buffer gets its shape at the first call")
     if tensor.layout != torch.strided:
         return (type(tensor), tensor.layout)
     return (
         type(tensor),
-        tensor.shape,
-        tensor.stride(),
+        *((tensor.shape, tensor.stride()) if not dynamic else (tensor.dim(), tuple(dynamic))),
         tensor.dtype,
         tensor.device,
         tensor.requires_grad,

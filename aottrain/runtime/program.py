@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch import Tensor
 from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import TensorSpec
-from aottrain.runtime.executor import Runner
+from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.philox import new_state
+
+NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
 Replay = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -24,12 +26,13 @@ Replay = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 class Program:
     """What runs for one set of guards.
 
-    forward: [primals, constants, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward for calls
-    in which only the tangents marked True are defined: [residuals, tangents] -> [gradients]; gradients that no defined
-    tangent reaches are None (law 6).
+    forward: [primals, constants, sizes, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward
+    for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
+    that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
     flow through. update_targets: the primal that each update is written to. gradient_targets: the primal of each
     gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
+    viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated.
     """
 
@@ -45,19 +48,21 @@ class Program:
     draws: bool
     constants: tuple[Tensor, ...] = ()
     replay: Replay | None = None
+    size_names: tuple[str, ...] = ()
+    viewed: frozenset[int] = frozenset()
     _backwards: dict[Pattern, Runner] = field(default_factory=dict)
 
-    def __call__(self, primals: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> list[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
         state = new_state(self.device) if self.draws else None
         updates: list[Tensor] = []
         with disable_autocast():
             if self.build_backward is None:
                 with torch.no_grad():
-                    outputs = self.run_forward(state, primals, updates)[: self.num_outputs]
+                    outputs = self.run_forward(state, sizes, primals, updates)[: self.num_outputs]
             else:
                 with torch.enable_grad():
-                    outputs = list(_CompiledFunction.apply(self, state, updates, *primals))
+                    outputs = list(_CompiledFunction.apply(self, state, sizes, updates, *primals))
             # Not through .data: version counters must move, so that eager's errors on stale saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
@@ -66,13 +71,21 @@ class Program:
                 primals[target].copy_(value)  # with gradients: the input continues from the program's output
         return outputs[: self.num_outputs - len(self.replaced)]
 
-    def run_forward(self, state: Tensor | None, primals: Sequence[Tensor], updates: list[Tensor]) -> list[Tensor]:
+    def run_forward(
+        self, state: Tensor | None, sizes: Mapping[str, int], primals: Sequence[Tensor], updates: list[Tensor]
+    ) -> list[Tensor]:
         """Outputs, then residuals; the state updates go into the given list."""
-        results = self.forward([*primals, *self.constants, state])
+        results = self.forward([*primals, *self.constants, *self.symbols(sizes), state])
         end = self.num_outputs + len(self.update_targets)
         updates.extend(results[self.num_outputs : end])
         del results[self.num_outputs : end]
+        for i in self.viewed:
+            # Fakes and kernels disagree on some strides.
+            results[i] = _coerce(results[i], self.output_specs[i], sizes)
         return results
+
+    def symbols(self, sizes: Mapping[str, int]) -> list[int]:
+        return [sizes[name] for name in self.size_names]
 
     def backward_for(self, pattern: Pattern) -> Runner:
         runner = self._backwards.get(pattern)
@@ -84,12 +97,19 @@ class Program:
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Program, state: Tensor | None, updates: list[Tensor], *primals: Tensor) -> Any:
-        results = program.run_forward(state, primals, updates)
+    def forward(
+        ctx: Any,
+        program: Program,
+        state: Tensor | None,
+        sizes: Mapping[str, int],
+        updates: list[Tensor],
+        *primals: Tensor,
+    ) -> Any:
+        results = program.run_forward(state, sizes, primals, updates)
         # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
         outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
         residuals = results[program.num_outputs :]
-        ctx.program = program
+        ctx.program, ctx.sizes = program, sizes
         ctx.state, ctx.inputs = state, [(weakref.ref(value), value._version) for value in primals]
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
         ctx.save_for_backward(*residuals)
@@ -100,20 +120,20 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            return (None, None, None, *_differentiable_gradients(ctx, tangents))
+            return (None, None, None, None, *_differentiable_gradients(ctx, tangents))
         program: Program = ctx.program
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
         runner = program.backward_for(tuple(tangent is not None for tangent, _ in given))
-        inputs: list[Any] = list(ctx.saved_tensors)
+        inputs: list[Any] = [*program.symbols(ctx.sizes), *ctx.saved_tensors]
         # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
-        inputs += [None if tangent is None else _coerce(tangent, spec) for tangent, spec in given]
+        inputs += [None if tangent is None else _coerce(tangent, spec, ctx.sizes) for tangent, spec in given]
         del tangents, given
         with disable_autocast():
             gradients = runner(inputs)
         by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
-        num_primals = len(ctx.needs_input_grad) - 3
-        return (None, None, None, *(by_primal.get(i) for i in range(num_primals)))
+        num_primals = len(ctx.needs_input_grad) - 4
+        return (None, None, None, None, *(by_primal.get(i) for i in range(num_primals)))
 
 
 def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -133,9 +153,9 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
             raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
         primals.append(value)
     with disable_autocast():
-        outputs = program.replay([*primals, *program.constants, ctx.state])
+        outputs = program.replay([*primals, *program.constants, *program.symbols(ctx.sizes), ctx.state])
         pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
-        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 3]]
+        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 4]]
         gradients = torch.autograd.grad(
             [output for output, _ in pairs],
             [primals[i] for i in wanted],
@@ -147,9 +167,7 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
     return [by_primal.get(i) for i in range(len(primals))]
 
 
-def _coerce(tangent: Tensor, spec: TensorSpec) -> Tensor:
+def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
     """A tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
-    tangent = tangent.resolve_conj().resolve_neg()
-    if tuple(tangent.stride()) == spec.stride or tangent.numel() <= 1:
-        return tangent
-    return torch.empty_strided(spec.shape, spec.stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+    tangent, (_, strides) = tangent.resolve_conj().resolve_neg(), spec.layout(sizes)
+    return tangent if tangent.stride() == strides else laid_out(tangent, strides)

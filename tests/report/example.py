@@ -20,23 +20,64 @@ def train_graph(num_blocks: int = 4) -> GraphReport:
     for block in range(num_blocks):
         path = f"blocks.{block}"
         saved += [
-            value(f"addmm_{block}", "aten.addmm.default", f"{path}.attention.qkv", (16, 128, 384),
-                  "in the minimum cut: recomputing it would need a matrix product", recompute_flops=201_000_000),
-            value(f"logsumexp_{block}", "aten._scaled_dot_product_attention.default", f"{path}.attention", (16, 4, 128),
-                  "never recomputed: expensive", recompute_flops=67_000_000),
+            value(
+                f"addmm_{block}",
+                "aten.addmm.default",
+                f"{path}.attention.qkv",
+                (16, 128, 384),
+                "in the minimum cut: recomputing it would need a matrix product",
+                recompute_flops=201_000_000,
+            ),
+            value(
+                f"logsumexp_{block}",
+                "aten._scaled_dot_product_attention.default",
+                f"{path}.attention",
+                (16, 4, 128),
+                "never recomputed: expensive",
+                recompute_flops=67_000_000,
+            ),
         ]
-        recomputed.append(value(f"gelu_{block}", "aten.gelu.default", f"{path}.mlp.act", (16, 128, 512),
-                                "within the budget it is cheaper to recompute than to keep"))
-    stages = (StageRecord("capture", 0.41, 0, 310), StageRecord("joint", 0.62, 310, 705, note="12 tangents"),
-              StageRecord("functionalize", 0.21, 705, 690), StageRecord("simplify", 0.05, 690, 640),
-              StageRecord("partition", 0.18, 640, 640, note="cut of 41 values"), StageRecord("split", 0.04, 640, 702))
+        recomputed.append(
+            value(
+                f"gelu_{block}",
+                "aten.gelu.default",
+                f"{path}.mlp.act",
+                (16, 128, 512),
+                "within the budget it is cheaper to recompute than to keep",
+            )
+        )
+    stages = (
+        StageRecord("capture", 0.41, 0, 310),
+        StageRecord("joint", 0.62, 310, 705, note="12 tangents"),
+        StageRecord("functionalize", 0.21, 705, 690),
+        StageRecord("simplify", 0.05, 690, 640),
+        StageRecord("partition", 0.18, 640, 640, note="cut of 41 values"),
+        StageRecord("split", 0.04, 640, 702),
+    )
     return GraphReport(
-        mode="train", partition="budget", budget=0.4, kernel="aten", stages=stages, saved=tuple(saved),
-        recomputed=tuple(recomputed), saved_bytes=13 * MIB, min_cut_saved_bytes=22 * MIB, save_all_bytes=61 * MIB,
-        predicted_peak_bytes=44 * MIB, num_draws=12, forward_flops=3_200_000_000, backward_flops=6_400_000_000,
-        memory={"parameters": 12 * MIB, "gradients": 9 * MIB, "saved": 13 * MIB, "temporaries": 8 * MIB,
-                "batch": 2 * MIB},
-        recompute_flops=16_800_000, num_nodes={"joint": 640, "forward": 310, "backward": 392},
+        mode="train",
+        partition="budget",
+        budget=0.4,
+        kernel="aten",
+        stages=stages,
+        saved=tuple(saved),
+        recomputed=tuple(recomputed),
+        saved_bytes=13 * MIB,
+        min_cut_saved_bytes=22 * MIB,
+        save_all_bytes=61 * MIB,
+        predicted_peak_bytes=44 * MIB,
+        num_draws=12,
+        forward_flops=3_200_000_000,
+        backward_flops=6_400_000_000,
+        memory={
+            "parameters": 12 * MIB,
+            "gradients": 9 * MIB,
+            "saved": 13 * MIB,
+            "temporaries": 8 * MIB,
+            "batch": 2 * MIB,
+        },
+        recompute_flops=16_800_000,
+        num_nodes={"joint": 640, "forward": 310, "backward": 392},
         forward_text="graph():\n    %x : f32[16, 128] = <placeholder>\n    return (%x,)",
         backward_text="graph():\n    return ()",
     )
@@ -52,6 +93,10 @@ def report_with_fallbacks() -> CompileReport:
 
 
 SUMMARY = {
-    "peak_bytes": int(44.2 * MIB), "eager_saved_bytes": 84 * MIB, "step_ms_median": 41.3, "step_ms_p90": 44.0,
-    "recipe": "transformer", "device": "cpu",
+    "peak_bytes": int(44.2 * MIB),
+    "eager_saved_bytes": 84 * MIB,
+    "step_ms_median": 41.3,
+    "step_ms_p90": 44.0,
+    "recipe": "transformer",
+    "device": "cpu",
 }

@@ -10,10 +10,20 @@ from aottrain.report.units import (
 )
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (0, "0 B"), (512, "512 B"), (1000, "0.98 KiB"), (1024, "1.00 KiB"), (12_900_000, "12.3 MiB"),
-    (1024**2 - 1, "1.00 MiB"), (6 * 1024**3, "6.00 GiB"), (5000 * 1024**4, "5000 TiB"), (-2048, "-2.00 KiB"),
-])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (512, "512 B"),
+        (1000, "0.98 KiB"),
+        (1024, "1.00 KiB"),
+        (12_900_000, "12.3 MiB"),
+        (1024**2 - 1, "1.00 MiB"),
+        (6 * 1024**3, "6.00 GiB"),
+        (5000 * 1024**4, "5000 TiB"),
+        (-2048, "-2.00 KiB"),
+    ],
+)
 def test_bytes_are_binary_and_have_three_digits(value, text):
     assert format_bytes(value) == text
 
@@ -28,9 +38,16 @@ def test_flops(value, text):
     assert format_flops(value) == text
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    (0, "0 us"), (412e-6, "412 us"), (0.0123, "12.3 ms"), (1.234, "1.23 s"), (125, "2 min 05 s"),
-])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 us"),
+        (412e-6, "412 us"),
+        (0.0123, "12.3 ms"),
+        (1.234, "1.23 s"),
+        (125, "2 min 05 s"),
+    ],
+)
 def test_seconds(value, text):
     assert format_seconds(value) == text
 

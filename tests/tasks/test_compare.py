@@ -33,10 +33,18 @@ class FakeEngines:
         if engine in self.failing:
             return "RuntimeError: no compiler here"
         directory.mkdir(parents=True)
-        (directory / "summary.json").write_text(json.dumps({
-            "step_ms_median": self.step_ms[engine], "tokens_per_s": 1000, "compile_s": 1.5, "peak_bytes": 1024**2,
-            "saved_bytes": 2048, "fallbacks": 0,
-        }))
+        (directory / "summary.json").write_text(
+            json.dumps(
+                {
+                    "step_ms_median": self.step_ms[engine],
+                    "tokens_per_s": 1000,
+                    "compile_s": 1.5,
+                    "peak_bytes": 1024**2,
+                    "saved_bytes": 2048,
+                    "fallbacks": 0,
+                }
+            )
+        )
         with (directory / "metrics.csv").open("w", newline="") as file:
             csv.writer(file).writerows([["step", "train/loss"], *enumerate(self.losses[engine], 1)])
         return ""
@@ -102,10 +110,17 @@ def test_runs_share_everything_but_the_engine(monkeypatch, config):
     assert len({run.output_dir for run in engines.runs}) == len(engines.runs)
 
 
-@pytest.mark.parametrize(("losses", "expected"), [
-    ([1.0, 2.0], 0.0), ([1.0, 2.2], 0.1), ([1.0], math.inf), ([], math.inf), ([1.0, math.nan], math.inf),
-    ([1.0, math.inf], math.inf),
-])
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([1.0, 2.0], 0.0),
+        ([1.0, 2.2], 0.1),
+        ([1.0], math.inf),
+        ([], math.inf),
+        ([1.0, math.nan], math.inf),
+        ([1.0, math.inf], math.inf),
+    ],
+)
 def test_loss_error(losses, expected):
     assert compare.loss_error(losses, [1.0, 2.0]) == pytest.approx(expected)
 

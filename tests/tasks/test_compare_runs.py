@@ -17,8 +17,12 @@ KERNELS = {"right": {}, "wrong": {"kernel": {"name": "custom", "target": "tests.
 def small(output_dir: Path, **sections) -> RunConfig:
     values = {
         "recipe": {"model": {"num_layers": 1, "width": 16, "num_heads": 2, "context": 16, "dropout": 0.1}},
-        "partition": {"budget": 0.4}, "data": {"batch_size": 2}, "logger": {"name": "csv"}, "device": "cpu",
-        "compare": {"engines": ["eager", "aot"], "steps": 3, "loss_steps": 3}, "measure": {"warmup_steps": 1},
+        "partition": {"budget": 0.4},
+        "data": {"batch_size": 2},
+        "logger": {"name": "csv"},
+        "device": "cpu",
+        "compare": {"engines": ["eager", "aot"], "steps": 3, "loss_steps": 3},
+        "measure": {"warmup_steps": 1},
         **sections,
     }
     config, mistakes = read_config(values)

@@ -25,6 +25,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind
+from aottrain.ir.sizes import hint
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
         "batch": sizes[InputKind.BATCH],
         "reserved": reserved_bytes,
     }
-    count = parts.num_forward_outputs
+    count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
     values = results(parts.forward)
     outputs, residuals = _roots(values[:count]), _roots(values[count:])
     peaks = [_sweep(parts.forward, base, {}, {"saved": residuals, "outputs": outputs - residuals})]
@@ -56,10 +57,10 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
         inputs = placeholders(parts.backward)
         held = {
             node: storage_bytes(node)
-            for node, (_, primal) in zip(inputs, parts.residuals, strict=False)
+            for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
             if primal is None
         }
-        tangents = inputs[len(parts.residuals) :]
+        tangents = inputs[num_sizes + len(parts.residuals) :]
         after = {**base, "outputs": sum(map(storage_bytes, outputs)) + sum(map(storage_bytes, tangents))}
         peaks.append(_sweep(parts.backward, after, held, {"gradients": _roots(results(parts.backward))}))
     return max(peaks, key=lambda peak: peak.total)
@@ -107,7 +108,7 @@ def _sweep(graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept
 
 def _allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
     """Storages that a call makes: its own, or those of the items of its tuple that anything reads."""
-    if info(node).kind is OpKind.STRUCTURE:
+    if info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
         return []
     if spec_of(node) is not None:
         return [(node, storage_bytes(node))]
@@ -116,8 +117,8 @@ def _allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
 
 def _unread_bytes(node: fx.Node) -> int:
     """Bytes of a call's tuple items that nothing reads: allocated and freed at once."""
-    if spec_of(node) is not None or info(node).kind is OpKind.STRUCTURE:
+    if spec_of(node) is not None or info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
         return 0
     items = [leaf for leaf in tree_flatten(value_of(node))[0] if hasattr(leaf, "untyped_storage")]
     read = {user.args[1] for user in node.users if user.op == "call_function"}
-    return sum(leaf.untyped_storage().nbytes() for i, leaf in enumerate(items) if i not in read)
+    return sum(hint(leaf.untyped_storage().nbytes()) for i, leaf in enumerate(items) if i not in read)

@@ -39,6 +39,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
     needed = ancestors([node for node in gradients if node is not None], stop=set(saved))
+    sizes = joint.inputs_of(InputKind.SIZE)
     inputs = [*primals, *joint.inputs_of(InputKind.RNG)]
     for node in inputs:
         if node in needed and node in mutated and node not in saved:
@@ -47,7 +48,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
-    forward = _forward_graph(joint, inputs, residual_nodes, mutated)
+    forward = _forward_graph(joint, [*primals, *sizes, *joint.inputs_of(InputKind.RNG)], residual_nodes, mutated)
     backward = _backward_graph(joint, residual_nodes, gradients) if gradients else None
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
@@ -62,8 +63,7 @@ def _forward_graph(
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
-        new[node] = graph.placeholder(node.name)
-        copy_meta(node, new[node])
+        new[node] = _placeholder(graph, node)
     for node in joint.graph.nodes:
         if node in needed and node.op == "call_function":
             new[node] = graph.node_copy(node, new.__getitem__)
@@ -84,9 +84,8 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)
-    for node in (*residuals, *tangents):
-        new[node] = graph.placeholder(node.name)
-        copy_meta(node, new[node])
+    for node in (*joint.inputs_of(InputKind.SIZE), *residuals, *tangents):
+        new[node] = _placeholder(graph, node)
     late = descendants(tangents)
 
     def emit(root: fx.Node) -> None:
@@ -114,3 +113,10 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
             emit(result)
     graph.output([None if node is None else new[node] for node in gradients])
     return graph
+
+
+def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """An input of the node's name; without being told twice, fx makes `self_attention` of `SelfAttention`."""
+    new = graph.create_node("placeholder", node.name, name=node.name)
+    copy_meta(node, new)
+    return new

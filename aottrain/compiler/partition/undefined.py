@@ -16,6 +16,7 @@ from torch import fx
 
 from aottrain.compiler.simplification import remove_dead_code
 from aottrain.ir.graph import copy_meta, is_tuple, placeholders, results, spec_of
+from aottrain.ir.sizes import Size, SizeExpression
 
 aten = torch.ops.aten
 
@@ -26,12 +27,13 @@ _SHAPE_ONLY = {
 }  # fmt: skip
 
 
-def specialise_backward(backward: fx.Graph, num_residuals: int, defined: Sequence[bool]) -> fx.Graph:
-    """The backward for a pattern of defined tangents. Inputs stay the same; gradients become None where undefined."""
+def specialise_backward(backward: fx.Graph, num_held: int, defined: Sequence[bool]) -> fx.Graph:
+    """The backward for a pattern of defined tangents, which follow its first `num_held` inputs. Inputs stay the same;
+    gradients become None where undefined."""
     if all(defined):
         return backward
     inputs = placeholders(backward)
-    tangents = inputs[num_residuals:]
+    tangents = inputs[num_held:]
     late = _dependent(tangents)
     undefined = {node for node, flag in zip(tangents, defined, strict=True) if not flag}
     graph = fx.Graph()
@@ -57,10 +59,12 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
             return None
         if _packet(node) == "add" and len(node.args) == 2 and len(defined) == 1 and not node.kwargs:
             survivor, lost = spec_of(defined[0]), spec_of(node)
-            if survivor and lost and (survivor.shape, survivor.dtype) == (lost.shape, lost.dtype):
+            if survivor and lost and survivor.same_shape(lost) and survivor.dtype == lost.dtype:
                 kept = new[defined[0]]
                 assert kept is not None
-                return kept if survivor.stride == lost.stride else _copied(graph, node, kept)
+                # A gradient that is returned as it is has the strides that eager gives it.
+                returned = all(user.op == "output" for user in node.users)
+                return kept if returned or survivor.same_layout(lost) else _copied(graph, node, kept)
 
     def value(source: fx.Node) -> Any:
         return _zeros(graph, source) if new[source] is None else new[source]
@@ -89,7 +93,8 @@ def _copied(graph: fx.Graph, like: fx.Node, value: fx.Node) -> fx.Node:
     spec = spec_of(like)
     assert spec is not None
     options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
-    memory = graph.call_function(aten.empty_strided.default, (list(spec.shape), list(spec.stride)), options)
+    sizes, strides = _numbers(graph, spec.sizes), _numbers(graph, spec.strides)
+    memory = graph.call_function(aten.empty_strided.default, (sizes, strides), options)
     node = graph.call_function(aten.copy.default, (memory, value))
     for new in (memory, node):
         copy_meta(like, new)
@@ -101,9 +106,21 @@ def _zeros(graph: fx.Graph, source: fx.Node) -> fx.Node:
     spec = spec_of(source)
     assert spec is not None and not is_tuple(source), f"{source.name} has no single tensor to stand for it"
     options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
-    node = graph.call_function(aten.zeros.default, (list(spec.shape),), options)
+    node = graph.call_function(aten.zeros.default, (_numbers(graph, spec.sizes),), options)
     copy_meta(source, node)
-    return node if spec.stride == contiguous_strides(spec.shape) else _copied(graph, source, node)
+    contiguous = spec.symbolic is None and spec.stride == contiguous_strides(spec.shape)
+    return node if contiguous else _copied(graph, source, node)
+
+
+def _numbers(graph: fx.Graph, sizes: Sequence[Size]) -> list[Any]:
+    """Sizes as arguments of an op: symbolic ones are computed in the graph, from its inputs of those names."""
+    symbols = {node.name: node for node in placeholders(graph)}
+    return [
+        graph.call_function(size, tuple(symbols[name] for name in size.names))
+        if isinstance(size, SizeExpression)
+        else size
+        for size in sizes
+    ]
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
