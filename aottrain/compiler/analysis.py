@@ -226,6 +226,22 @@ def _base(value: Tensor) -> Tensor:
     return value._base if value._base is not None else value
 
 
+def _unsafe_split(value: Tensor, base: Tensor) -> tuple[Any, int, int] | None:
+    """(sizes, dim, which) where the value is a part of its base that autograd does not take for a view."""
+    node = value.grad_fn
+    if node is None or not node.name().startswith("UnsafeSplit") or value._base is not None:
+        return None
+    source = node.next_functions[0][0]
+    if source is not base.grad_fn and getattr(source, "variable", None) is not base:
+        return None
+    attributes = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_split_size")}
+    (sizes,) = attributes.values()
+    if any(isinstance(size, torch.SymInt) for size in (sizes if isinstance(sizes, tuple) else [sizes])):
+        return None
+    dim = node._saved_dim  # type: ignore[attr-defined]
+    return sizes, dim - 2**64 if dim >= 2**63 else dim, value.output_nr
+
+
 def _is_cut_off(value: Tensor, base: Tensor) -> bool:
     """Whether a gradient of the view does not reach all of the memory that it shows: where it was made under no_grad,
     or by as_strided from a view that shows less."""
@@ -240,6 +256,8 @@ def _is_cut_off(value: Tensor, base: Tensor) -> bool:
 
 
 def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
+    if (split := _unsafe_split(value, base)) is not None and source is Source.PRIMAL:
+        return OutputInfo(source, index, True, split=split)
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
     if value.requires_grad and _is_cut_off(value, base):

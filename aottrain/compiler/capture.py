@@ -30,6 +30,7 @@ from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_marks, set_
 from aottrain.ir.ops import OpKind, hidden_mutation, op_info
 from aottrain.ir.sizes import hint
 from aottrain.ir.tensor import tensor_spec
+from aottrain.runtime.checks import checked_value
 from aottrain.runtime.rng import PhiloxMode, eager_draw
 
 aten = torch.ops.aten
@@ -249,6 +250,8 @@ class CaptureMode(PhiloxMode):
         rule = MUTATION_RULES.get(func)
         node = torch._C._current_autograd_node()
         out = None if node is None else self.indexing.rule(node, func, args)
+        if func is aten._local_scalar_dense.default:
+            out = checked_value(*args)
         if rule is not None:
             out = rule(func, args, kwargs)
         elif out is None:

@@ -61,7 +61,10 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
     settings = dynamo_settings(
-        skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT, error_on_nested_fx_trace=False
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=RECOMPILE_LIMIT,
+        error_on_nested_fx_trace=False,
+        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
     )
 
     def call(*args: Any, **kwargs: Any) -> Any:

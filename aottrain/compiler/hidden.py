@@ -1,4 +1,4 @@
-"""Ops that update an argument though their schema denies it, written out: the new value, then a copy of it into place."""
+"""Ops that update an argument though their schema denies it, written out: a new value, then a copy of it in place."""
 
 from __future__ import annotations
 

@@ -23,9 +23,8 @@ from aottrain.ir.graph import (
     calls,
     copy_meta,
     grad_mode_of,
-    info,
 )
-from aottrain.ir.ops import OpKind
+from aottrain.ir.ops import uses_generator
 from aottrain.runtime.program import Replay
 
 
@@ -34,7 +33,7 @@ def replay_of(step: CapturedStep, functional: JointGraph) -> Replay | None:
     updates has another value by then, and eager's generator would be moved again."""
     if CUSTOM_FUNCTION in step.notes or any(value.mutated for value in functional.signature.inputs):
         return None
-    if any(info(node).kind is OpKind.EFFECT for node in calls(functional.graph)):
+    if any(uses_generator(node.target) for node in calls(functional.graph)):
         return None
     built: list[fx.GraphModule] = []
 

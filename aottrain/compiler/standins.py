@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
 from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.errors import UnsupportedError
+from aottrain.runtime.checks import values_checked
 from aottrain.runtime.generator import generators_traced
 
 CUSTOM_FUNCTION = "a custom autograd.Function"
@@ -151,4 +152,7 @@ class _StandInMode(TorchFunctionMode):
             raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
         if func is torch.nn.functional.one_hot:
             return _one_hot(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
+        if func is torch.nn.functional.gaussian_nll_loss:
+            with values_checked("var has negative entry/entries"):
+                return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
         return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))

@@ -28,6 +28,7 @@ class OutputInfo:
     None where it is that tensor itself. requires_grad: gradients flow through it. origin: how autograd thinks that the
     view was made, which decides whether it may be written to. dtype: of the view, whose elements the geometry counts;
     None where it is its tensor's. conj, neg: whether it is a lazy conjugate, a lazy negative.
+    split: (sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view.
     """
 
     source: Source
@@ -38,6 +39,7 @@ class OutputInfo:
     dtype: torch.dtype | None = None
     conj: bool = False
     neg: bool = False
+    split: tuple[Any, int, int] | None = None
 
 
 def is_pair(one: torch.dtype, other: torch.dtype) -> bool:

@@ -27,11 +27,12 @@ def assemble(
     custom Function returned, and a view of an input must be one of the caller's own tensor."""
     result = list(leaves)
     known = iter(outputs)
+    splits: dict[Any, Sequence[Tensor]] = {}
     for place, flag in enumerate(is_tensor):
         if flag:
             info = next(known)
             source = primals if info.source is Source.PRIMAL else computed
-            result[place] = _make(info, source[info.index], sizes)
+            result[place] = _make(info, source[info.index], sizes, splits)
         elif isinstance(result[place], SizeExpression):
             result[place] = result[place].of(sizes)
         elif type(result[place]) is tuple:
@@ -39,7 +40,14 @@ def assemble(
     return result
 
 
-def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
+def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: dict[Any, Sequence[Tensor]]) -> Tensor:
+    if info.split is not None:
+        lengths, dim, which = info.split
+        if (info.index, lengths, dim) not in splits:  # once, so that its parts have one node in autograd's graph
+            split = torch.unsafe_split if isinstance(lengths, int) else torch.unsafe_split_with_sizes
+            with torch.enable_grad():
+                splits[info.index, lengths, dim] = split(source, lengths, dim)
+        return splits[info.index, lengths, dim][which]
     if info.geometry is None:
         return source
     if not info.requires_grad and info.origin is None:

@@ -527,6 +527,34 @@ def offsets_counted_from_the_start_of_the_memory(comp):
     return g(x[:8]), g(x[2:10]), g(x[:8]), g(x[3:11])
 
 
+@case
+def parts_that_autograd_takes_for_no_views(comp):
+    x = leaf(4, 6)
+
+    def f(x):
+        return x.unsafe_chunk(3, -1), torch.unsafe_split(x, 3, 0)[1], torch.unsafe_split_with_sizes(x, [1, 5], 1)[0]
+
+    chunks, part, column = comp(f)(x)
+    (chunks[0] * chunks[2]).sum().backward(retain_graph=True)
+    (part.sin().sum() + column.exp().sum()).backward()
+    return [(v._is_view(), shares(v, x), v) for v in (*chunks, part, column)], grads(x)
+
+
+@case
+def unsafe_parts_of_what_the_program_changes(comp):
+    b = leaf(4, 2)
+    x = b * 1
+
+    def f(x):
+        before = x.unsafe_chunk(2)
+        x.mul_(2)
+        return before[0], x.unsafe_chunk(2)[1]
+
+    a, c = comp(f)(x)
+    (a + c * 3).sum().backward()
+    return a, c, x, grads(b)
+
+
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))
 def test_equals_eager(known, door):
     check(known, door)
