@@ -206,8 +206,13 @@ def test_equals_eager(known, door):
     check(known, door)
 
 
-WHOLE = ("name_in_capitals", "constant_beside_a_mutation", "library_of_which_little_runs", "global_read_by_a_helper",
-         "leaf_made_inside_and_forgotten")
+WHOLE = (
+    "name_in_capitals",
+    "constant_beside_a_mutation",
+    "library_of_which_little_runs",
+    "global_read_by_a_helper",
+    "leaf_made_inside_and_forgotten",
+)
 
 
 @pytest.mark.parametrize(("known", "door"), [case for case in cases_of(__name__) if case.values[0].name in WHOLE])
