@@ -9,8 +9,8 @@ from typing import Any
 GROUPS = {
     "CausalLM": """
         gpt2 gpt_neo gptj gpt_neox gpt_bigcode openai-gpt llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3
-        opt bloom falcon stablelm olmo olmo2 cohere starcoder2 granite persimmon codegen biogpt xglm mpt ctrl glm nemotron
-        smollm3 helium modernbert-decoder mamba mamba2 rwkv recurrent_gemma mixtral qwen2_moe olmoe""",
+        opt bloom falcon stablelm olmo olmo2 cohere starcoder2 granite persimmon codegen biogpt xglm mpt ctrl
+        glm nemotron smollm3 helium modernbert-decoder mamba mamba2 rwkv recurrent_gemma mixtral qwen2_moe olmoe""",
     "MaskedLM": """
         bert roberta albert electra distilbert deberta deberta-v2 mpnet convbert funnel squeezebert mobilebert
         nystromformer longformer big_bird roformer camembert ernie esm ibert layoutlm fnet rembert megatron-bert
@@ -85,7 +85,8 @@ OWN: dict[str, dict[str, Any]] = {
     "pvt": dict(_PYRAMID, patch_sizes=[4, 2], strides=[4, 2]),
     "pvt_v2": dict(_PYRAMID, patch_sizes=[7, 3], strides=[4, 2], image_size=[32, 32]),
     "levit": dict(architectures=["LevitForImageClassification"], patch_size=16, hidden_sizes=[16, 32],
-                  num_attention_heads=[2, 4], depths=[1, 1], key_dim=[8, 8], image_size=64, mlp_ratio=[2, 2], attention_ratio=[2, 2],
+                  num_attention_heads=[2, 4], depths=[1, 1], key_dim=[8, 8], image_size=64, mlp_ratio=[2,
+                  2], attention_ratio=[2, 2],
                   down_ops=[["Subsample", 8, 2, 4, 2, 2]]),
     "cvt": dict(patch_sizes=[7, 3], patch_stride=[4, 2], patch_padding=[2, 1], embed_dim=[16, 32], num_heads=[1, 2],
                 depth=[1, 2], mlp_ratio=[2.0, 2.0], attention_drop_rate=[0.0, 0.0], drop_rate=[0.0, 0.0],
