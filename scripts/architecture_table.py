@@ -8,9 +8,9 @@ from typing import Any
 # Model types, by the auto class that adds the head.
 GROUPS = {
     "CausalLM": """
-        gpt2 gpt_neo gptj gpt_neox gpt_bigcode openai-gpt llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3 opt
-        bloom falcon stablelm olmo olmo2 cohere starcoder2 granite persimmon codegen biogpt xglm mpt ctrl glm nemotron
-        smollm3 helium modernbert-decoder mamba mamba2 rwkv recurrent_gemma mixtral qwen2_moe olmoe""",
+        gpt2 gpt_neo gptj gpt_neox gpt_bigcode openai-gpt llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi phi3
+        opt bloom falcon stablelm olmo olmo2 cohere starcoder2 granite persimmon codegen biogpt xglm mpt ctrl
+        glm nemotron smollm3 helium modernbert-decoder mamba mamba2 rwkv recurrent_gemma mixtral qwen2_moe olmoe""",
     "MaskedLM": """
         bert roberta albert electra distilbert deberta deberta-v2 mpnet convbert funnel squeezebert mobilebert
         nystromformer longformer big_bird roformer camembert ernie esm ibert layoutlm fnet rembert megatron-bert
@@ -21,7 +21,8 @@ GROUPS = {
         bigbird_pegasus longt5 switch_transformers""",
     "ImageClassification": """
         vit deit beit swin swinv2 convnext convnextv2 resnet mobilenet_v1 mobilenet_v2 mobilevit mobilevitv2 segformer
-        regnet dinov2 levit poolformer pvt pvt_v2 cvt focalnet efficientnet bit data2vec-vision swiftformer hiera ijepa""",
+        regnet dinov2 levit poolformer pvt pvt_v2 cvt focalnet efficientnet bit data2vec-vision swiftformer hiera
+        ijepa""",
     "PreTraining": "vit_mae videomae",
     "ObjectDetection": "yolos",
     "AudioClassification": """
@@ -54,7 +55,7 @@ _RESNET: dict[str, Any] = dict(embedding_size=8, hidden_sizes=[8, 16], depths=[1
 _SWIN: dict[str, Any] = dict(embed_dim=16, depths=[1, 2], num_heads=[2, 4], window_size=4, patch_size=4, image_size=32)
 _PYRAMID: dict[str, Any] = dict(num_encoder_blocks=2, depths=[1, 1], hidden_sizes=[8, 16], num_attention_heads=[1, 2],
                                 mlp_ratios=[2, 2], sr_ratios=[2, 1], sequence_reduction_ratios=[2, 1])
-_EFFICIENT: dict[str, Any] = dict(hidden_dim=32, kernel_sizes=[3, 5], in_channels=[16, 16], out_channels=[16, 24],
+_EFFICIENT: dict[str, Any] = dict(hidden_dim=1280, kernel_sizes=[3, 5], in_channels=[32, 16], out_channels=[16, 24],
                                   strides=[1, 2], num_block_repeats=[1, 2], expand_ratios=[1, 6], width_coefficient=1.0,
                                   depth_coefficient=1.0, image_size=32)
 # What one model type needs beside, for itself or for the part of it that is named first.
@@ -62,7 +63,8 @@ OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], window_size=8),
     "gptj": dict(rotary_dim=4), "codegen": dict(rotary_dim=4), "ctrl": dict(n_positions=64),
     "mamba": dict(conv_kernel=4, time_step_rank=4), "mamba2": dict(conv_kernel=4, num_heads=8, head_dim=8, n_groups=2),
-    "rwkv": dict(context_length=64, attention_hidden_size=32), "recurrent_gemma": dict(lru_width=32, num_hidden_layers=3),
+    "rwkv": dict(context_length=64, attention_hidden_size=32),
+    "recurrent_gemma": dict(lru_width=32, num_hidden_layers=3),
     "qwen2_moe": dict(decoder_sparse_step=1), "longformer": dict(attention_window=[8, 8]),
     "big_bird": dict(attention_type="original_full"), "bigbird_pegasus": dict(attention_type="original_full"),
     "mobilebert": dict(embedding_size=32, intra_bottleneck_size=16, true_hidden_size=16), "esm": dict(vocab_size=99),
@@ -71,17 +73,20 @@ OWN: dict[str, dict[str, Any]] = {
     "funnel": dict(block_sizes=[1, 1], block_repeats=[1, 1]),
     "deit": dict(pooler_output_size=32, architectures=["DeiTForImageClassification"]),
     "pegasus_x": dict(block_size=8, num_global_tokens=4),
-    "convnext": _LAYERS4, "convnextv2": _LAYERS4, "resnet": _RESNET, "regnet": dict(_RESNET, layer_type="y", groups_width=4),
+    "convnext": _LAYERS4, "convnextv2": _LAYERS4, "resnet": _RESNET,
+    "regnet": dict(_RESNET, layer_type="y", groups_width=4),
     "bit": dict(_RESNET, layer_type="preactivation", num_groups=2), "poolformer": dict(_LAYERS4),
     "mobilenet_v1": dict(depth_multiplier=0.125), "mobilenet_v2": dict(depth_multiplier=0.125, image_size=64),
-    "mobilevit": dict(hidden_sizes=[16, 16, 16], neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 32], patch_size=2, image_size=64),
+    "mobilevit": dict(hidden_sizes=[16, 16, 16], neck_hidden_sizes=[8, 8, 8, 16, 16, 16, 32],
+                      patch_size=2, image_size=64),
     "mobilevitv2": dict(width_multiplier=0.25, patch_size=2, image_size=64, base_attn_unit_dims=[32, 32, 32]),
     "swin": _SWIN, "swinv2": dict(_SWIN, pretrained_window_sizes=[0, 0]),
     "segformer": dict(_PYRAMID, patch_sizes=[7, 3], strides=[4, 2]),
     "pvt": dict(_PYRAMID, patch_sizes=[4, 2], strides=[4, 2]),
     "pvt_v2": dict(_PYRAMID, patch_sizes=[7, 3], strides=[4, 2], image_size=[32, 32]),
-    "levit": dict(architectures=["LevitForImageClassification"], hidden_sizes=[16, 32], num_attention_heads=[2, 4],
-                  depths=[1, 1], key_dim=[8, 8], image_size=64, mlp_ratio=[2, 2], attention_ratio=[2, 2],
+    "levit": dict(architectures=["LevitForImageClassification"], patch_size=16, hidden_sizes=[16, 32],
+                  num_attention_heads=[2, 4], depths=[1, 1], key_dim=[8, 8], image_size=64, mlp_ratio=[2,
+                  2], attention_ratio=[2, 2],
                   down_ops=[["Subsample", 8, 2, 4, 2, 2]]),
     "cvt": dict(patch_sizes=[7, 3], patch_stride=[4, 2], patch_padding=[2, 1], embed_dim=[16, 32], num_heads=[1, 2],
                 depth=[1, 2], mlp_ratio=[2.0, 2.0], attention_drop_rate=[0.0, 0.0], drop_rate=[0.0, 0.0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -93,13 +94,24 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
             if several and len(node._input_metadata) > 1:
                 # It may be given None, or zeros, for some: what it makes of that cannot be cut out of one trace.
                 raise UnsupportedError("a custom autograd.Function with several results, of which some may go unused")
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor) and id(variable) not in known:
+        if hasattr(node, "variable") and id(node.variable) not in known and not _is_forgotten(node):
             raise UnsupportedError("a gradient flows to a tensor that is not an input of the program")
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 stack.append(following)
+
+
+def _is_forgotten(node: Any) -> bool:
+    """Whether the leaf of an AccumulateGrad is one that the program made itself and let go of: then autograd alone
+    holds it, as it does the leaf made here, and nobody can ask for its gradient."""
+    made: Any = torch.ones((), requires_grad=True).add(1).grad_fn
+    hooks = node.variable._backward_hooks or node.variable._post_accumulate_grad_hooks
+    return not hooks and _num_references(node) <= _num_references(made.next_functions[0][0])
+
+
+def _num_references(node: Any) -> int:
+    return sys.getrefcount(node.variable)
 
 
 def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[Tensor]:

@@ -156,12 +156,63 @@ def helper_that_was_replaced(comp):
     return first, g(normal(2))
 
 
+@case
+def leaf_made_inside_and_forgotten(comp):
+    def f(x, w):
+        hidden = x * 2
+        hidden.requires_grad = True
+        return (hidden * w).sum()
+
+    w = leaf(3)
+    out = comp(f)(normal(3), w)
+    out.backward()
+    return out, w.grad
+
+
+@case
+def leaf_made_inside_and_kept(comp):
+    kept = {}
+
+    def f(x, w):
+        hidden = x * 2
+        hidden.requires_grad = True
+        kept["hidden"] = hidden
+        return (hidden * w).sum()
+
+    w = leaf(3)
+    out = comp(f)(normal(3), w)
+    out.backward()
+    return out, w.grad, kept["hidden"].grad
+
+
+@case
+def leaf_made_inside_with_a_hook(comp):
+    seen = []
+
+    def f(x, w):
+        hidden = x * 2
+        hidden.requires_grad = True
+        hidden.register_hook(lambda tangent: seen.append(1))
+        return (hidden * w).sum()
+
+    w = leaf(3)
+    out = comp(f)(normal(3), w)
+    out.backward()
+    return out, w.grad, len(seen)
+
+
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))
 def test_equals_eager(known, door):
     check(known, door)
 
 
-WHOLE = ("name_in_capitals", "constant_beside_a_mutation", "library_of_which_little_runs", "global_read_by_a_helper")
+WHOLE = (
+    "name_in_capitals",
+    "constant_beside_a_mutation",
+    "library_of_which_little_runs",
+    "global_read_by_a_helper",
+    "leaf_made_inside_and_forgotten",
+)
 
 
 @pytest.mark.parametrize(("known", "door"), [case for case in cases_of(__name__) if case.values[0].name in WHOLE])

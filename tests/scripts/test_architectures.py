@@ -1,4 +1,4 @@
-"""scripts/architectures.py: its comparison misses nothing, and its way through one model works where that is installed."""
+"""scripts/architectures.py: its comparison misses nothing; one model goes all the way where transformers is there."""
 
 from __future__ import annotations
 
