@@ -79,7 +79,9 @@ class Program:
 
     def __str__(self) -> str:
         """A script that checks this one program."""
-        settings = [f"{name}={getattr(self, name)!r}" for name in ("after", "tangents", "backward", "grad_mode", "calls")]
+        settings = [
+            f"{name}={getattr(self, name)!r}" for name in ("after", "tangents", "backward", "grad_mode", "calls")
+        ]
         return (
             "import torch, torch.nn.functional as F\nfrom torch import nn\n"
             "from tests.numerics.fuzz_checking import check_source\nfrom tests.numerics.fuzzing import values\n\n"
@@ -121,12 +123,16 @@ class _Generator:
             tries += 1
             self._step()
         outputs = self._outputs()
-        plan = rng.choice(["save_all", "min_cut", "recompute_all", 0.0, round(rng.random(), 2), round(rng.random() / 4, 2)])
+        plan = rng.choice(
+            ["save_all", "min_cut", "recompute_all", 0.0, round(rng.random(), 2), round(rng.random() / 4, 2)]
+        )
         program = Program(self.seed, state, setup, tuple(self.body), outputs, plan=plan)
         return replace(
             program,
             after=self._after(len(outputs)),
-            tangents=tuple(rng.choices(["own", "", "expanded", "transposed", "gaps"], [10, 2, 1, 1, 1])[0] for _ in outputs),
+            tangents=tuple(
+                rng.choices(["own", "", "expanded", "transposed", "gaps"], [10, 2, 1, 1, 1])[0] for _ in outputs
+            ),
             backward=rng.choices(["grad", "accumulate", "twice", "separately"], [5, 3, 1, 1])[0],
             grad_mode=rng.random() < 0.95,
             rng=rng.choice(["philox", "eager"]) if program.draws else "philox",
