@@ -45,8 +45,8 @@ VIEWS = [
     "{a:1}.chunk(2, {d:1})[0]", "{a}.unbind(0)[-1]", "{a:1}.split(1, {d:1})[0]", "{a}.diagonal()", "{a}.flatten()",
     "{a}.movedim({d}, 0)", "{a}.expand(2, *{first}.shape)", "{a}.detach()", "{a}.view_as({first})",
     "{a}.swapaxes(0, -1)", "{a}.unfold({d}, 2, 1)", "{a:1}.view({a:1}.shape)", "{a}[..., -1:]",
-    "{a}.clone().as_strided((2, 2), (1, 1))", "{a}[:, 0]", "{a}.broadcast_to({o}.shape)", "{a}[:]", "{a}[...]",
-    "{a}.mH", "{a}.tensor_split(2)[0]", "{a}.unflatten(-1, (1, -1))", "{a}.permute(*range({first}.dim()))",
+    "{a}.detach().clone().as_strided((2, 2), (1, 1))", "{a}[:, 0]", "{a}.broadcast_to({o}.shape)", "{a}[:]", "{a}[...]",
+    "{a}.mH", "{a}.tensor_split(2)[0]", "{a}.unflatten(-1, (1, -1))", "{a}.movedim(-1, 0)",
 ]  # fmt: skip
 MOVES = [
     "{a}.flip({d})", "torch.cat([{a}, {z}], {d})", "torch.stack([{a}, {z}], {d})", "{a}.roll(1, {d})",
