@@ -42,7 +42,10 @@ def main() -> int:
         done = seed + 1 - options.seed
         if done % 100 == 0 or done == options.count:
             text = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
-            print(f"{done}/{options.count} after {time.perf_counter() - start:.0f} s, next seed {seed + 1}: {text}", flush=True)
+            print(
+                f"{done}/{options.count} after {time.perf_counter() - start:.0f} s, next seed {seed + 1}: {text}",
+                flush=True,
+            )
     return 1 if counts[WRONG] else 0
 
 

@@ -70,6 +70,7 @@ class _WatchMode(CaptureMode):
         self.written: set[int] = set()
         self.foreign: dict[int, Tensor] = {}
         self.addressed: set[int] = set()  # storages that as_strided has looked into
+        self.of_inputs: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         writes = op_info(func).writes or hidden_writes(func, args)
@@ -84,6 +85,9 @@ class _WatchMode(CaptureMode):
                     check_overlap(func, targets, read)
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
+            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs:
+                # Its gradient goes by the strides of a fake, which kernels may choose otherwise.
+                raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tree_flatten((args, kwargs))[0]:
                 if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
@@ -110,6 +114,7 @@ def analyse(step: CapturedStep) -> Analysis:
         before = [_metadata(value) for value in primals]
         versions = [value._version for value in primals]
         with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
+            watch.of_inputs = {_storage_key(value) for value in primals}
             result = step.call(primals)
     if watch.foreign:
         raise CapturedTensors(list(watch.foreign.values()))

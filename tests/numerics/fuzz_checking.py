@@ -84,7 +84,12 @@ def _train(program: Any, model: Any, target: Any, found: Observation, philox: bo
     found.reorders |= any(value.requires_grad and _shares(value, [*args, *out]) for value in out) or bool(program.after)
     found.reorders |= program.branches
     _backward(program, out, [*made, *model.parameters()], found)
-    for name, values in (("output", out), ("argument", made), ("parameter", model.parameters()), ("buffer", model.buffers())):
+    for name, values in (
+        ("output", out),
+        ("argument", made),
+        ("parameter", model.parameters()),
+        ("buffer", model.buffers()),
+    ):
         for i, value in enumerate(values):
             found.see(f"{name} {i} afterwards", value)
     found.see("generator", torch.get_rng_state())
@@ -181,7 +186,12 @@ def _runnable(program: Program) -> Any:
 
 def check_source(model: Any, arguments: Any, door: str = "trace", seed: int = 0, **settings: Any) -> None:
     """The same for a program that was printed; raises AssertionError where it is wrong."""
-    verdict = _check(SimpleNamespace(seed=seed, namespace={"Model": model, "arguments": arguments}, draws=True, branches=False, **settings), door)
+    verdict = _check(
+        SimpleNamespace(
+            seed=seed, namespace={"Model": model, "arguments": arguments}, draws=True, branches=False, **settings
+        ),
+        door,
+    )
     assert verdict.kind != WRONG, verdict.detail
 
 
@@ -201,7 +211,11 @@ def _check(program: Any, door: str) -> Verdict:
         return Verdict(EAGER, made[0].report.fallbacks[0].reason)
     if not difference:
         return Verdict(EQUAL, wanted.error)
-    if got.error and not wanted.error and (UnsupportedError.__name__ in got.error or "modified by an inplace" in got.error):
+    if (
+        got.error
+        and not wanted.error
+        and (UnsupportedError.__name__ in got.error or "modified by an inplace" in got.error)
+    ):
         return Verdict(REFUSED, got.error)
     if program.after and "modified by an inplace" in wanted.error and not got.error:
         return Verdict(LENIENT, wanted.error)
@@ -216,7 +230,9 @@ def compare(wanted: Observation, got: Observation) -> tuple[str, set[str]]:
         return f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}", {WRONG}
     if len(wanted.seen) != len(got.seen):
         return f"{len(wanted.seen)} observations became {len(got.seen)}", {WRONG}
-    found = [(f"{a[0]}: {text}", kind) for a, b in zip(wanted.seen, got.seen, strict=True) for text, kind in _differ(a, b)]
+    found = [
+        (f"{a[0]}: {text}", kind) for a, b in zip(wanted.seen, got.seen, strict=True) for text, kind in _differ(a, b)
+    ]
     found.sort(key=lambda pair: pair[1] != WRONG)
     return found[0][0] if found else "", {kind for _, kind in found}
 
