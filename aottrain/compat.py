@@ -5,53 +5,33 @@ The compiler's own users of private names are capture, analysis, joint and funct
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
+import sys
+import threading
+import types
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_map as tree_map
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 
 def flatten_result(result: Any) -> tuple[list[Any], Any]:
     """tree_flatten, which takes a torch.Size for a tuple and rebuilds it as one."""
     return tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
 
-
-__all__ = [
-    "PLAIN_TYPES",
-    "SIZE_NAMESPACE",
-    "TorchDispatchMode",
-    "autocast_cache",
-    "autocast_state",
-    "disable_autocast",
-    "disable_modes",
-    "dynamo_settings",
-    "flatten_result",
-    "global_settings",
-    "is_wrapped",
-    "has_global_module_hooks",
-    "restore_settings",
-    "tree_flatten",
-    "tree_map",
-    "no_onednn",
-    "no_saved_tensor_hooks",
-    "dynamic_marks",
-    "no_marks",
-    "set_view_origin",
-    "shape_guard",
-    "size_hint",
-    "size_text",
-    "symbolic_fake",
-    "symbolic_mode",
-    "symbolic_tracing",
-    "tree_unflatten",
-    "view_origin",
-]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -66,11 +46,27 @@ def disable_modes() -> Any:
     return _disable_current_modes()
 
 
+@contextmanager
+def enable_dispatch() -> Iterator[None]:
+    """Dispatch modes see the ops inside it again, where a caller has switched them off."""
+    keys = torch._C.DispatchKey
+    guard = torch._C._SetExcludeDispatchKeyGuard
+    with guard(keys.Python, False), guard(keys.PythonTLSSnapshot, False):
+        yield
+
+
 def dynamo_settings(**settings: Any) -> Any:
     """Context manager, to be entered again and again: TorchDynamo's options inside it."""
     import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
 
     return config.patch(**settings)
+
+
+def load_dynamo_rules() -> None:
+    """TorchDynamo looks up by name which functions it treats in a way of their own: once, at the latest here."""
+    import torch._dynamo.trace_rules as rules
+
+    rules.get_torch_obj_rule_map()
 
 
 @contextmanager
@@ -87,6 +83,32 @@ def autocast_cache(enabled: bool) -> Iterator[None]:
     finally:
         torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(before)
+
+
+@contextmanager
+def patched_checkpoint(make: Any) -> Iterator[None]:
+    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
+    that make(original generator function) gives, whatever name the user's code knows it by."""
+    module = torch.utils.checkpoint
+    original = module._checkpoint_without_reentrant_generator
+    module._checkpoint_without_reentrant_generator = make(original)
+    try:
+        yield
+    finally:
+        module._checkpoint_without_reentrant_generator = original
+
+
+def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """What a policy of selective checkpointing answers for an op; torch 2.11 may not tell it the op's result."""
+    context = torch.utils.checkpoint.SelectiveCheckpointContext
+    known = {"op_output": out} if "op_output" in inspect.signature(context).parameters else {}
+    return policy(context(is_recompute=False, **known), func, *args, **kwargs)
+
+
+def selective_policy(context: Any) -> Any:
+    """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
+    known = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
+    return context.policy_fn if known else None
 
 
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
@@ -109,6 +131,26 @@ def no_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
+_tracing = threading.RLock()
+
+
+@contextmanager
+def tracing_alone() -> Iterator[None]:
+    """One thread of the process traces at a time: tracing replaces functions of torch and the tensors of modules.
+
+    TorchDynamo calls a backend under its own lock. Where it is loaded that one is taken first, here too: taken in
+    either order, the two could wait for each other.
+    """
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    with getattr(dynamo, "compile_lock", nullcontext()), _tracing:
+        yield
+
+
+def in_dual_level() -> bool:
+    """Whether tensors can carry forward-mode tangents, of torch.autograd.forward_ad or of torch.func."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
 def is_wrapped(value: torch.Tensor) -> bool:
     """Whether a torch.func transformation (grad, vmap) has wrapped the tensor."""
     return torch._C._functorch.is_functorch_wrapped_tensor(value)
@@ -128,11 +170,86 @@ def restore_settings(settings: tuple[Any, ...]) -> None:
         torch.set_num_threads(num_threads)
 
 
+def has_function_modes() -> bool:
+    """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
+    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+
+
 def has_global_module_hooks() -> bool:
     """Whether anyone but this package has registered hooks that every module runs."""
+    return bool(_global_hooks())
+
+
+def _global_hooks() -> list[Any]:
     tables = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
     hooks = [hook for table in tables for hook in table.values()]
-    return any(not getattr(hook, "__module__", "").startswith("aottrain.") for hook in hooks)
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("aottrain.")]
+
+
+def guard_modules() -> None:
+    """To be called while TorchDynamo compiles: guards on modules that it leaves out.
+
+    Hooks that are added to a module later; hooks that are added to all modules; an attribute that hides a parameter,
+    buffer or submodule, which Dynamo reads past it; methods that are replaced on a class, attributes that are added.
+    """
+    import torch._dynamo.config as config
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    if context is None:  # called by hand
+        return
+    config.skip_nnmodule_hook_guards = False  # guards are built after this: to set it for a while would be in vain
+    added: set[Any] = set()
+    guard_methods = partial(_guard_methods, set())
+    for guard in list(context.guards_context.dynamo_guards):
+        source = guard.originating_source
+        while source is not None:
+            table = getattr(source, "base", None)
+            if getattr(table, "member", None) in ("_modules", "_parameters", "_buffers"):
+                owner, name = table.base, str(getattr(source, "index", ""))
+                if (owner, name) not in added:
+                    added.add((owner, name))
+                    absent = partial(GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name)
+                    install_guard(owner.make_guard(absent))
+            source = table
+        if guard.create_fn_name() == "TYPE_MATCH":
+            install_guard(guard.originating_source.make_guard(guard_methods))
+    for guard in list(context.guards_context.dynamo_guards):
+        if guard.create_fn_name() == "GRAD_MODE":  # any source that holds for the whole call
+            install_guard(guard.originating_source.make_guard(_guard_global_hooks))
+            break
+
+
+def _guard_global_hooks(builder: Any, _: Any) -> None:
+    known = _global_hooks()
+    _add_guard(builder, lambda _: _global_hooks() == known, "hooks of all modules")
+
+
+def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
+    for cls in type(builder.get(guard)).__mro__:
+        if cls in done:
+            continue
+        done.add(cls)
+        if cls.__module__.partition(".")[0] in ("torch", "builtins", "collections", "typing", "abc", "enum"):
+            continue
+        known = {name: value for name, value in vars(cls).items() if isinstance(value, _METHODS)}
+        table = vars(cls)
+
+        def holds(_: Any, known: Any = known, table: Any = table, size: int = len(table)) -> bool:
+            return len(table) == size and all(table.get(name) is value for name, value in known.items())
+
+        _add_guard(builder, holds, f"methods of {cls.__name__}")
+
+
+_METHODS = (types.FunctionType, property, staticmethod, classmethod)
+
+
+def _add_guard(builder: Any, holds: Any, what: str) -> None:
+    try:
+        builder.guard_manager.root.add_lambda_guard(holds, [what], None)
+    except TypeError:  # before torch 2.13
+        builder.guard_manager.root.add_lambda_guard(holds, [what])
 
 
 @contextmanager
@@ -148,6 +265,11 @@ def no_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pair in reversed(taken):
             autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def negated(value: torch.Tensor) -> torch.Tensor:
+    """A view that reads as the negative of its memory."""
+    return torch._neg_view(value)
 
 
 def view_origin(value: torch.Tensor) -> Any:

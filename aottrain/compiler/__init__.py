@@ -81,7 +81,7 @@ def capture_whole(
     """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
-        step = log.run("capture", capture, function, module, args, kwargs, captured, rng, sizes)
+        step = log.run("capture", capture, function, module, args, kwargs, captured, rng, sizes, guard.watching)
         try:
             return step, log.trace("analyse", analyse, step)
         except CapturedTensors as found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_result, tree_flatten, tree_map, view_origin
-from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals, hidden_writes
+from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
+from aottrain.compiler.hidden import hidden_writes
+from aottrain.compiler.overlap import check_overlap
 from aottrain.errors import UnsupportedError
-from aottrain.ir.calling import ComputedInfo, OutputInfo, Source
+from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import tensor_spec
@@ -28,7 +30,8 @@ class Analysis:
     outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
     leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
     mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
-    is a differentiable output of the program.
+    is a differentiable output of the program. unversioned: those that are written through .data only, which eager's
+    version counters do not see. viewed: computed tensors of which outputs are views by their strides.
     """
 
     outputs: tuple[OutputInfo, ...]
@@ -38,7 +41,9 @@ class Analysis:
     out_tree: Any
     mutated: tuple[int, ...]
     replaced: tuple[int, ...]
+    unversioned: tuple[int, ...]
     needs_gradient: bool
+    viewed: frozenset[int] = frozenset()
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Of a flat result, the fresh tensors that the program returns."""
@@ -64,6 +69,8 @@ class _WatchMode(CaptureMode):
         self.stand_ins: dict[int, Tensor] = {}
         self.written: set[int] = set()
         self.foreign: dict[int, Tensor] = {}
+        self.addressed: set[int] = set()  # storages that as_strided has looked into
+        self.of_inputs: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         writes = op_info(func).writes or hidden_writes(func, args)
@@ -71,9 +78,16 @@ class _WatchMode(CaptureMode):
             names = [argument.name for argument in func._schema.arguments]
             for i in writes:
                 value = args[i] if i < len(args) else (kwargs or {}).get(names[i])
-                for tensor in value if isinstance(value, (list, tuple)) else [value]:
-                    if isinstance(tensor, Tensor):
-                        self.written.add(_storage_key(tensor))
+                targets = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+                self.written |= {_storage_key(target) for target in targets}
+                if torch.Tag.inplace_view not in func.tags:
+                    read = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, Tensor)]
+                    check_overlap(func, targets, read)
+        if func is aten.as_strided.default:
+            self.addressed.add(_storage_key(args[0]))
+            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs:
+                # Its gradient goes by the strides of a fake, which kernels may choose otherwise.
+                raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tree_flatten((args, kwargs))[0]:
                 if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
@@ -98,7 +112,9 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
+        versions = [value._version for value in primals]
         with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
+            watch.of_inputs = {_storage_key(value) for value in primals}
             result = step.call(primals)
     if watch.foreign:
         raise CapturedTensors(list(watch.foreign.values()))
@@ -106,13 +122,18 @@ def analyse(step: CapturedStep) -> Analysis:
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
     for i, value in enumerate(primals):
         _check_input_state(step, i, before[i], value, i in mutated)
-    replaced = tuple(i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i])
+    unversioned = tuple(i for i in mutated if primals[i]._version == versions[i])
+    differentiable = {i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i]}
+    replaced = tuple(sorted(differentiable - set(unversioned)))
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     outputs, computed = _classify_outputs(tensors, primals)
+    viewed = {known.index for known in outputs if known.source is Source.COMPUTED and known.geometry is not None}
+    viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
     constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
-    return Analysis(outputs, computed, constants, is_tensor, out_tree, mutated, replaced, needs_gradient)
+    written = mutated, replaced, unversioned
+    return Analysis(outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed))
 
 
 def _constant(leaf: Any) -> Any:
@@ -156,10 +177,7 @@ def _classify_outputs(
         elif key in owners:
             if len(owners[key]) > 1:
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
-            primal = primals[owners[key][0]]
-            if value.dtype != primal.dtype:
-                raise UnsupportedError(f"output {position} is a view of an input in another dtype")
-            found[position] = _view(Source.PRIMAL, owners[key][0], value, primal)
+            found[position] = _view(Source.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
             groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
@@ -169,7 +187,7 @@ def _classify_outputs(
 
 
 def _check_output(position: int, value: Tensor) -> None:
-    if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
+    if value.layout != torch.strided or value.is_quantized:
         raise UnsupportedError(f"output {position} is not a plain strided tensor")
     if type(value) is not FakeTensor:
         raise UnsupportedError(f"output {position} is a {type(value).__name__}")
@@ -186,12 +204,12 @@ def _classify_group(
         raise UnsupportedError(f"outputs {', '.join(map(str, members))} share their memory in a way autograd hides")
     first = next(iter(bases.values()), members[0])
     base = _base(tensors[first])
+    if base.is_conj() or base.is_neg():
+        raise UnsupportedError(f"output {first} is a lazy conjugate or negative that autograd does not take for a view")
     for position in members:
         value = tensors[position]
         if value.requires_grad and value.is_leaf:
             raise UnsupportedError(f"output {position} is a new leaf")
-        if value.dtype != base.dtype:
-            raise UnsupportedError(f"output {position} is a view in another dtype")
         if value is base:
             found[position] = OutputInfo(Source.COMPUTED, len(computed), value.requires_grad)
         else:
@@ -206,20 +224,61 @@ def _through_custom_function(value: Tensor, base: Tensor) -> bool:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
         node = node.next_functions[0][0] if node.next_functions else None
-    return _base(value) is not base
+    return _base(value) is not _base(base)
 
 
 def _base(value: Tensor) -> Tensor:
     return value._base if value._base is not None else value
 
 
+def _unsafe_split(value: Tensor, base: Tensor) -> tuple[Any, int, int] | None:
+    """(sizes, dim, which) where the value is a part of its base that autograd does not take for a view."""
+    node = value.grad_fn
+    if node is None or not node.name().startswith("UnsafeSplit") or value._base is not None:
+        return None
+    source = node.next_functions[0][0]
+    if source is not base.grad_fn and getattr(source, "variable", None) is not base:
+        return None
+    attributes = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_split_size")}
+    (sizes,) = attributes.values()
+    if any(isinstance(size, torch.SymInt) for size in (sizes if isinstance(sizes, tuple) else [sizes])):
+        return None
+    dim = node._saved_dim  # type: ignore[attr-defined]
+    return sizes, dim - 2**64 if dim >= 2**63 else dim, value.output_nr
+
+
+def _is_cut_off(value: Tensor, base: Tensor) -> bool:
+    """Whether a gradient of the view does not reach all of the memory that it shows: where it was made under no_grad,
+    or by as_strided from a view that shows less."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn and node.next_functions:
+        following = node.next_functions[0][0]
+        last = following is base.grad_fn or getattr(following, "variable", None) is base
+        if node.name() == "AsStridedBackward0" and not last:
+            return True
+        node = following
+    return node is None or getattr(node, "variable", base) is not base
+
+
 def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
+    if (split := _unsafe_split(value, base)) is not None and source is Source.PRIMAL:
+        return OutputInfo(source, index, True, split=split)
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
+    if value.requires_grad and _is_cut_off(value, base):
+        raise UnsupportedError(
+            "an output is a view of which gradients reach less than it shows: under no_grad, or by as_strided"
+        )
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
-    offset = size_of(value.storage_offset() - base.storage_offset())
-    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), offset
-    return OutputInfo(source, index, value.requires_grad, geometry, view_origin(value))
+    start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
+    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)
+    origin = view_origin(value) if value._base is base else None
+    info = OutputInfo(source, index, value.requires_grad, geometry, origin)
+    if value.dtype != base.dtype:
+        if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:
+            raise UnsupportedError(f"a {base.dtype} is returned as a view in {value.dtype}, of another size")
+        info = replace(info, dtype=value.dtype)
+    return replace(info, conj=value.is_conj(), neg=value.is_neg())
 
 
 def _metadata(value: Tensor) -> tuple[Any, ...]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, symbolic_tracing, tree_unflatten
+from aottrain.compat import has_global_module_hooks, symbolic_tracing, tracing_alone, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -21,7 +20,7 @@ from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import call_key, describe, is_disjoint
+from aottrain.runtime.guards import argument_objects, call_key, describe, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
@@ -88,7 +87,6 @@ class CompiledCall:
         self.report = CompileReport()
         self._entries: dict[Any, list[Entry]] = {}
         self._refused: dict[Any, list[tuple[StateGuard, str]]] = {}
-        self._lock = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -115,7 +113,7 @@ class CompiledCall:
         return None
 
     def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
-        with self._lock:
+        with tracing_alone():
             found = self._find(key, tensors)
             if found is not None:
                 return found
@@ -124,7 +122,7 @@ class CompiledCall:
                     raise UnsupportedError(reason)
             if len(self.report.graphs) >= RECOMPILE_LIMIT:
                 raise UnsupportedError(LIMIT_REACHED)
-            guard = StateGuard(self.function)
+            guard = StateGuard(self.function, argument_objects(args, kwargs))
             try:
                 entry = self._trace(guard, tensors, args, kwargs)
             except UnsupportedError as error:
@@ -158,9 +156,10 @@ class CompiledCall:
     ) -> Entry:
         compiled = compile_call(self.function, self.module, args, kwargs, self.options, guard, sizes)
         program, step, analysis, report = compiled
-        guard.clear_caches()
         if not guard.holds():
-            raise UnsupportedError("the program changes Python state: an attribute, a list, a dictionary or a hook")
+            raise UnsupportedError(
+                "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
+            )
         return Entry(program, step, analysis, guard, report)
 
     def _count(self, reason: str) -> None:

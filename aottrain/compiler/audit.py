@@ -18,7 +18,15 @@ from aottrain.errors import UnsupportedError
 _BUILTINS = {getattr(builtins, name) for name in ("print", "open", "input", "exec", "eval", "globals", "breakpoint")}
 _MODULES = {
     "time", "datetime", "_datetime", "_io", "io", "os", "posix", "nt", "logging", "warnings", "_warnings", "random",
-    "_random", "secrets", "uuid", "tempfile", "shutil", "pathlib", "subprocess", "socket", "gc", "inspect",
+    "_random", "secrets", "uuid", "tempfile", "shutil", "pathlib", "subprocess", "socket", "gc",
+}  # fmt: skip
+# Of a module that otherwise looks at its arguments alone: who calls, and from where.
+_STACK = {("inspect", name) for name in ("stack", "trace", "currentframe", "getouterframes", "getinnerframes")}
+# What no guard holds of torch's and Python's settings; all of torch.backends, too.
+_SETTINGS = {
+    "get_num_threads", "get_num_interop_threads", "get_float32_matmul_precision", "is_anomaly_enabled",
+    "is_anomaly_check_nan_enabled", "is_deterministic_algorithms_warn_only_enabled", "get_deterministic_debug_mode",
+    "get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype", "getrecursionlimit",
 }  # fmt: skip
 
 
@@ -33,14 +41,16 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
 
     def check(frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call":
-            if _package(frame) in packages and (called in _BUILTINS or _home(called) in _MODULES):
+            known = called in _BUILTINS or _home(called) in _MODULES or called.__name__ in _SETTINGS
+            if known and _package(frame) in packages:
                 raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
         elif event == "call" and frame.f_back is not None:
             home = _package(frame)
-            if home in _MODULES and _package(frame.f_back) in packages:
-                raise UnsupportedError(
-                    f"the program calls {home}.{frame.f_code.co_name}, which each call would do again"
-                )
+            name = frame.f_code.co_name
+            if home == "torch" and _package(frame.f_back) in packages and _is_setting(frame):
+                raise UnsupportedError(f"the program reads a setting of torch, {name}")
+            if (home in _MODULES or (home, name) in _STACK) and _package(frame.f_back) in packages:
+                raise UnsupportedError(f"the program calls {home}.{name}, which each call would do again")
 
     before = sys.getprofile()
     if packages:
@@ -49,6 +59,10 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
         yield
     finally:
         sys.setprofile(before)
+
+
+def _is_setting(frame: FrameType) -> bool:
+    return frame.f_code.co_name in _SETTINGS or str(frame.f_globals["__name__"]).startswith("torch.backends")
 
 
 def _packages(function: Any, module: nn.Module | None) -> set[str]:

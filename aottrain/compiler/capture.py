@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,12 +21,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from aottrain.compat import tree_flatten, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
+from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, hidden_writes
+from aottrain.compiler.indexing import IndexingGradients
+from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import InputKind, InputSpec, set_provenance
+from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_marks, set_provenance
 from aottrain.ir.ops import OpKind, hidden_mutation, op_info
 from aottrain.ir.sizes import hint
 from aottrain.ir.tensor import tensor_spec
+from aottrain.runtime.checks import checked_value
 from aottrain.runtime.rng import PhiloxMode, eager_draw
 
 aten = torch.ops.aten
@@ -39,7 +43,8 @@ class CapturedStep:
     primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
     inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
     notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. sizes: the symbols by name, of a step with symbolic
-    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept.
+    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept. watching: to be entered around
+    code of the user's.
     """
 
     call: Callable[[Sequence[Tensor]], Any]
@@ -54,6 +59,7 @@ class CapturedStep:
     rng: str = "philox"
     sizes: Mapping[str, torch.SymInt] = field(default_factory=dict)
     shape_env: Any = None
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +74,7 @@ def capture(
     captured: Sequence[Tensor] = (),
     rng: str = "philox",
     sizes: SymbolicSizes | None = None,
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -101,7 +108,8 @@ def capture(
             filled[place] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
-        with contained(), audited(function, module), swapping(table, {id(value) for value in primals}, notes):
+        stand_ins = swapping(table, {id(value) for value in primals}, notes)
+        with contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -111,8 +119,9 @@ def capture(
         after, tree_after = tree_flatten((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
-        if isinstance(result, (list, dict)) and any(result is value for value in (*call_args, *call_kwargs.values())):
-            raise UnsupportedError("the program returns a list or dictionary that it was given")
+        given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
+        if len({*given, *returned}) < len({*given}) + len(returned):
+            raise UnsupportedError("the program returns a list or dictionary that it was given, or one twice")
         return result
 
     tensors = tuple(tensor for _, _, tensor in entries)
@@ -129,7 +138,17 @@ def capture(
         rng,
         {} if sizes is None else sizes.symbols,
         None if sizes is None else sizes.shape_env,
+        watching,
     )
+
+
+def _containers(value: Any) -> Iterator[int]:
+    """Identities of the lists and dictionaries in a nest: a call's result is rebuilt with new ones."""
+    if isinstance(value, (list, dict)):
+        yield id(value)
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
 
 
 def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]:
@@ -174,16 +193,20 @@ def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
 
 def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
     if not isinstance(value, FakeTensor):
-        return mode.from_tensor(value.detach(), static_shapes=True)
+        fake = mode.from_tensor(value.detach(), static_shapes=True)
+        if not (value.requires_grad and value.is_leaf and value._is_view()):
+            return fake
+        with mode, torch.no_grad():
+            return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
     size, stride = list(value.shape), list(value.stride())
     if static:
         size, stride = [int(n) for n in size], [int(n) for n in stride]
     with mode, torch.no_grad():
-        fake = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        empty = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
         if static or not value.storage_offset():
-            return fake
+            return empty
         memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
-        return fake.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
+        return empty.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
 
 
 def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:
@@ -195,10 +218,11 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
             real, FakeTensor
         ):  # a parameter is one to isinstance, and has the attributes that it was given
             vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
-    return [
-        value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
-        for i, value in enumerate(leaves)
-    ]
+    with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
+        return [
+            value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
+            for i, value in enumerate(leaves)
+        ]
 
 
 class CaptureMode(PhiloxMode):
@@ -208,6 +232,8 @@ class CaptureMode(PhiloxMode):
         super().__init__(state)
         self.provenance = provenance
         self.rng = rng
+        self.read_in_regions: Storages = {}  # that come into a checkpointed region from outside
+        self.indexing = IndexingGradients()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         profile = sys.getprofile()
@@ -219,62 +245,66 @@ class CaptureMode(PhiloxMode):
 
     def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         place = self.provenance.current()
-        rule = _MUTATION_RULES.get(func)
+        regions = open_regions()
+        self._check_regions(regions, func, args, kwargs)
+        rule = MUTATION_RULES.get(func)
+        node = torch._C._current_autograd_node()
+        out = None if node is None else self.indexing.rule(node, func, args)
+        if func is aten._local_scalar_dense.default:
+            out = checked_value(*args)
         if rule is not None:
             out = rule(func, args, kwargs)
-        else:
-            if hidden_mutation(func) and func not in _KNOWN_PURE:
+        elif out is None:
+            if hidden_mutation(func) and func not in KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
-            if self.rng == "eager" and torch.Tag.nondeterministic_seeded in func.tags:
-                if torch._C._current_autograd_node() is not None and op_info(func).kind is OpKind.EFFECT:
+            if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
+                if _in_backward():
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
             else:
                 out = super().__torch_dispatch__(func, types, args, kwargs)
-        self.provenance.mark(place)
+        if _in_backward():
+            # What the gradient of a region's op makes of its values is never saved by eager's checkpoint.
+            marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in place.regions)
+        else:
+            marks = tuple((region.number, region.mark(func, args, kwargs, out)) for region in regions)
+        self.provenance.mark(place, marks)
         return out
 
+    def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
+        written = storages_of(_arguments_at(func, op_info(func).writes or hidden_writes(func, args), args, kwargs))
+        if written.keys() & self.read_in_regions.keys():
+            raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
+        for region in regions:
+            if op_info(func).kind is OpKind.EFFECT and not region.preserves_rng:
+                raise UnsupportedError("random numbers in torch.utils.checkpoint with preserve_rng_state=False")
+            region.check_writes(written)
+        if regions:
+            read = storages_of((args, kwargs))
+            self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].made.keys())
+
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
-        if torch._C._current_autograd_node() is not None:
-            # torch.utils.checkpoint runs its block again in the backward, and would draw other numbers.
+        if _in_backward():
             raise UnsupportedError("the backward draws random numbers")
         return super()._next(device)
 
 
-def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
-    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    mean, var = given["running_mean"], given["running_var"]
-    if not given["training"] or mean is None:
-        return func(*args, **kwargs)
-    x, weight, bias = given["input"], given["weight"], given["bias"]
-    out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
-        x, weight, bias, mean, var, True, given["momentum"], given["eps"]
-    )
-    mean.copy_(new_mean)
-    var.copy_(new_var)
-    return out, save_mean, save_invstd
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
 
 
-def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
-    out, save_mean, save_invstd, reserve, mean, var = aten._batch_norm_with_update_functional(*args, **kwargs)
-    args[3].copy_(mean)
-    args[4].copy_(var)
-    return out, save_mean, save_invstd, reserve
+def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+    """The arguments at these places of the schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
 
 
-def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
-    """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
-    training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
-    return hidden_mutation(func) if func in _MUTATION_RULES and training else ()
+class Place(NamedTuple):
+    """Where an op comes from: module path, "file.py:line", numbers of the checkpointed regions around it."""
 
-
-_MUTATION_RULES: dict[Any, Callable[..., Any]] = {
-    aten.native_batch_norm.default: _batch_norm,
-    aten._native_batch_norm_legit.default: _batch_norm,
-    aten._batch_norm_with_update.default: _batch_norm_with_update,
-}
-_KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
+    module: str = ""
+    source: str = ""
+    regions: tuple[int, ...] = ()
 
 
 class Provenance:
@@ -283,7 +313,7 @@ class Provenance:
     def __init__(self, module: nn.Module | None):
         self.names = {} if module is None else {id(child): name for name, child in module.named_modules()}
         self.stack: list[str] = []
-        self.by_sequence: dict[int, tuple[str, str]] = {}
+        self.by_sequence: dict[int, Place] = {}
         self.last: fx.Node | None = None
 
     @contextmanager
@@ -305,18 +335,19 @@ class Provenance:
             for handle in handles:
                 handle.remove()
 
-    def current(self) -> tuple[str, str]:
-        """(module path, "file.py:line") of the op that is about to run."""
+    def current(self) -> Place:
+        """The place of the op that is about to run."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self.by_sequence.get(node._sequence_nr(), ("", ""))
-        place = (self.stack[-1] if self.stack else "", _user_line())
+            return self.by_sequence.get(node._sequence_nr(), Place())
+        regions = tuple(region.number for region in open_regions())
+        place = Place(self.stack[-1] if self.stack else "", _user_line(), regions)
         # The autograd kernel above has numbered this op's gradient node already.
         self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, place)
         return place
 
-    def mark(self, place: tuple[str, str]) -> None:
-        """Note the place on the nodes that were added since the last call."""
+    def mark(self, place: Place, marks: Marks) -> None:
+        """Note the place and the marks on the nodes that were added since the last call."""
         mode = get_proxy_mode()
         if mode is None:
             return
@@ -324,7 +355,8 @@ class Provenance:
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":
-                set_provenance(node, *place, torch.is_grad_enabled())
+                set_provenance(node, place.module, place.source, torch.is_grad_enabled())
+                set_marks(node, marks)
             node = node._prev
         self.last = newest
 

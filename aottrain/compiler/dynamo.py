@@ -14,17 +14,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.checkpoint import checkpoint
 
-from aottrain.compat import dynamo_settings, symbolic_tracing, tree_unflatten
+from aottrain.compat import (
+    dynamo_settings,
+    guard_modules,
+    in_dual_level,
+    symbolic_tracing,
+    tracing_alone,
+    tree_unflatten,
+)
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
+from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import is_disjoint
+from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
 
@@ -50,11 +60,16 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
-    settings = dynamo_settings(skip_nnmodule_hook_guards=False, recompile_limit=RECOMPILE_LIMIT)
+    settings = dynamo_settings(
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=RECOMPILE_LIMIT,
+        error_on_nested_fx_trace=False,
+        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
+    )
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
-        with settings:
+        with settings, seeding_shown(options.rng):
             out = compiled(*args, **kwargs)
         if not ran.any and len(report.graphs) >= RECOMPILE_LIMIT:
             if add_fallback(report, LIMIT_REACHED):
@@ -76,24 +91,36 @@ def compile_graph(
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
     ran = ran or threading.local()
+    guard_modules()
     function = _Inliner(graph).run
     sizes = None
     try:
         examples = _examples(graph, example_inputs)
+        if _counts_from_start(graph) and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
+            raise UnsupportedError(_STARTS)
         sizes = example_sizes(examples)
-        entry, sizes = _compile(function, graph, examples, options, sizes)
+        with tracing_alone():
+            entry, sizes = _compile(function, graph, examples, options, sizes)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise
-        return _eager(graph, report, str(error), ran)
+        reason = str(error).partition("\n")[0]  # fx appends where it was in the graph
+        return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
+    forward_mode = _eager(graph, report, FORWARD_MODE, ran)
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
+    moved = _eager(graph, report, _STARTS, ran)
+    counts_from_start = _counts_from_start(graph)
 
     def run(*args: Any) -> Any:
+        if counts_from_start and any(args[i].storage_offset() for i in places):
+            return moved(*args)
+        if in_dual_level():
+            return forward_mode(*args)
         batch = {id(args[i]): args[i] for i in places}
         primals = [*state, *batch.values()]
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
@@ -129,9 +156,60 @@ def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threa
     def run(*args: Any) -> Any:
         ran.any = True
         add_fallback(report, reason)
+        if not restored:
+            _restore_checkpoints(graph)
+            restored.append(True)
         return graph(*args)
 
+    restored: list[bool] = []
     return run
+
+
+def _restore_checkpoints(graph: fx.GraphModule) -> None:
+    """Make Dynamo's graph run torch's own checkpoint, as it was called: Dynamo's stand-in keeps no random state."""
+    for part in graph.modules():
+        if isinstance(part, fx.GraphModule):
+            for node in part.graph.nodes:
+                if node.target is torch.ops.higher_order.tag_activation_checkpoint:
+                    node.args = (_is_state(node), *node.args)
+                    node.target = _checkpoint
+            part.recompile()
+
+
+def _checkpoint(is_state: Sequence[bool], body: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    context = body.meta.get("_checkpoint_context_fn")
+    function, direct = _close_over(body, args, is_state)
+    return checkpoint(function, *direct, **kwargs, **({} if context is None else {"context_fn": context}))
+
+
+def _is_state(node: fx.Node) -> tuple[bool, ...]:
+    """Which inputs of a checkpoint's body are parameters or buffers: Dynamo names them after where they are found."""
+    names = [getattr(value, "name", "") for value in node.args[1:]]
+    return tuple("_parameters_" in name or "_buffers_" in name for name in names)
+
+
+def _close_over(function: Runner, inputs: Sequence[Any], closed: Sequence[bool]) -> tuple[Runner, list[Any]]:
+    """A function of the other inputs: checkpoint keeps those that it is given, and lets its function find the rest."""
+
+    def partially(*direct: Any) -> Any:
+        rest = iter(direct)
+        return function(*(value if flag else next(rest) for value, flag in zip(inputs, closed, strict=True)))
+
+    return partially, [value for value, flag in zip(inputs, closed, strict=True) if not flag]
+
+
+_STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
+
+
+def _counts_from_start(graph: fx.GraphModule) -> bool:
+    """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
+    return any(
+        getattr(node.target, "__name__", node.target) == "as_strided"
+        and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None)
+        for part in graph.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )
 
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
@@ -144,9 +222,6 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
         if name.startswith(_SETTERS):
             # Dynamo has called it once already: the trace sees no change.
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
-        if name == "as_strided" and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None):
-            # Dynamo does not guard where in its memory an input starts.
-            raise UnsupportedError("as_strided with an offset counts from the start of the memory")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
         if isinstance(value, Tensor) and value.is_nested:
@@ -158,8 +233,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
 
 
 class _Inliner(fx.Interpreter):
-    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line: whether a value is computed
-    again is the partitioner's decision, and checkpoint's own recompute would draw other random numbers."""
+    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line and marked: the partitioner
+    has their values computed again, and checkpoint's own recompute would draw other random numbers."""
 
     def __init__(self, graph: nn.Module):
         super().__init__(graph, garbage_collect_values=False)
@@ -168,15 +243,18 @@ class _Inliner(fx.Interpreter):
         self.env.clear()
         return super().run(*args, enable_io_processing=False)
 
-    def run_node(self, node: fx.Node) -> Any:
-        if node.op == "call_method" and node.target == "item":
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_method" and n.target == "item":
             # A Python float that Dynamo made symbolic (an eps, a dropout rate): its number, which adds a guard.
-            value = node.meta.get("example_value")
+            value = n.meta.get("example_value")
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
-        return super().run_node(node)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.higher_order.tag_activation_checkpoint:
-            return _Inliner(args[0]).run(*args[1:])
-        return super().call_function(target, args, kwargs)
+        if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
+            return super().run_node(n)
+        (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
+        preserves_rng = kwargs.get("preserve_rng_state", True)
+        if kwargs.get("use_reentrant"):
+            function, direct = _close_over(_Inliner(body).run, inputs, _is_state(n))
+            return reentrant_checkpoint(function, preserves_rng, *direct)
+        with checkpointed(body.meta.get("_checkpoint_context_fn"), preserves_rng):
+            return _Inliner(body).run(*inputs)

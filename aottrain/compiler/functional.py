@@ -18,16 +18,17 @@ from aottrain.ir.graph import (
     OutputSpec,
     as_module,
     calls,
+    copy_provenance,
     descendants,
-    grad_mode_of,
     info,
-    module_of,
     placeholders,
-    set_provenance,
-    source_of,
+    spec_of,
     storage_root,
     value_of,
+    view_source,
 )
+
+aten = torch.ops.aten
 
 
 def functionalize(joint: JointGraph) -> JointGraph:
@@ -37,8 +38,11 @@ def functionalize(joint: JointGraph) -> JointGraph:
     bitwise equal to eager. Graphs in which nothing is mutated are returned as they are. Raises UnsupportedError for
     metadata mutation and for state that the backward writes.
     """
-    if not any(info(node).writes for node in calls(joint.graph)):
+    written = [node for node in calls(joint.graph) if info(node).writes]
+    if not written:
         return joint
+    for node in written:
+        _check_written_view(node)
     num_primals = first_size = joint.signature.num_primals
     updated: list[int] = []
 
@@ -90,6 +94,24 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
     return functional
 
 
+def _check_written_view(node: fx.Node) -> None:
+    """Raises UnsupportedError where functionalization would bring a write back to the memory below by arithmetic: it
+    sums the copies of an expanded element, x + (y - x), and the windows of an unfolded one, which rounds."""
+    for place in info(node).writes:
+        source = node.args[place] if place < len(node.args) else None
+        for view in source if isinstance(source, (list, tuple)) else [source]:
+            while isinstance(view, fx.Node):
+                if view.target is aten.unfold.default or (view.target is aten.expand.default and not _keeps(view)):
+                    raise UnsupportedError(f"a write through {info(view).name}, whose elements share memory")
+                view = view_source(view)
+
+
+def _keeps(expand: fx.Node) -> bool:
+    """Whether an expand has as many elements as what it expands."""
+    old, new = spec_of(expand.args[0]), spec_of(expand)  # type: ignore[arg-type]
+    return old is not None and new is not None and old.numel == new.numel
+
+
 def _unwrap(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
@@ -123,6 +145,19 @@ class _Replay(fx.Interpreter):
             torch._functionalize_commit_update(value)
             torch._sync(value)
 
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is aten.expand.default:
+            missing = len(args[1]) - args[0].dim()
+            expanded = super().call_function(target, args, kwargs)
+            if expanded.numel() != args[0].numel():
+                return expanded
+            # The same elements: through a view whose way back is exact.
+            value = aten.alias(args[0]) if missing == 0 else args[0]
+            for _ in range(missing):
+                value = value.unsqueeze(0)
+            return value
+        return super().call_function(target, args, kwargs)
+
     def run_node(self, node: fx.Node) -> Any:
         mode = get_proxy_mode()
         assert mode is not None
@@ -137,6 +172,6 @@ class _Replay(fx.Interpreter):
         new = mode.tracer.graph._root._prev
         while new is not last and new.op != "root":
             if new.op == "call_function":
-                set_provenance(new, module_of(node), source_of(node), grad_mode_of(node))
+                copy_provenance(node, new)
             new = new._prev
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -54,13 +55,14 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             gradients: Sequence[Tensor | None] = ()
             if wanted:
                 _check_autograd_graph(outputs, leaves_in, step)
-                with disable_autocast():
+                with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [outputs[i] for i in differentiable],
                         [leaves_in[i] for i in wanted],
                         grad_outputs=tangents,
                         allow_unused=True,
                     )
+                mode.indexing.check()
         return [*outputs, *gradients]
 
     primals = fake_primals(step, fake_mode)
@@ -72,7 +74,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             module = make_fx(joint)(list(step.sizes.values()), primals, state, tangents)
         except AssertionError as error:
             raise _explain(error) from error
-    constants = _lift_constants(module)
+    constants = _lift_constants(module, fake_mode)
     _move_after_primals(module.graph, len(step.sizes))
     signature = _signature(step, analysis, wanted, specs, constants)
     _name_placeholders(module.graph, signature)
@@ -92,8 +94,7 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
             if several and len(node._input_metadata) > 1:
                 # It may be given None, or zeros, for some: what it makes of that cannot be cut out of one trace.
                 raise UnsupportedError("a custom autograd.Function with several results, of which some may go unused")
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor) and id(variable) not in known:
+        if hasattr(node, "variable") and id(node.variable) not in known and not _is_forgotten(node):
             raise UnsupportedError("a gradient flows to a tensor that is not an input of the program")
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
@@ -101,7 +102,19 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
                 stack.append(following)
 
 
-def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
+def _is_forgotten(node: Any) -> bool:
+    """Whether the leaf of an AccumulateGrad is one that the program made itself and let go of: then autograd alone
+    holds it, as it does the leaf made here, and nobody can ask for its gradient."""
+    made: Any = torch.ones((), requires_grad=True).add(1).grad_fn
+    hooks = node.variable._backward_hooks or node.variable._post_accumulate_grad_hooks
+    return not hooks and _num_references(node) <= _num_references(made.next_functions[0][0])
+
+
+def _num_references(node: Any) -> int:
+    return sys.getrefcount(node.variable)
+
+
+def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
     found: dict[str, fx.Node] = {}
     constants: list[Tensor] = []
@@ -116,7 +129,8 @@ def _lift_constants(module: fx.GraphModule) -> list[Tensor]:
                 raise UnsupportedError(f"the program makes a constant of type {type(value).__name__}")
             with module.graph.inserting_before(first_after_primals):
                 found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
-            found[node.target].meta["val"] = node.meta.get("val", None)
+            # TorchDynamo's trace around ours has left a fake of its own mode.
+            found[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
             constants.append(value)
         node.replace_all_uses_with(found[node.target])
         module.graph.erase_node(node)

@@ -27,6 +27,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
         build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
+        unversioned=analysis.unversioned,
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
         differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
         gradient_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT),
@@ -36,6 +37,7 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
         constants=parts.constants,
         replay=replay,
         size_names=size_names,
+        viewed=analysis.viewed,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes

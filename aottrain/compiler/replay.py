@@ -14,14 +14,26 @@ from torch import Tensor, fx
 
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.standins import CUSTOM_FUNCTION
-from aottrain.ir.graph import InputKind, JointGraph, OutputKind, ancestors, as_module, copy_meta, grad_mode_of
+from aottrain.ir.graph import (
+    InputKind,
+    JointGraph,
+    OutputKind,
+    ancestors,
+    as_module,
+    calls,
+    copy_meta,
+    grad_mode_of,
+)
+from aottrain.ir.ops import uses_generator
 from aottrain.runtime.program import Replay
 
 
 def replay_of(step: CapturedStep, functional: JointGraph) -> Replay | None:
-    """None where a replay would be wrong: a custom Function's own backward is not in the graph, and state that the
-    program updates has another value by then."""
+    """None where a replay would be wrong: a custom Function's own backward is not in the graph, state that the program
+    updates has another value by then, and eager's generator would be moved again."""
     if CUSTOM_FUNCTION in step.notes or any(value.mutated for value in functional.signature.inputs):
+        return None
+    if any(uses_generator(node.target) for node in calls(functional.graph)):
         return None
     built: list[fx.GraphModule] = []
 

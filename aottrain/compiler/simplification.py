@@ -19,7 +19,9 @@ from aottrain.ir.graph import (
     calls,
     copy_meta,
     is_size,
+    marks_of,
     placeholders,
+    set_marks,
     spec_of,
     value_of,
     view_source,
@@ -141,14 +143,19 @@ def _merge_common_subexpressions(graph: fx.Graph) -> None:
             continue
         first = kept.setdefault(key, node)
         if first is not node:
+            merged = zip(marks_of(first), marks_of(node), strict=True)
+            set_marks(first, tuple((number, max(mark, other)) for (number, mark), (_, other) in merged))
             node.replace_all_uses_with(first)
             graph.erase_node(node)
 
 
 def _expression(node: fx.Node) -> Any:
-    """Hashable text of what the node computes; None where an argument cannot be compared."""
+    """Hashable text of what the node computes; None where an argument cannot be compared.
+
+    What a checkpointed region computes is its own: shared with other code it would have to be saved.
+    """
     leaves, tree = tree_flatten((node.args, node.kwargs))
-    parts: list[Any] = [node.target, str(tree)]
+    parts: list[Any] = [node.target, str(tree), tuple(number for number, _ in marks_of(node))]
     for leaf in leaves:
         # True == 1 == 1.0 and 0.0 == -0.0 in Python, but not to an op: the type and the sign are part of the key.
         parts.append(leaf if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf)))

@@ -12,9 +12,13 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
+from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.errors import UnsupportedError
+from aottrain.runtime.checks import values_checked
+from aottrain.runtime.generator import generators_traced
 
 CUSTOM_FUNCTION = "a custom autograd.Function"
 
@@ -49,7 +53,7 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def contained() -> Iterator[None]:
+def contained(rng: str) -> Iterator[None]:
     """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
     backward, grad_mode, settings = torch.autograd.backward, torch.is_grad_enabled(), global_settings()
     random_state, numpy_state = random.getstate(), numpy.random.get_state()
@@ -61,18 +65,10 @@ def contained() -> Iterator[None]:
             return backward(*args, **kwargs)
         raise UnsupportedError("the program calls backward() inside")
 
-    class NoGenerator:
-        def __getattr__(self, name: str) -> Any:
-            if threading.get_ident() != thread:
-                return getattr(generator, name)
-            raise UnsupportedError(f"the program calls {name} of torch's random generator")
-
-    generator = torch.random.default_generator
     torch.autograd.backward = refuse
-    torch.random.default_generator = NoGenerator()  # type: ignore[assignment]
     try:
         # oneDNN's LSTM keeps a workspace only while autograd records, which compiled graphs do not: it is decomposed.
-        with no_saved_tensor_hooks(), no_onednn():
+        with generators_traced(rng), no_saved_tensor_hooks(), no_onednn():
             yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
@@ -82,7 +78,6 @@ def contained() -> Iterator[None]:
             raise UnsupportedError("the program draws from Python's or NumPy's random generator")
     finally:
         torch.autograd.backward = backward
-        torch.random.default_generator = generator
         torch.set_grad_enabled(grad_mode)
         restore_settings(settings)
         random.setstate(random_state)
@@ -96,8 +91,13 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
     Raises UnsupportedError where the program asks what only the real tensors know; inputs: identities of the stand-ins.
     """
     apply = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return apply.__func__(cls, *args, **kwargs)
+        if cls is CheckpointFunction:
+            return reentrant_checkpoint(*args)
         # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
         notes.add(CUSTOM_FUNCTION)
         return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
@@ -119,6 +119,8 @@ _UNKNOWN = (
     *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
     Tensor._version.__get__,  # type: ignore[attr-defined]
     Tensor.data_ptr,
+    Tensor.__repr__,
+    Tensor.__format__,
 )
 _UNKNOWN_OF_INPUTS = (
     *(getattr(Tensor, name).__get__ for name in ("is_leaf", "grad_fn", "_base")),
@@ -150,4 +152,7 @@ class _StandInMode(TorchFunctionMode):
             raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
         if func is torch.nn.functional.one_hot:
             return _one_hot(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
+        if func is torch.nn.functional.gaussian_nll_loss:
+            with values_checked("var has negative entry/entries"):
+                return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
         return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))

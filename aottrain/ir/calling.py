@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
+
 from aottrain.ir.sizes import Size
 from aottrain.ir.tensor import TensorSpec
 
@@ -24,7 +26,9 @@ class OutputInfo:
     index: of the primal, or of the computed tensor. geometry: (size, stride, offset from that tensor's first element)
     where the result is a view of it, made outside the compiled function so that later writes land where eager's would;
     None where it is that tensor itself. requires_grad: gradients flow through it. origin: how autograd thinks that the
-    view was made, which decides whether it may be written to.
+    view was made, which decides whether it may be written to. dtype: of the view, whose elements the geometry counts;
+    None where it is its tensor's. conj, neg: whether it is a lazy conjugate, a lazy negative.
+    split: (sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view.
     """
 
     source: Source
@@ -32,6 +36,16 @@ class OutputInfo:
     requires_grad: bool
     geometry: tuple[tuple[Size, ...], tuple[Size, ...], Size] | None = None
     origin: Any = None
+    dtype: torch.dtype | None = None
+    conj: bool = False
+    neg: bool = False
+    split: tuple[Any, int, int] | None = None
+
+
+def is_pair(one: torch.dtype, other: torch.dtype) -> bool:
+    """Whether one is the complex type of the other's numbers, in whatever order."""
+    real, numbers = (other, one) if one.is_complex else (one, other)
+    return real.is_floating_point and numbers.is_complex and numbers.to_real() == real
 
 
 @dataclass(frozen=True)

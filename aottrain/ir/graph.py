@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 import torch
@@ -27,6 +27,18 @@ class InputKind(Enum):
     TANGENT = "tangent"
     RNG = "rng"
 
+
+class Mark(IntEnum):
+    """What the user says of a value inside torch.utils.checkpoint. Of two the greater wins: what one holds is held."""
+
+    MUST_RECOMPUTE = 0
+    PREFER_RECOMPUTE = 1
+    PREFER_SAVE = 2
+    MUST_SAVE = 3
+
+
+# For each checkpointed region around an op, the outermost first, its number and its mark on the op's values.
+Marks = tuple[tuple[int, Mark], ...]
 
 PRIMALS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH, InputKind.CONSTANT)
 
@@ -234,6 +246,21 @@ def set_provenance(node: fx.Node, module: str, source: str, grad_mode: bool) -> 
 def grad_mode_of(node: fx.Node) -> bool:
     """Whether the user's code recorded gradients where it called this op."""
     return bool(node.meta.get("aottrain_grad_mode", True))
+
+
+def set_marks(node: fx.Node, marks: Marks) -> None:
+    node.meta["aottrain_marks"] = marks
+
+
+def marks_of(node: fx.Node) -> Marks:
+    return node.meta.get("aottrain_marks", ())
+
+
+def copy_provenance(source: fx.Node, target: fx.Node) -> None:
+    """All that is known of the user's code behind an op, for an op that does its work in another program."""
+    for key in ("aottrain_module", "aottrain_source", "aottrain_grad_mode", "aottrain_marks"):
+        if key in source.meta:
+            target.meta[key] = source.meta[key]
 
 
 def copy_meta(source: fx.Node, target: fx.Node) -> None:

@@ -24,7 +24,7 @@ class OpKind(Enum):
 
     VIEW = "view"  # shares its input's storage: costs nothing, saved through its base
     RANDOM = "random draw"  # a pure function of (seed, draw number): recomputable at no saved byte
-    EFFECT = "draw from eager's generator"  # advances hidden state: runs once, in order, in the forward
+    EFFECT = "effect"  # uses eager's generator, or raises an error: runs once, in order, in the forward
     COMPUTE = "matrix product"  # dominated by arithmetic: matrix products, convolutions, attention
     CHEAP = "pointwise or reduction"  # dominated by memory traffic
     STRUCTURE = "structure"  # picks an item of a tuple
@@ -70,7 +70,11 @@ _COMPUTE: dict[str, str] = dict(
 )
 
 # Attention without dropout carries torch's tag and draws nothing; capture refuses the form that draws.
-_DRAWS_FROM_GENERATOR = ("eager_draw",)
+_GENERATOR = "draw from eager's generator"
+_USES_GENERATOR = ("eager_draw", "get_rng_state", "set_rng_state", "manual_seed")
+
+# Raise the error that eager raises for such values.
+_CHECKS = ("require_false",)
 
 # Ops that share their input's storage though their schema does not say so.
 _HIDDEN_VIEWS = {"_unsafe_view": 0, "lift_fresh": 0, "_reshape_alias": 0}
@@ -103,9 +107,11 @@ def op_info(target: Any) -> OpInfo:
     view_of = _HIDDEN_VIEWS.get(packet)
     if view_of is None and not writes:
         view_of = _aliased_argument(schema)
-    if packet in _DRAWS_FROM_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
-        kind, label = OpKind.EFFECT, "draw from eager's generator"
-    elif namespace == "aottrain":
+    if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
+        kind, label = OpKind.EFFECT, _GENERATOR
+    elif packet in _CHECKS:
+        kind, label = OpKind.EFFECT, "check of values"
+    elif namespace == "aottrain" and packet.startswith("philox_"):
         kind, label = OpKind.RANDOM, "random draw"
     elif view_of is not None:
         kind, label = OpKind.VIEW, "view"
@@ -142,6 +148,11 @@ def is_pure(target: Any) -> bool:
         return isinstance(target, SizeExpression) or getattr(target, "__name__", "") == "getitem"
     facts = op_info(target)
     return not facts.writes and facts.kind is not OpKind.EFFECT
+
+
+def uses_generator(target: Any) -> bool:
+    """Whether it draws from, reads or sets eager's random generator."""
+    return op_info(target).label == _GENERATOR
 
 
 def flop_formula(target: Any) -> Callable[..., int] | None:

@@ -22,7 +22,7 @@ from aottrain.ir.graph import (
     placeholders,
     results,
 )
-from aottrain.ir.ops import OpKind, hidden_mutation, is_pure
+from aottrain.ir.ops import OpKind, hidden_mutation, is_pure, uses_generator
 
 
 def verify_joint(joint: JointGraph) -> None:
@@ -34,7 +34,7 @@ def verify_joint(joint: JointGraph) -> None:
     both = [node.name for node in joint.graph.nodes if node in late and node in early]
     _require(not both, f"{both[:1]} depends on a tangent, and an output or state update depends on it")
     effects = [node.name for node in late if node.op == "call_function" and info(node).kind is OpKind.EFFECT]
-    _require(not effects, f"{effects[:1]} draws from eager's generator in the backward")
+    _require(not effects, f"{effects[:1]} has an effect in the backward")
 
 
 def verify_functional(joint: JointGraph) -> None:
@@ -49,7 +49,7 @@ def verify_functional(joint: JointGraph) -> None:
             _require(isinstance(number, int) and 0 <= number < joint.num_draws, f"{node.name} has no draw number")
             _require(number not in draws, f"{node.name} repeats draw {number}")
             draws.add(number)  # type: ignore[arg-type]
-        elif joint.rng == "philox" or info(node).kind is not OpKind.EFFECT:
+        elif info(node).kind is not OpKind.EFFECT or (joint.rng == "philox" and uses_generator(node.target)):
             _require(is_pure(node.target), f"{node.name} gives another value when it is run again")
     writes = (OutputKind.UPDATE, OutputKind.REPLACEMENT)
     updates = {value.target for value in joint.signature.outputs if value.kind in writes}
@@ -77,6 +77,7 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     count = len(wanted_forward)
     _require(len(values) == count + len(parts.residuals), "the forward does not return outputs, updates and residuals")
     _require(expressions.of(values[:count]) == expressions.of(wanted_forward), "the forward computes something else")
+    _require(_effects(parts.forward) == _effects(joint.graph), "the forward has other effects, or in another order")
     if parts.backward is None:
         return
     _verify_residuals(joint, parts, values[count:], expressions)
@@ -84,6 +85,10 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     _require(expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else")
     for node in calls(parts.backward):
         _require(is_pure(node.target), f"{node.name} is run in the backward and has an effect")
+
+
+def _effects(graph: fx.Graph) -> list[Any]:
+    return [node.target for node in calls(graph) if info(node).kind is OpKind.EFFECT]
 
 
 def _verify_residuals(

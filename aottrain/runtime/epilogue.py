@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compat import set_view_origin
-from aottrain.ir.calling import OutputInfo, Source
+from aottrain.compat import negated, set_view_origin
+from aottrain.ir.calling import OutputInfo, Source, is_pair
 from aottrain.ir.sizes import SizeExpression, resolve
 
 
@@ -27,11 +27,12 @@ def assemble(
     custom Function returned, and a view of an input must be one of the caller's own tensor."""
     result = list(leaves)
     known = iter(outputs)
+    splits: dict[Any, Sequence[Tensor]] = {}
     for place, flag in enumerate(is_tensor):
         if flag:
             info = next(known)
             source = primals if info.source is Source.PRIMAL else computed
-            result[place] = _make(info, source[info.index], sizes)
+            result[place] = _make(info, source[info.index], sizes, splits)
         elif isinstance(result[place], SizeExpression):
             result[place] = result[place].of(sizes)
         elif type(result[place]) is tuple:
@@ -39,14 +40,47 @@ def assemble(
     return result
 
 
-def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
+def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: dict[Any, Sequence[Tensor]]) -> Tensor:
+    if info.split is not None:
+        lengths, dim, which = info.split
+        if (info.index, lengths, dim) not in splits:  # once, so that its parts have one node in autograd's graph
+            split = torch.unsafe_split if isinstance(lengths, int) else torch.unsafe_split_with_sizes
+            with torch.enable_grad():
+                splits[info.index, lengths, dim] = split(source, lengths, dim)
+        return splits[info.index, lengths, dim][which]
     if info.geometry is None:
         return source
-    size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
-    offset = resolve([info.geometry[2]], sizes)[0] + source.storage_offset()
-    if not info.requires_grad:
-        return source.detach().as_strided(size, stride, offset)
-    with torch.enable_grad():
-        value = source.as_strided(size, stride, offset)
+    if not info.requires_grad and info.origin is None:
+        value = source.detach()
+        return value if _is_whole(info, value, sizes) else _view(info, value, sizes)
+    with torch.set_grad_enabled(info.requires_grad):
+        value = _view(info, source, sizes)
     set_view_origin(value, info.origin)
     return value
+
+
+def _view(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
+    assert info.geometry is not None
+    size, stride = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes)
+    (offset,) = resolve(info.geometry[2:], sizes)
+    pairs = info.dtype is not None and is_pair(info.dtype, source.dtype)
+    if pairs and not source.is_complex():
+        size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
+    elif pairs:
+        source = torch.view_as_real(source)
+    elif info.dtype is not None:
+        source = source.view(info.dtype)
+    value = source.as_strided(size, stride, offset + source.storage_offset())
+    if pairs and value.dtype != info.dtype:
+        value = torch.view_as_complex(value)
+    value = value.conj() if info.conj else value
+    return negated(value) if info.neg else value
+
+
+def _is_whole(info: OutputInfo, value: Tensor, sizes: Mapping[str, int]) -> bool:
+    """Whether the view shows its base as it is."""
+    assert info.geometry is not None
+    if info.dtype is not None or info.conj or info.neg:
+        return False
+    layout = resolve(info.geometry[0], sizes), resolve(info.geometry[1], sizes), *resolve(info.geometry[2:], sizes)
+    return layout == (tuple(value.shape), tuple(value.stride()), 0)

@@ -9,6 +9,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compat import SIZE_NAMESPACE
+from aottrain.ir.graph import info, is_size, spec_of
+
+# Ops that the trace prepared an input's strides for: views that other strides forbid, and kernels that take two inputs
+# to be laid out alike. All others get the strides that eager's would get.
+_BY_STRIDES = {
+    "aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default",
+    "aten.native_group_norm.default", "aten.native_group_norm_backward.default",
+}  # fmt: skip
+
 Runner = Callable[[list[Any]], list[Any]]
 
 
@@ -25,27 +35,55 @@ def aten_runner(graph: fx.Graph) -> Runner:
 
 def render(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
     """Python text of the program, and the names that it reads."""
-    names: dict[str, Any] = {"inf": float("inf"), "nan": float("nan")}
+    names: dict[str, Any] = {**SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan")}
     last_use = _last_uses(graph)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     lines = ["def run(inputs):"]
     if inputs:
         lines += [f"    {', '.join(node.name for node in inputs)}, = inputs", "    inputs.clear()"]
-    unread = [node.name for node in inputs if not node.users]
+    unread = [node.name for node in inputs if not node.users and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
     for node in graph.nodes:
         if node.op == "call_function":
             lines.append(f"    {node.name} = {_call(node, names)}")
+            lines += _laid_out(node, names)
         elif node.op == "output":
             lines.append(f"    return {_value(list(node.args[0]), names)}")
             continue
-        dead = [value.name for value in last_use.get(node, []) if value.op != "output"]
+        dead = [value.name for value in last_use.get(node, []) if value.op != "output" and not is_size(value)]
         if node.op == "call_function" and not node.users:
             dead.append(node.name)
         if dead:
             lines.append(f"    del {', '.join(dead)}")
     return "\n".join(lines) + "\n", names
+
+
+def _laid_out(node: fx.Node, names: dict[str, Any]) -> list[str]:
+    """A statement that gives the node's value the strides that it was traced with, where a reader counts on them.
+
+    Fakes and kernels disagree on some. What was traced as a copy less, because its input was laid out as an op needs
+    it, would read wrong numbers.
+    """
+    spec = spec_of(node)
+    if spec is None or not any(user.op == "call_function" and info(user).name in _BY_STRIDES for user in node.users):
+        return []
+    names["laid_out"] = laid_out
+    if spec.symbolic is not None:
+        strides = f"({', '.join(map(str, spec.strides))},)"  # of the sizes, which are inputs by these names
+    else:
+        strides = f"k_{len(names)}"
+        names[strides] = spec.stride
+    return [f"    if {node.name}.stride() != {strides}: {node.name} = laid_out({node.name}, {strides})"]
+
+
+def laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The value, or a copy of it with these strides; those of dimensions of size 1 do not count."""
+    if value.numel() <= 1 or all(
+        size == 1 or old == new for size, old, new in zip(value.shape, value.stride(), strides, strict=True)
+    ):
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from aottrain.compat import PLAIN_TYPES, autocast_state, dynamic_marks, is_wrapped, no_marks, tree_flatten
+from aottrain.compat import (
+    PLAIN_TYPES,
+    autocast_state,
+    dynamic_marks,
+    has_function_modes,
+    in_dual_level,
+    is_wrapped,
+    no_marks,
+    tree_flatten,
+)
 from aottrain.errors import UnsupportedError
+
+FORWARD_MODE = "the call is inside a level of forward-mode differentiation"
 
 
 def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False) -> tuple[Any, list[Tensor]]:
@@ -19,12 +31,18 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
     Sizes that may be symbolic are left out: all of the inputs' under `dynamic`, and dimensions that the caller marked.
     Raises UnsupportedError for arguments that cannot be compared by value.
     """
+    if has_function_modes():
+        raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
+    if in_dual_level():
+        raise UnsupportedError(FORWARD_MODE)
     leaves, tree = tree_flatten((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
     for leaf in leaves:
         if isinstance(leaf, Tensor):
+            if leaf.is_nested:
+                raise UnsupportedError("an argument is a nested tensor")
             if is_wrapped(leaf) or not no_marks(vars(leaf)):
                 raise UnsupportedError("an argument is inside torch.func, or carries attributes of its own")
             tensors.append(leaf)
@@ -58,11 +76,27 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
     )
 
 
+def argument_objects(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The modules and dataclasses among a call's arguments, whose insides its key does not hold."""
+    return [leaf for leaf in tree_flatten((tuple(args), kwargs))[0] if isinstance(leaf, nn.Module) or _is_record(leaf)]
+
+
 def _constant(value: Any) -> Any:
     if isinstance(value, PLAIN_TYPES):
         # 1, 1.0 and True are equal in Python but not to a program; nan is not equal to itself.
         return (type(value), repr(value))
+    if isinstance(value, nn.Module):
+        return (type(value), id(value))
+    if _is_record(value):
+        return (type(value), *(_constant(getattr(value, known.name)) for known in fields(value)))
     raise UnsupportedError(f"an argument of type {type(value).__name__} cannot be guarded by value")
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is a dataclass that holds its fields and nothing else."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return False
+    return getattr(value, "__dict__", {}).keys() <= {known.name for known in fields(value)}
 
 
 def alias_pattern(tensors: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:

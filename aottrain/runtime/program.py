@@ -13,7 +13,7 @@ from torch import Tensor
 from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import TensorSpec
-from aottrain.runtime.executor import Runner
+from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.philox import new_state
 
 NO_SIZES: Mapping[str, int] = {}
@@ -30,8 +30,10 @@ class Program:
     for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
     that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
-    flow through. update_targets: the primal that each update is written to. gradient_targets: the primal of each
+    flow through. update_targets: the primal that each update is written to; unversioned: those
+    written behind autograd's back. gradient_targets: the primal of each
     gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
+    viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated.
     """
 
@@ -40,6 +42,7 @@ class Program:
     num_outputs: int
     replaced: tuple[int, ...]
     update_targets: tuple[int, ...]
+    unversioned: tuple[int, ...]
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
     output_specs: tuple[TensorSpec, ...]
@@ -48,6 +51,7 @@ class Program:
     constants: tuple[Tensor, ...] = ()
     replay: Replay | None = None
     size_names: tuple[str, ...] = ()
+    viewed: frozenset[int] = frozenset()
     _backwards: dict[Pattern, Runner] = field(default_factory=dict)
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> list[Tensor]:
@@ -61,10 +65,11 @@ class Program:
             else:
                 with torch.enable_grad():
                     outputs = list(_CompiledFunction.apply(self, state, sizes, updates, *primals))
-            # Not through .data: version counters must move, so that eager's errors on stale saved values are raised.
+            # Through .data only where the program did so: version counters must move, so that eager's errors on stale
+            # saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
-                    primals[target].copy_(value)
+                    (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 primals[target].copy_(value)  # with gradients: the input continues from the program's output
         return outputs[: self.num_outputs - len(self.replaced)]
@@ -77,6 +82,9 @@ class Program:
         end = self.num_outputs + len(self.update_targets)
         updates.extend(results[self.num_outputs : end])
         del results[self.num_outputs : end]
+        for i in self.viewed:
+            # Fakes and kernels disagree on some strides.
+            results[i] = _coerce(results[i], self.output_specs[i], sizes)
         return results
 
     def symbols(self, sizes: Mapping[str, int]) -> list[int]:
@@ -138,7 +146,9 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
     """
     program: Program = ctx.program
     if program.replay is None:
-        raise UnsupportedError("create_graph=True through a program with a custom autograd.Function or updated state")
+        raise UnsupportedError(
+            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
+        )
     primals = []
     for reference, version in ctx.inputs:
         value = reference()
@@ -161,8 +171,6 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
-    """A tangent with the strides that the backward was traced for."""
-    shape, stride = spec.layout(sizes)
-    if tuple(tangent.stride()) == stride or tangent.numel() <= 1:
-        return tangent
-    return torch.empty_strided(shape, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)
+    """A tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
+    tangent, (_, strides) = tangent.resolve_conj().resolve_neg(), spec.layout(sizes)
+    return tangent if tangent.stride() == strides else laid_out(tangent, strides)

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
+import gc
+import io
+import logging
+import sys
 import types
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import is_dataclass
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 
 from aottrain.compat import PLAIN_TYPES
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.guards import describe
 
-# Of containers longer than this, each item is guarded by identity; what lies deeper is not looked at.
+# Containers longer than this are guarded by the identity of their items, and of what those hold.
 _MAX_ITEMS = 256
-_MAX_DEPTH = 12
+# Of objects and of functions that call each other: what lies deeper is not looked at.
+_MAX_DEPTH = 32
+# Memory that is compared by content before each call.
+_MAX_BYTES = 1 << 16
 _MISSING = object()
+# What the code of a program does with these is refused while it is traced; they lead to all else in the process.
+_OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
+_NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
+# Containers of Python's own that keep another one in an attribute.
+_WRAPPERS = (
+    collections.UserDict,
+    collections.UserList,
+    weakref.WeakValueDictionary,
+    weakref.WeakKeyDictionary,
+    weakref.WeakSet,
+    functools.partialmethod,
+    functools.cached_property,
+    functools.singledispatchmethod,
+)
 
 
 class _Cell:
@@ -41,6 +67,16 @@ class _List:
         return self.items[key] if key < len(self.items) else default
 
 
+class _Call:
+    """What a function of no arguments gives: the object of a weak reference, the value of a context variable."""
+
+    def __init__(self, read: Callable[[], Any]):
+        self.read = read
+
+    def get(self, key: Any, default: Any) -> Any:
+        return self.read()
+
+
 class _Attributes:
     """Attributes that are in no `__dict__`: of functions, of classes with slots."""
 
@@ -52,15 +88,20 @@ class _Attributes:
 
 
 class StateGuard:
-    """What a call of `target` can reach, as it was when this guard was made.
+    """What a call of `target` with these objects among its arguments can reach, as it was when this guard was made.
 
     holds(): tensors and modules are the same objects with the same metadata; plain values are equal; containers have
     the same items. `reachable`: identities of the tensors that are guarded. restore() undoes shallow changes.
+    watching(): around every trace. What a function reads beside its arguments (closure, globals, defaults) is looked at
+    when it first runs: of a large library a program runs little, and the rest of it is none of its concern.
     Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
-    def __init__(self, target: Any):
+    def __init__(self, target: Any, arguments: Iterable[Any] = ()):
         self.reachable: set[int] = set()
+        self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
+        self._ran: set[types.CodeType] = set()
+        self._packages: set[str] = set()  # those that these functions come from
         self._slots: list[tuple[Any, Any, Any]] = []
         self._plain: list[tuple[Any, Any, Any, type]] = []
         self._sizes: list[tuple[Any, int]] = []
@@ -70,20 +111,56 @@ class StateGuard:
         self._seen: set[int] = set()
         self._classes: set[type] = set()
         self._caches: list[tuple[Any, int]] = []
+        self._contents: list[tuple[Callable[[], bytes], bytes]] = []
         self._keep: list[Any] = []
-        self._visit(target, 0)
+        for value in (target, *arguments):
+            self._visit(value, 0)
 
     def holds(self) -> bool:
         return (
-            all(
-                type(value := table.get(key, _MISSING)) is kind and value == known
-                for table, key, known, kind in self._plain
-            )
-            and all(table.get(key, _MISSING) is known for table, key, known in self._slots)
+            all(type(value := _read(table, key)) is kind and value == known for table, key, known, kind in self._plain)
+            and all(_read(table, key) is known for table, key, known in self._slots)
             and all(len(table) == size for table, size in self._sizes)
             and all(list(map(id, items)) == known for items, known in self._items)
             and all(describe(tensor) == known for tensor, known in self._tensors)
+            and all(function.cache_info().misses == misses for function, misses in self._caches)
+            and all(read() == known for read, known in self._contents)
         )
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside, guard what each function that runs can read, as it is before the function runs."""
+        before = sys.getprofile()
+
+        def watch(frame: types.FrameType, event: str, called: Any) -> None:
+            if event == "call" and frame.f_code not in self._ran:
+                sys.setprofile(None)  # not this one's own calls
+                try:
+                    self._run(frame)
+                finally:
+                    sys.setprofile(watch)
+            if before is not None:
+                before(frame, event, called)
+
+        sys.setprofile(watch)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _run(self, frame: types.FrameType) -> None:
+        """A function runs for the first time. Those with the same code are the same function with other closures."""
+        code = frame.f_code
+        functions = self._functions.pop(code, [])
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if not functions and package in self._packages and package != "aottrain":
+            # Handed over by something that is not looked into.
+            functions = [value for value in gc.get_referrers(code) if isinstance(value, types.FunctionType)]
+        for inner in _codes(code):  # what it defines reads its variables, and the globals that are guarded with its own
+            self._ran.add(inner)
+            functions += self._functions.pop(inner, [])
+        for function in functions:
+            self._visit_body(function, 1)
 
     def clear_caches(self) -> None:
         """Drop what functools.lru_cache and the like have kept of a trace: stand-ins."""
@@ -105,7 +182,7 @@ class StateGuard:
                 table.clear()
                 table.update(copy)
         for table, key, known in [*self._slots, *(entry[:3] for entry in self._plain)]:
-            if table.get(key, _MISSING) is known:
+            if _read(table, key) is known:
                 continue
             if isinstance(table, _Cell):
                 table.cell.cell_contents = known
@@ -115,7 +192,7 @@ class StateGuard:
                 table[key] = known
 
     def _visit(self, value: Any, depth: int) -> None:
-        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType)):
+        if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType, *_OPAQUE)):
             return
         if id(value) in self._seen:
             return
@@ -131,14 +208,17 @@ class StateGuard:
             for name in ("_parameters", "_buffers", "_modules"):
                 self._visit_table(vars(value)[name], depth)
             self._visit(type(value), depth + 1)
+            self._slots.append((_Attributes(value), "__class__", type(value)))
         elif isinstance(value, type):
             self._visit_class(value, depth)
-        elif isinstance(value, dict):
+        elif isinstance(value, (dict, collections.ChainMap, types.MappingProxyType)):
             self._visit_table(value, depth)
             self._items.append((value, list(map(id, value))))
         elif isinstance(value, (set, collections.deque)):
             self._items.append((value, list(map(id, value))))
             self._copies.append((value, list(value)))
+            for item in value:
+                self._visit(item, depth + 1)
         elif isinstance(value, (list, tuple)):
             self._visit_list(value, depth)
         elif isinstance(value, types.FunctionType):
@@ -153,17 +233,33 @@ class StateGuard:
             self._visit(value.__func__, depth)
         elif isinstance(value, property):
             self._visit(value.fget, depth)
-        elif hasattr(value, "cache_info") and hasattr(value, "__wrapped__"):
+        elif isinstance(value, functools._lru_cache_wrapper):
             self._caches.append((value, value.cache_info().misses))
             self._visit(value.__wrapped__, depth)
+        elif isinstance(value, _WRAPPERS):
+            self._visit_table(vars(value), depth)
+        elif isinstance(value, weakref.ref):
+            self._slot(_Call(value), None, value(), depth)
+        elif isinstance(value, contextvars.ContextVar):
+            self._slot(_Call(lambda: value.get(None)), None, value.get(None), depth)
+        elif isinstance(value, (bytearray, memoryview, numpy.ndarray)) or type(value).__module__ == "array":
+            self._visit_memory(value)
         elif isinstance(value, Iterator):
             raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
-        elif depth < _MAX_DEPTH and _is_users(value):
+        elif depth < _MAX_DEPTH and (_is_users(value) or is_dataclass(value)):
             self._visit_class(type(value), depth + 1)
+            self._slots.append((_Attributes(value), "__class__", type(value)))
             if isinstance(getattr(value, "__dict__", None), dict):
                 self._visit_table(vars(value), depth)
             for name in getattr(type(value), "__slots__", ()):
                 self._slot(_Attributes(value), name, getattr(value, name, _MISSING), depth)
+
+    def _visit_memory(self, value: Any) -> None:
+        if len(content := value.tobytes() if hasattr(value, "tobytes") else bytes(value)) > _MAX_BYTES:
+            raise UnsupportedError(f"the program can reach a {type(value).__name__} that is too large to compare")
+        if isinstance(value, numpy.ndarray) and value.dtype.hasobject:
+            raise UnsupportedError("the program can reach a NumPy array of objects")
+        self._contents.append((getattr(value, "tobytes", lambda: bytes(value)), content))
 
     def _visit_class(self, cls: type, depth: int) -> None:
         if not _is_users(cls) or cls in self._classes:
@@ -175,13 +271,17 @@ class StateGuard:
         for key, value in table.items():
             if key not in ("__dict__", "__weakref__", "__doc__"):
                 self._slot(table, key, value, depth)
-        for base in cls.__bases__:
+        for base in (*cls.__bases__, type(cls)):
             self._visit_class(base, depth)
 
-    def _visit_table(self, table: dict[Any, Any], depth: int) -> None:
+    def _visit_table(self, table: Any, depth: int) -> None:
+        if type(table) is not dict and hasattr(table, "__dict__"):
+            self._visit_table(vars(table), depth)
         if len(table) > _MAX_ITEMS and depth > 0:
             self._copies.append((table, dict(table)))
             self._items += [(table, list(map(id, table))), (table.values(), list(map(id, table.values())))]
+            for value in table.values():
+                self._visit(value, depth + 1)
             return
         self._sizes.append((table, len(table)))
         self._copies.append((table, dict(table)))
@@ -192,7 +292,11 @@ class StateGuard:
         if len(items) > _MAX_ITEMS:
             self._keep.append(list(items))
             self._items.append((items, list(map(id, items))))
+            for value in items:
+                self._visit(value, depth + 1)
             return
+        if hasattr(items, "__dict__"):
+            self._visit_table(vars(items), depth)
         if isinstance(items, list):
             self._sizes.append((items, len(items)))
             self._copies.append((items, list(items)))
@@ -212,8 +316,15 @@ class StateGuard:
         self._visit(value, depth + 1)
 
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
-        if not _is_users(function):
+        if not _is_users(function) and function.__module__ != "functools":
             return
+        self._packages.add(str(function.__module__).partition(".")[0])
+        if function.__code__ in self._ran:
+            self._visit_body(function, depth)
+        else:
+            self._functions.setdefault(function.__code__, []).append(function)
+
+    def _visit_body(self, function: types.FunctionType, depth: int) -> None:
         names = _global_names(function.__code__)
         for cell in function.__closure__ or ():
             table = _Cell(cell)
@@ -226,20 +337,39 @@ class StateGuard:
             for name in names & function.__globals__.keys():
                 self._slot(function.__globals__, name, function.__globals__[name], depth)
                 self._visit_names(function.__globals__[name], names, depth)
+            for name in names & sys.modules.keys():  # imported inside
+                if _is_users(sys.modules[name]):
+                    self._visit_names(sys.modules[name], names, depth)
 
     def _visit_names(self, module: Any, names: set[str], depth: int) -> None:
-        """Of a module that a function can reach, what the function may name."""
-        if isinstance(module, types.ModuleType) and _is_users(module):
-            for name in names & vars(module).keys():
-                self._slot(vars(module), name, vars(module)[name], depth)
+        """Of a module that a function can reach, what the function may name. Of torch's: whether it is still that."""
+        if not isinstance(module, types.ModuleType):
+            return
+        table = vars(module)
+        for name in names & table.keys():
+            value = table[name]
+            if _is_users(module):
+                self._slot(table, name, value, depth)
+            elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
+                self._slots.append((table, name, value))
+            elif isinstance(value, types.ModuleType) and value is not module and name in ("nn", "functional"):
+                self._visit_names(value, names, depth)
+
+
+def _read(table: Any, key: Any) -> Any:
+    return dict.get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)
 
 
 def _global_names(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
+    return {name for inner in _codes(code) for name in inner.co_names}
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of a function, and of all functions and comprehensions that it defines."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            names |= _global_names(constant)
-    return names
+            yield from _codes(constant)
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:
@@ -251,11 +381,15 @@ def _restore_class(cls: type, copy: dict[str, Any]) -> None:
 
 
 def _is_users(value: Any) -> bool:
-    """Whether an object is the user's, and not torch's or Python's own."""
+    """Whether an object is the user's, and not torch's or Python's own. Of Python's own, what holds other objects is
+    the user's: instances of its classes, and its modules, whose constants can be replaced."""
     module = getattr(value, "__module__", None) or type(value).__module__
     if isinstance(value, types.ModuleType):
         module = value.__name__
-    return str(module).split(".")[0] not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
+    package = str(module).partition(".")[0]
+    if isinstance(value, (type, types.FunctionType)):
+        return package not in _NOT_USERS
+    return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
 
 
 def check_reachable(guard: StateGuard, captured: Iterable[Tensor]) -> None:

@@ -447,6 +447,114 @@ def stacked_and_unstacked(comp):
     return a, b, s, shares(a, s), grads(x)
 
 
+@case
+def conjugate_of_an_input_and_of_a_result(comp):
+    x = torch.complex(normal(3), normal(3, seed=1)).requires_grad_()
+    c, y, d, i = comp(lambda x: (lambda y: (x.conj(), y, y.conj(), y.conj().imag))(x * 2))(x)
+    (c * d.sin()).sum().abs().backward()
+    return c.is_conj(), d.is_conj(), i.is_neg(), shares(c, x), shares(d, y), c, y, d, i, grads(x)
+
+
+@case
+def conjugate_alone_with_gradient(comp):
+    x = leaf(6)
+    out = comp(lambda x: torch.fft.ifft(x.sin()))(x)
+    (out * out.conj()).real.sum().backward()
+    return out.is_conj(), out, grads(x)
+
+
+@case
+def negative_view_written_by_caller(comp):
+    z = torch.complex(normal(3), normal(3, seed=1))
+    n = comp(lambda z: z.conj().imag)(z)
+    n.mul_(2)
+    return n.is_neg(), n, z
+
+
+@case
+def complex_view_of_a_real_input(comp):
+    x = leaf(3, 2)
+    z = comp(lambda x: torch.view_as_complex(x))(x)
+    (z * z).abs().sum().backward()
+    return shares(z, x), z, grads(x)
+
+
+@case
+def real_views_of_a_complex_result(comp):
+    x = leaf(3, 2)
+    z, r, i = comp(lambda x: (lambda z: (z, torch.view_as_real(z), z.imag))(torch.view_as_complex(x * 2)))(x)
+    (z.real * r[:, 0] * i).sum().backward()
+    return shares(z, r), shares(z, i), z, r, i, grads(x)
+
+
+@case
+def complex_view_of_a_part(comp):
+    x = normal(4, 3, 2)
+    g = comp(lambda x: torch.view_as_complex(x)[1:, ::2])
+    z, w = g(x), g(normal(5, 3, 2)[1:])
+    z.mul_(1j)
+    return z, w, x
+
+
+@case
+def real_parts_of_an_input_elsewhere_in_its_memory(comp):
+    g = comp(lambda z: (z.imag[1:], torch.view_as_real(z)[..., 1]))
+    z = torch.view_as_complex(normal(6, 2))
+    return [g(part) for part in (z, z[1:], z[2:5])]
+
+
+@case
+def bits_of_a_result_as_integers(comp):
+    x = leaf(4)
+    y, b = comp(lambda x: (lambda y: (y, y.view(torch.int32)[1:]))(x * 2))(x)
+    y.sum().backward()
+    c = comp(lambda x: x.detach().view(torch.int32))(x)
+    return shares(y, b), y, b, c, shares(x, c), grads(x)
+
+
+@case
+def lazy_conjugate_as_tangent(comp):
+    x = torch.complex(normal(3), normal(3, seed=1)).requires_grad_()
+    z = comp(lambda x: torch.view_as_complex(torch.view_as_real(x * 2).exp()))(x)
+    (z.conj() * torch.ones(3).mul(1j)).real.sum().backward()
+    return z, grads(x)
+
+
+@case
+def offsets_counted_from_the_start_of_the_memory(comp):
+    g = comp(lambda x: x.as_strided((2, 2), (2, 1), 1) * 2)
+    x = normal(12)
+    return g(x[:8]), g(x[2:10]), g(x[:8]), g(x[3:11])
+
+
+@case
+def parts_that_autograd_takes_for_no_views(comp):
+    x = leaf(4, 6)
+
+    def f(x):
+        return x.unsafe_chunk(3, -1), torch.unsafe_split(x, 3, 0)[1], torch.unsafe_split_with_sizes(x, [1, 5], 1)[0]
+
+    chunks, part, column = comp(f)(x)
+    (chunks[0] * chunks[2]).sum().backward(retain_graph=True)
+    (part.sin().sum() + column.exp().sum()).backward()
+    return [(v._is_view(), shares(v, x), v) for v in (*chunks, part, column)], grads(x)
+
+
+@case
+def unsafe_parts_of_what_the_program_changes(comp):
+    b = leaf(4, 2)
+    x = b * 1
+
+    def f(x):
+        before = x.unsafe_chunk(2)
+        x.mul_(2)
+        return before[0], x.unsafe_chunk(2)[1]
+
+    a, c = comp(f)(x)
+    (a + c * 3).sum().backward()
+    return a, c, x, grads(b)
+
+
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))
 def test_equals_eager(known, door):
     check(known, door)

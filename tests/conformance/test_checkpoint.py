@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -203,6 +204,326 @@ def flag_changes_between_calls(comp):
     b = g(x)
     (a + b).sum().backward()
     return a, b, grads(x)
+
+
+@case
+def real_batch_norm_in_the_block(comp):
+    m = fill(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Tanh()))
+    g = comp(lambda x: checkpoint(m, x, use_reentrant=False).sum())
+    x = leaf(4, 3)
+    g(x).backward()
+    g(x * 2).backward()
+    return grads(x, *m.parameters()), list(m.buffers())
+
+
+@case
+def counter_buffer_in_the_block(comp):
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return (x.sin() * self.calls).cos()
+
+    m = Counts()
+    g = comp(lambda x: checkpoint(m, x, use_reentrant=False).sum())
+    x = leaf(3)
+    g(x).backward()
+    g(x).backward()
+    return grads(x), m.calls
+
+
+@case
+def input_written_in_the_block(comp):
+    def f(x):
+        y = x * 2
+        return checkpoint(lambda z: z.mul_(3).sin(), y, use_reentrant=False).sum()
+
+    x = leaf(3)
+    comp(f)(x).backward()
+    return grads(x)
+
+
+@case(refused={"dynamo": "what the block closes over is an argument in TorchDynamo's graph, and so watched for writes"})
+def closed_over_value_written_after_the_block(comp):
+    def f(x, scale):
+        out = checkpoint(lambda z: (z * scale).sin().cos(), x, use_reentrant=False)
+        scale.mul_(2)
+        return out.sum()
+
+    x, scale = leaf(3), normal(3, seed=1)
+    comp(f)(x, scale).backward()
+    return grads(x), scale
+
+
+@case
+def own_memory_written_in_the_block(comp):
+    def inner(x):
+        y = x.sin()
+        y.add_(1)
+        y[0] = 2.0
+        return y.cos().mul_(2).add(y)
+
+    x = leaf(3)
+    comp(lambda x: checkpoint(inner, x, use_reentrant=False).sum())(x).backward()
+    return grads(x)
+
+
+@case
+def output_written_after_the_block(comp):
+    def f(x):
+        y = checkpoint(lambda z: (z + 1).sin().mul(2), x, use_reentrant=False)
+        y.add_(1)
+        return y.exp().sum()
+
+    x = leaf(3)
+    comp(f)(x).backward()
+    return grads(x)
+
+
+@case
+def views_into_and_out_of_the_block(comp):
+    def f(x):
+        y = (x * 2).view(3, 2)
+        a, b = checkpoint(lambda z: ((z.t() @ z).flatten(), z.exp()[1:]), y[1:], use_reentrant=False)
+        return a.sin().sum() + b.cos().sum() + y.sum()
+
+    x = leaf(6)
+    comp(f)(x).backward()
+    return grads(x)
+
+
+@case
+def input_returned_by_the_block(comp):
+    x = leaf(3)
+    a, b = comp(lambda x: checkpoint(lambda y: (y, y.sin()), x * 2, use_reentrant=False))(x)
+    (a * b).sum().backward()
+    return a, b, grads(x)
+
+
+@case
+def weight_shared_by_blocks_and_outside(comp):
+    m = block()
+
+    def f(x):
+        for _ in range(3):
+            x = checkpoint(m, x, use_reentrant=False) + x
+        return m(x).sum()
+
+    x = leaf(2, 3)
+    comp(f)(x).backward()
+    return grads(x, *m.parameters())
+
+
+@case
+def reentrant_of_an_input_without_gradient(comp):
+    m = block()
+    out = comp(lambda x: checkpoint(m, x, use_reentrant=True))(normal(2, 3))
+    return out, grads(*m.parameters())
+
+
+@case
+def reentrant_with_detached_result(comp):
+    def f(x):
+        return checkpoint(lambda y: (y.sin(), y.detach().cos(), y.long()), x, use_reentrant=True)
+
+    x = leaf(3)
+    a, b, c = comp(f)(x)
+    a.sum().backward()
+    return a, c, grads(x)
+
+
+@case
+def reentrant_sequential(comp):
+    m = fill(nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)]))
+    x = leaf(2, 3)
+    comp(lambda x: checkpoint_sequential(m, 4, x, use_reentrant=True))(x).sum().backward()
+    return grads(x, *m.parameters())
+
+
+@case(options={"rng": "eager"})
+def dropout_in_eagers_stream(comp):
+    m = fill(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Tanh(), nn.Linear(8, 3), nn.Dropout(0.2)))
+    x = leaf(4, 3)
+    g = comp(lambda x: checkpoint(m, checkpoint(m, x, use_reentrant=False), use_reentrant=False).sum())
+    g(x).backward()
+    g(x).backward()
+    return grads(x, *m.parameters()), torch.rand(2)
+
+
+@case(options={"rng": "eager"})
+def dropout_without_preserved_state_in_eagers_stream(comp):
+    x = leaf(16)
+    g = comp(lambda x: checkpoint(lambda y: F.dropout(y.sin(), 0.5, True).exp(), x, use_reentrant=False,
+                                  preserve_rng_state=False))  # fmt: skip
+    out = g(x)
+    out.sum().backward()
+    return out, grads(x), torch.rand(2)
+
+
+@case
+def dropout_in_a_program_that_runs_eagerly(comp):
+    """The mask of the backward is the forward's, also where the call was refused: here for the counter."""
+    m = nn.BatchNorm1d(8)
+
+    def f(x):
+        y = checkpoint(lambda y: F.dropout(y.sin() + 2, 0.5, True), x, use_reentrant=False)
+        return y, checkpoint(m, y, use_reentrant=False)
+
+    x = leaf(16, 8)
+    out, normed = comp(f)(x)
+    (out.sum() + 0 * normed.sum()).backward()
+    return bool(((out != 0) == (x.grad != 0)).all()), m.num_batches_tracked
+
+
+@case(options={"budget": 0.0})
+def at_the_smallest_budget(comp):
+    m = block()
+    x = leaf(2, 3)
+    comp(lambda x: checkpoint(m, checkpoint(m, x, use_reentrant=False), use_reentrant=False).sum())(x).backward()
+    return grads(x, *m.parameters())
+
+
+POLICIES = list(CheckpointPolicy)[:4]
+
+
+@case
+def every_pair_of_policies(comp):
+    found = []
+    for one in POLICIES:
+        for other in POLICIES:
+
+            def policy(ctx, op, *args, one=one, other=other, **kwargs):
+                return one if op in (torch.ops.aten.addmm.default, torch.ops.aten.t.default) else other
+
+            context = functools.partial(create_selective_checkpoint_contexts, policy)
+            m = block()
+            x = leaf(2, 3)
+            out = comp(lambda x, m=m, c=context: checkpoint(m, x, use_reentrant=False, context_fn=c))(x)
+            out.pow(2).sum().backward()
+            found.append((out, grads(x, *m.parameters())))
+    return found
+
+
+@case
+def policy_with_dropout_and_writes(comp):
+    def inner(x):
+        y = F.dropout(x.sin() + 2, 0.5, True)
+        return F.relu(y, inplace=True).exp() - 1
+
+    context = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.exp.default])
+    x = leaf(64)
+    out = comp(lambda x: checkpoint(inner, x, use_reentrant=False, context_fn=context))(x)
+    out.sum().backward()
+    return bool(((out != 0) == (x.grad != 0)).all())
+
+
+@case
+def saved_value_overwritten_raises(comp):
+    context = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    x = leaf(3)
+    out = comp(lambda x: checkpoint(lambda y: y.sin().mul_(2).exp(), x, use_reentrant=False, context_fn=context))(x)
+    out.sum().backward()
+    return grads(x)
+
+
+_entered = []
+
+
+class Context:
+    def __enter__(self):
+        _entered.append("in")
+
+    def __exit__(self, *_):
+        _entered.append("out")
+
+
+def own_contexts():
+    return Context(), Context()
+
+
+@case
+def contexts_of_the_callers_own(comp):
+    _entered.clear()
+    x = leaf(3)
+    g = comp(lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=own_contexts))
+    g(x).sum().backward()
+    g(x).sum().backward()
+    return list(_entered), grads(x)
+
+
+@case(refused={"dynamo": "TorchDynamo takes no lambda for context_fn"})
+def contexts_by_a_lambda(comp):
+    x = leaf(3)
+    g = comp(lambda x: checkpoint(torch.sin, x, use_reentrant=False, context_fn=lambda: own_contexts()))
+    g(x).sum().backward()
+    return grads(x)
+
+
+@case
+def policy_that_is_a_boolean_or_counts(comp):
+    def contexts():
+        seen = []
+
+        def policy(ctx, op, *args, **kwargs):
+            seen.append(op)
+            return len(seen) % 2 == 0
+
+        return create_selective_checkpoint_contexts(policy)
+
+    m = block()
+    x = leaf(2, 3)
+    comp(lambda x: checkpoint(m, x, use_reentrant=False, context_fn=contexts).sum())(x).backward()
+    return grads(x, *m.parameters())
+
+
+@case
+def nested_policies(comp):
+    m = block()
+    inner = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.tanh.default])
+    outer = functools.partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+
+    def f(x):
+        def one(y):
+            return checkpoint(m, y.sin(), use_reentrant=False, context_fn=inner).cos()
+
+        return checkpoint(one, x, use_reentrant=False, context_fn=outer).sum()
+
+    x = leaf(2, 3)
+    comp(f)(x).backward()
+    return grads(x, *m.parameters())
+
+
+@case
+def flags_without_effect(comp):
+    m = block()
+    x = leaf(2, 3)
+
+    def f(x):
+        x = checkpoint(m, x, use_reentrant=False, determinism_check="none")
+        return checkpoint(m, x, use_reentrant=False, early_stop=False).sum()
+
+    comp(f)(x).backward()
+    return grads(x, *m.parameters())
+
+
+@case
+def second_derivative_through_the_block(comp):
+    x = leaf(3)
+    out = comp(lambda x: checkpoint(lambda y: (y.sin() * y).exp(), x, use_reentrant=False))(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    gradient.pow(2).sum().backward()
+    return gradient, grads(x)
+
+
+@case
+def attention_and_norms_in_the_block(comp):
+    m = fill(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
+    x = leaf(2, 4, 8)
+    comp(lambda x: checkpoint(m, checkpoint(m, x, use_reentrant=False), use_reentrant=False).pow(2).sum())(x).backward()
+    return grads(x, *m.parameters())
 
 
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))

@@ -783,6 +783,29 @@ def float8_casts(comp):
     return comp(lambda x: x.to(torch.float8_e4m3fn).float() * 2)(normal(8))
 
 
+@case
+def loss_that_checks_its_variance(comp):
+    x, target, var = leaf(3, 4), normal(3, 4, seed=1), normal(3, 4, seed=2).abs().requires_grad_()
+    g = comp(lambda x, t, v: F.gaussian_nll_loss(x, t, v) + x.sin().sum())
+    out = g(x, target, var)
+    out.backward()
+    wrong = []
+    for v in (-var.detach(), var.detach() * torch.tensor([1.0, 1.0, 1.0, -1.0])):
+        try:
+            g(x, target, v)
+        except ValueError as error:
+            wrong.append(str(error))
+    return out, grads(x, var), wrong, g(x, target, var)
+
+
+@case(options={"budget": 0.0})
+def variance_of_one_dimension_less(comp):
+    m, x, var = nn.GaussianNLLLoss(full=True, reduction="sum"), leaf(3, 4), normal(3, seed=2).abs().requires_grad_()
+    out = comp(m)(x.exp(), normal(3, 4, seed=1), var * 2)
+    out.backward()
+    return out, grads(x, var)
+
+
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))
 def test_equals_eager(known, door):
     check(known, door)

@@ -7,6 +7,7 @@ import io
 import pickle
 import threading
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -409,6 +410,97 @@ def many_steps_stay_equal(comp):
         o.step()
         losses.append(loss.detach())
     return losses
+
+
+@dataclass
+class Settings:
+    scale: float = 2.0
+    mode: str = "sin"
+
+    def apply(self, x):
+        return getattr(x, self.mode)() * self.scale
+
+
+@case
+def dataclass_as_an_argument(comp):
+    g, x = comp(lambda x, settings: settings.apply(x)), leaf(3)
+    shared = Settings()
+    outs = [g(x, shared), g(x, Settings()), g(x, Settings(3.0)), g(x, Settings(mode="cos"))]
+    shared.scale = 5.0
+    outs.append(g(x, shared))
+    shared.mode = "exp"
+    outs.append(g(x, settings=shared))
+    outs.append(g(x, Settings()))
+    sum(out.sum() for out in outs).backward()
+    return outs, grads(x)
+
+
+@case
+def dataclass_that_the_program_writes(comp):
+    def f(x, settings):
+        settings.scale += 1.0
+        return x * settings.scale
+
+    g, settings = comp(f), Settings()
+    return g(normal(2), settings), g(normal(2), settings), settings.scale
+
+
+@case(dynamo_blind="a method put into a class")
+def dataclass_whose_class_changes(comp):
+    class Other(Settings):
+        factor = 2.0
+
+        def apply(self, x):
+            return x * self.factor
+
+    g = comp(lambda x, settings: settings.apply(x))
+    a = g(normal(2), Other())
+    Other.factor = 3.0
+    b = g(normal(2), Other())
+    Other.apply = lambda self, x: x + 1
+    return a, b, g(normal(2), Other())
+
+
+@case
+def dataclass_with_a_field_of_its_own(comp):
+    def f(x, settings):
+        return x * settings.scale * getattr(settings, "more", 1.0)
+
+    g, settings = comp(f), Settings()
+    a = g(normal(2), settings)
+    settings.more = 4.0
+    return a, g(normal(2), settings)
+
+
+@case
+def module_as_an_argument(comp):
+    g, x = comp(lambda x, layer: layer(x).sin()), leaf(2, 3)
+    one, other = fill(nn.Linear(3, 3)), fill(nn.Linear(3, 3), 20)
+    g(x, one).sum().backward()
+    g(x, other).sum().backward()
+    with torch.no_grad():
+        one.weight.mul_(2)
+    out = g(x, one)
+    one.bias = None
+    return out, g(x, one), grads(x, one.weight, *other.parameters())
+
+
+@case
+def module_with_state_as_an_argument(comp):
+    norm, x = nn.BatchNorm1d(3), leaf(4, 3)
+    g = comp(lambda x, layer: layer(x * 2))
+    g(x, norm).sin().sum().backward()
+    norm.eval()
+    return g(x, norm), list(norm.buffers()), grads(x, *norm.parameters())
+
+
+@case
+def module_as_an_argument_gets_a_hook(comp):
+    layer = fill(nn.Linear(3, 3))
+    g = comp(lambda x, layer: layer(x))
+    a = g(normal(2, 3), layer)
+    layer.register_forward_hook(lambda module, args, out: out * 2)
+    return a, g(normal(2, 3), layer)
 
 
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))

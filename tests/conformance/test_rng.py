@@ -385,6 +385,123 @@ def shuffle_by_permutation(comp):
     return torch.equal(out, i.float())
 
 
+def broken(x):
+    """Two graphs under TorchDynamo, one program in a direct trace."""
+    a = F.dropout(x.sin() + 2, 0.5, True)
+    torch._dynamo.graph_break()
+    return a, F.dropout(x.cos() + 2, 0.5, True)
+
+
+@case
+def same_seed_same_masks_across_a_graph_break(comp):
+    g = comp(broken)
+    x = torch.ones(256)
+    found = []
+    for seed in (3, 3, 4):  # the first call compiles, the second does not
+        torch.manual_seed(seed)
+        a, b = g(x)
+        found.append((a != 0, b != 0, torch.rand(1)))
+    first, again, other = found
+    return (
+        torch.equal(first[0], again[0]),
+        torch.equal(first[1], again[1]),
+        torch.equal(first[2], again[2]),
+        [torch.equal(one, two) for one, two in zip(first, other, strict=True)],
+    )
+
+
+@case
+def masks_on_both_sides_of_a_graph_break_are_independent(comp):
+    g = comp(broken)
+    x = torch.ones(4096)
+    (a, b), (c, d) = g(x), g(x)
+    kept = [value != 0 for value in (a, b, c, d)]
+    pairs = [(one & two).float().mean() for i, one in enumerate(kept) for two in kept[:i]]
+    return [bool((value - 0.25).abs() < 0.03) for value in pairs]
+
+
+@case
+def masks_agree_in_the_backward_across_a_graph_break(comp):
+    x, y = leaf(128), leaf(128)
+    g = comp(broken)
+    a, _ = g(x)
+    _, b = g(y)
+    b.sum().backward()
+    a.sum().backward()
+    return bool(((a == 0) == (x.grad == 0)).all()), bool(((b == 0) == (y.grad == 0)).all())
+
+
+@case
+def state_restored_replays_every_graph(comp):
+    g = comp(broken)
+    x = torch.ones(64)
+    g(x)
+    state = torch.get_rng_state()
+    a, b = g(x)
+    after = torch.get_rng_state()
+    torch.set_rng_state(state)
+    c, d = g(x)
+    return torch.equal(a, c), torch.equal(b, d), torch.equal(after, torch.get_rng_state()), torch.equal(state, after)
+
+
+@case(options=EAGER)
+def eagers_stream_across_a_graph_break(comp):
+    g = comp(broken)
+    x = leaf(32)
+    a, b = g(x)
+    (a.sum() + b.sum()).backward()
+    return a, b, grads(x), g(x), torch.rand(2)
+
+
+@case
+def eager_draws_between_calls_do_not_change_masks(comp):
+    g = comp(lambda x: F.dropout(x, 0.5, True))
+    x = torch.ones(64)
+    torch.manual_seed(1)
+    a = g(x)
+    torch.rand(3)
+    b = g(x)
+    torch.manual_seed(1)
+    c = g(x)
+    torch.rand(3)
+    return torch.equal(a, c), torch.equal(b, g(x)), torch.equal(a, b)
+
+
+@case
+def the_compiled_under_eager_checkpoint_draws_again_the_same(comp):
+    g = comp(lambda x: F.dropout(x.sin() + 2, 0.5, True).exp() - 1)
+    x = leaf(128)
+    for reentrant in (False, True):
+        x.grad = None
+        out = checkpoint(g, x, use_reentrant=reentrant)
+        out.sum().backward()
+    return agree(out, x.grad)
+
+
+@case
+def fork_rng_around_calls(comp):
+    g = comp(broken)
+    x = torch.ones(64)
+    state = torch.get_rng_state()
+    with torch.random.fork_rng():
+        a = g(x)
+    b = g(x)
+    return torch.equal(a[0], b[0]), torch.equal(a[1], b[1]), torch.equal(state, torch.get_rng_state())
+
+
+@case
+def masks_do_not_depend_on_the_budget(comp):
+    m = nn.Sequential(nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.5))
+    g = comp(m)
+    x = torch.ones(256, requires_grad=True)
+    torch.manual_seed(2)
+    a = g(x)
+    with torch.no_grad():  # another program: the forward alone
+        torch.manual_seed(2)
+        b = g(x)
+    return torch.equal(a, b)
+
+
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))
 def test_equals_eager(known, door):
     check(known, door)

@@ -24,9 +24,8 @@ MODULES_PER_ENTRY = 3
 
 # Uninitialised memory: not even eager gives the same values twice.
 UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
-# At least so many of an eighth's entries are compiled whole; the others need values (item, nonzero), seed the generator
-# inside, or take objects that cannot be guarded.
-MIN_COMPILED_SHARE = 0.85
+# At least so many of an eighth's entries are compiled whole; the others need values (item, nonzero) or sparse tensors.
+MIN_COMPILED_SHARE = 0.93
 
 
 def clones(tree):

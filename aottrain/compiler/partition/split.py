@@ -63,8 +63,7 @@ def _forward_graph(
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
-        new[node] = graph.placeholder(node.name)
-        copy_meta(node, new[node])
+        new[node] = _placeholder(graph, node)
     for node in joint.graph.nodes:
         if node in needed and node.op == "call_function":
             new[node] = graph.node_copy(node, new.__getitem__)
@@ -86,8 +85,7 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)
     for node in (*joint.inputs_of(InputKind.SIZE), *residuals, *tangents):
-        new[node] = graph.placeholder(node.name)
-        copy_meta(node, new[node])
+        new[node] = _placeholder(graph, node)
     late = descendants(tangents)
 
     def emit(root: fx.Node) -> None:
@@ -115,3 +113,10 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
             emit(result)
     graph.output([None if node is None else new[node] for node in gradients])
     return graph
+
+
+def _placeholder(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """An input of the node's name; without being told twice, fx makes `self_attention` of `SelfAttention`."""
+    new = graph.create_node("placeholder", node.name, name=node.name)
+    copy_meta(node, new)
+    return new

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import fx
 
 from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.knapsack import knapsack
+from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.min_cut import min_vertex_cut
 from aottrain.ir.graph import (
     PRIMALS,
     InputKind,
     JointGraph,
+    Mark,
     OutputKind,
     ancestors,
     descendants,
@@ -36,6 +38,7 @@ class Demand:
     demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
     mutated: inputs whose storage the step updates: they may only be read through a saved copy; outputs: values that the
     caller gets: they are alive anyway, and where eager would save one, a later write to it has to raise as in eager.
+    marks: what the user's checkpoints say of values; edges: values that enter or leave a checkpointed region.
     """
 
     order: dict[fx.Node, int]
@@ -43,6 +46,8 @@ class Demand:
     region: frozenset[fx.Node]
     mutated: frozenset[fx.Node]
     outputs: frozenset[fx.Node]
+    marks: Mapping[fx.Node, Mark]
+    edges: frozenset[fx.Node]
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
@@ -65,7 +70,9 @@ def find_demand(joint: JointGraph) -> Demand:
         if node in demanded and _may_save(node)
     )
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
-    return Demand(order, wanted, region, frozenset(mutated), returned)
+    marks = effective_marks(joint.graph, late)
+    edges = edges_of_regions(region, marks, late)
+    return Demand(order, wanted, region, frozenset(mutated), returned, marks, edges)
 
 
 def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float | None = None) -> PartitionPlan:
@@ -79,19 +86,31 @@ def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float |
 
 def save_all(demand: Demand) -> PartitionPlan:
     """Every value that the backward reads is saved, through the storage that it lives in."""
-    roots = {storage_root(node) for node in demand.demanded}
-    return _plan("save_all", demand, roots | demand.outputs, lambda node: "read by the backward")
+    saved: set[fx.Node] = set()
+    seen: set[fx.Node] = set()
+    stack = [*demand.demanded, *demand.outputs]
+    while stack:
+        node = storage_root(stack.pop())
+        if node in seen:
+            continue
+        seen.add(node)
+        if _may_save(node) and not (_is_dropped(node, demand) and not _must_save(node, demand)):
+            saved.add(node)
+        else:  # an item of a tuple, or marked: it follows from what it is made of
+            stack.extend(node.all_input_nodes)
+    return _plan("save_all", demand, saved, lambda node: "read by the backward")
 
 
 def recompute_all(demand: Demand) -> PartitionPlan:
     """Nothing is saved but what may not be computed again: everything follows from the inputs and the seed."""
     must = {node for node in demand.region if _must_save(node, demand)}
-    return _plan("recompute_all", demand, must, _must_reason)
+    must |= {node for node in demand.region if demand.marks.get(node) is Mark.PREFER_SAVE and _may_save(node)}
+    return _plan("recompute_all", demand, must, lambda node: _must_reason(node, demand))
 
 
 def min_cut(demand: Demand) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice."""
-    banned = {node for node in demand.region if node.op == "call_function" and info(node).kind is OpKind.COMPUTE}
+    banned = {node for node in demand.region if _runs_once(node, demand)}
     return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
 
 
@@ -105,11 +124,7 @@ def _budget(demand: Demand, budget: float) -> PartitionPlan:
     capacity = int(budget * reference.saved_bytes)
     must = {node for node in demand.region if _must_save(node, demand)}
     room = capacity - sum(storage_bytes(node) for node in must)
-    compute = demand.in_order(
-        node
-        for node in demand.region
-        if node.op == "call_function" and info(node).kind is OpKind.COMPUTE and node not in must
-    )
+    compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
     if budget >= 1.0:
         kept = set(compute)
     else:
@@ -136,12 +151,28 @@ def _cut(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
     scale = (len(nodes) + 1) ** 2
     weights: dict[int, int | None] = {}
     for node, i in index.items():
-        weights[i] = None if not _may_save(node) else _weight(node, demand) * scale + len(nodes) - i
+        savable = _may_save(node) and (demand.marks.get(node) is not Mark.MUST_RECOMPUTE or node in must)
+        weights[i] = None if not savable else _weight(node, demand) * scale + len(nodes) - i
     edges = [(index[source], i) for node, i in index.items() for source in node.all_input_nodes if source in index]
     sources = [i for node, i in index.items() if node.op == "placeholder" or node in banned or node in must]
     sources += [i for node, i in index.items() if node.op == "call_function" and not is_pure(node.target)]
     _, cut = min_vertex_cut(weights, edges, sources, [index[node] for node in demand.demanded])
     return {nodes[i] for i in cut}
+
+
+def _runs_once(node: fx.Node, demand: Demand) -> bool:
+    """Whether min_cut never runs the op a second time: for its cost, or for what the user's checkpoints ask for."""
+    if node.op != "call_function":
+        return False
+    mark = demand.marks.get(node)
+    if mark is not None:
+        return mark is Mark.PREFER_SAVE and view_source(node) is None
+    again = is_tuple(node) and any(demand.marks.get(user) is Mark.MUST_RECOMPUTE for user in node.users)
+    return not again and (info(node).kind is OpKind.COMPUTE or node in demand.edges)
+
+
+def _is_dropped(node: fx.Node, demand: Demand) -> bool:
+    return demand.marks.get(node) in (Mark.MUST_RECOMPUTE, Mark.PREFER_RECOMPUTE)
 
 
 def _may_save(node: fx.Node) -> bool:
@@ -153,30 +184,36 @@ def _weight(node: fx.Node, demand: Demand) -> int:
     """Bytes that saving this value adds; outputs, and inputs that the step does not update, are alive anyway."""
     if node in demand.outputs or (node.op == "placeholder" and node not in demand.mutated):
         return 0
+    if demand.marks.get(node) is Mark.MUST_SAVE:
+        return 0  # it is saved in any case
     return storage_bytes(node)
 
 
 def _must_save(node: fx.Node, demand: Demand) -> bool:
     """A second reading of state that the step updates, or a second run of an impure op, would give another value."""
-    if node in demand.outputs:
+    if node in demand.outputs or (demand.marks.get(node) is Mark.MUST_SAVE and _may_save(node)):
         return True
     if node.op == "placeholder":
         return node in demand.mutated
     return node.op == "call_function" and not is_pure(_producer(node).target) and not is_tuple(node)
 
 
-def _must_reason(node: fx.Node) -> str:
+def _must_reason(node: fx.Node, demand: Demand) -> str:
     if node.op == "placeholder":
         return "must: read of state that the step updates"
-    return "output: alive anyway" if is_pure(_producer(node).target) else "must: not repeatable"
+    if not is_pure(_producer(node).target):
+        return "must: not repeatable" + (f", though {_MARKED}" if _is_dropped(node, demand) else "")
+    return "output: alive anyway" if node in demand.outputs else _MARKED
 
 
 def _cut_reason(node: fx.Node, demand: Demand, banned: set[fx.Node]) -> str:
     if _must_save(node, demand):
-        return _must_reason(node)
+        return _must_reason(node, demand)
     producer = _producer(node)
+    if node in demand.marks and demand.marks[node] is Mark.PREFER_SAVE:
+        return _MARKED
     if producer in banned:
-        return info(producer).label
+        return _EDGE if node in demand.edges else info(producer).label
     return "cut edge: fewest bytes between what may not run twice and the backward"
 
 
@@ -195,6 +232,8 @@ def _output_bytes(node: fx.Node) -> int:
     return sum(storage_bytes(user) for user in node.users)
 
 
+_MARKED = "marked by torch.utils.checkpoint"
+_EDGE = "enters or leaves a region of torch.utils.checkpoint"
 _RECOMPUTE = "cheaper to compute again than to keep"
 
 
@@ -202,7 +241,9 @@ def _plan(
     strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str], budget: float | None = None
 ) -> PartitionPlan:
     kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.mutated)
-    needed = ancestors(demand.demanded, stop=saved) - saved
+    reached = ancestors(demand.demanded, stop=saved)
+    kept = [node for node in kept if node in reached]
+    needed = reached - saved
     again = demand.in_order(node for node in needed if node.op == "call_function" and not is_size(node))
     reasons = {node.name: reason(node) for node in kept}
     for node in again:
@@ -210,6 +251,8 @@ def _plan(
             reasons[node.name] = "view of what is at hand" if view_source(node) is not None else "item of a tuple"
         elif info(node).kind is OpKind.RANDOM:
             reasons[node.name] = "drawn again from the saved seed"
+        elif _is_dropped(node, demand):
+            reasons[node.name] = _MARKED
         else:
             text = reason(node)
             reasons[node.name] = text if "computed again" in text else _RECOMPUTE

@@ -62,7 +62,9 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
             if survivor and lost and survivor.same_shape(lost) and survivor.dtype == lost.dtype:
                 kept = new[defined[0]]
                 assert kept is not None
-                return kept if survivor.same_layout(lost) else _copied(graph, node, kept)
+                # A gradient that is returned as it is has the strides that eager gives it.
+                returned = all(user.op == "output" for user in node.users)
+                return kept if returned or survivor.same_layout(lost) else _copied(graph, node, kept)
 
     def value(source: fx.Node) -> Any:
         return _zeros(graph, source) if new[source] is None else new[source]

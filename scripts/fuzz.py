@@ -1,0 +1,53 @@
+"""Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --door trace`.
+
+Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.numerics.fuzz_checking import WRONG, check, legal, minimised  # noqa: E402
+from tests.numerics.fuzzing import generate  # noqa: E402
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=1000, help="how many programs")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first; the others follow")
+    parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
+    parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("torch").setLevel(logging.CRITICAL)
+    counts: Counter[str] = Counter()
+    start = time.perf_counter()
+    for seed in range(options.seed, options.seed + options.count):
+        program = legal(generate(seed))
+        verdict = check(program, options.door)
+        counts[verdict.kind] += 1
+        if verdict.kind == WRONG:
+            print(f"\nseed {seed}: {verdict.detail}\n{minimised(program, options.door)}", flush=True)
+        elif options.verbose and verdict.detail:
+            print(f"seed {seed} {verdict.kind}: {verdict.detail[:200]}", flush=True)
+        done = seed + 1 - options.seed
+        if done % 100 == 0 or done == options.count:
+            text = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
+            print(
+                f"{done}/{options.count} after {time.perf_counter() - start:.0f} s, next seed {seed + 1}: {text}",
+                flush=True,
+            )
+    return 1 if counts[WRONG] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""torch.utils.checkpoint decides what is saved, by both doors and under every strategy; the plan says so."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+import aottrain
+from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.ir.graph import Mark, marks_of
+from tests.compiler.programs import joint_of, leaf
+
+WIDTH, ROWS, NUM_BLOCKS = 16, 8, 3
+ROW_BYTES = ROWS * WIDTH * 4  # of a block's result
+DOORS = ("dynamo", "trace")
+PARTITIONS = ("min_cut", "save_all", "recompute_all")
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, wrap=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks, self.head, self.wrap = nn.ModuleList(Block() for _ in range(NUM_BLOCKS)), nn.Linear(WIDTH, 4), wrap
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = self.wrap(block, x) if self.wrap else block(x)
+        return self.head(x)
+
+
+def region(policy=None, **options):
+    if policy is not None:
+        options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, policy)
+    return functools.partial(checkpoint, use_reentrant=False, **options)
+
+
+def always(policy):
+    return region(lambda *args, **kwargs: policy)
+
+
+def saved_bytes(wrap, door="trace", partition="min_cut"):
+    torch._dynamo.reset()
+    compiled = aottrain.compile(Net(wrap), capture=door, partition=partition, on_unsupported="error")
+    compiled(leaf(ROWS, WIDTH)).sum().backward()
+    assert not compiled.report.fallbacks
+    return compiled.report.graphs[0].saved_bytes
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("partition", ("min_cut", "save_all"))
+@pytest.mark.parametrize("reentrant", (False, True))
+def test_a_checkpointed_block_saves_its_result_alone(door, partition, reentrant):
+    wrap = functools.partial(checkpoint, use_reentrant=reentrant)
+    assert saved_bytes(wrap, door, partition) == NUM_BLOCKS * ROW_BYTES
+    assert saved_bytes(None, door, partition) >= 5 * NUM_BLOCKS * ROW_BYTES
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_what_a_policy_saves_is_saved_beside_the_blocks_results(door, partition):
+    products = region([torch.ops.aten.addmm.default])
+    # `up` is four times as wide as a block's result, which recompute_all computes again from the saved `down`.
+    assert saved_bytes(products, door, partition) == 5 * NUM_BLOCKS * ROW_BYTES
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_preferences_yield_to_bytes_and_orders_do_not(door):
+    nothing = NUM_BLOCKS * ROW_BYTES
+    assert saved_bytes(always(CheckpointPolicy.MUST_RECOMPUTE), door) == nothing
+    assert saved_bytes(always(CheckpointPolicy.PREFER_RECOMPUTE), door) == nothing
+    everything = saved_bytes(None, door, "save_all")
+    assert saved_bytes(always(CheckpointPolicy.MUST_SAVE), door, "recompute_all") >= everything - NUM_BLOCKS * ROW_BYTES
+    assert saved_bytes(always(CheckpointPolicy.PREFER_SAVE), door) <= saved_bytes(
+        always(CheckpointPolicy.MUST_SAVE), door
+    )
+
+
+def test_the_plan_says_that_the_user_marked_it():
+    joint = joint_of(lambda x: checkpoint(lambda y: y.sin().exp().sin().cos(), x * 2, use_reentrant=False), leaf(8))
+    plan = plan_partition(joint, "min_cut")
+    assert [plan.reasons[name] for name in plan.saved] == ["enters or leaves a region of torch.utils.checkpoint"]
+    assert plan.recomputed and {plan.reasons[name] for name in plan.recomputed} == {"marked by torch.utils.checkpoint"}
+
+
+def test_a_policys_own_marks_are_on_the_nodes():
+    wrap = region(lambda ctx, op, *a, **k: op == torch.ops.aten.exp.default)
+    joint = joint_of(lambda x: wrap(lambda y: y.sin().exp().cos(), x), leaf(8))
+    marks = {node.name: marks_of(node)[0][1] for node in joint.graph.nodes if marks_of(node)}
+    assert marks["exp"] is Mark.MUST_SAVE and marks["sin"] is Mark.PREFER_RECOMPUTE
+
+
+def test_values_of_two_regions_are_not_merged():
+    def f(x):
+        one, two = (checkpoint(lambda y: y.sin().exp().cos(), x, use_reentrant=False) for _ in range(2))
+        return one * two + x.sin().exp().cos()
+
+    joint = joint_of(f, leaf(8))
+    exponentials = [node for node in joint.graph.nodes if "exp" in str(node.target)]
+    assert len(exponentials) == 3 and len({marks_of(node) for node in exponentials}) == 3
+    saved = plan_partition(joint, "save_all").saved
+    assert [node.name in saved for node in exponentials] == [False, False, True]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_random_values_in_eagers_stream_are_saved_against_the_mark(door):
+    torch._dynamo.reset()
+    f = aottrain.compile(
+        lambda x: checkpoint(lambda y: torch.dropout(y.sin(), 0.5, True).exp(), x, use_reentrant=False),
+        capture=door,
+        rng="eager",
+        on_unsupported="error",
+    )
+    f(leaf(64)).sum().backward()
+    reasons = [value.reason for value in f.report.graphs[0].saved]
+    assert "must: not repeatable, though marked by torch.utils.checkpoint" in reasons
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_region_that_writes_outer_memory_runs_eagerly(door):
+    torch._dynamo.reset()
+    m = nn.BatchNorm1d(3)
+    f = aottrain.compile(lambda x: checkpoint(m, x, use_reentrant=False), capture=door)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        f(leaf(4, 3)).sum().backward()
+    assert m.num_batches_tracked == 2, "eager runs the block twice"
+    assert len(f.report.fallbacks) == 1

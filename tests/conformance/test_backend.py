@@ -1,0 +1,51 @@
+"""The door torch.compile(backend=...), without aottrain.compile around it: the guards that TorchDynamo leaves out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aottrain.compiler.dynamo import backend
+from tests.conformance import harness, test_guards
+
+CASES = [
+    "hook_added_and_removed",
+    "hook_added_to_the_target",
+    "backward_hook_added_later",
+    "instance_attribute_hides_class_attribute",
+    "method_replaced_on_class",
+    "forward_replaced_on_class",
+    "submodule_replaced",
+    "parameter_replaced",
+]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_guarded(name):
+    program = getattr(test_guards, name)
+    torch._dynamo.reset()
+    wanted = harness.freeze(program(lambda target: target))
+    got = harness.freeze(program(lambda target: torch.compile(target, backend=backend)))
+    assert harness.difference(wanted, got, close=False) is None
+
+
+def test_submodule_hidden_by_an_attribute():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    compiled = torch.compile(model, backend=backend)
+    x = torch.ones(2)
+    compiled(x)
+    object.__setattr__(model[0], "bias", torch.full((2,), 5.0))
+    assert torch.equal(compiled(x), model(x))
+
+
+def test_hooks_of_all_modules():
+    model = torch.nn.Linear(2, 2)
+    compiled = torch.compile(lambda x: model(x), backend=backend)
+    x = torch.ones(2)
+    before = compiled(x)
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda module, args, out: out * 3)
+    try:
+        assert torch.equal(compiled(x), before * 3)
+    finally:
+        handle.remove()
+    assert torch.equal(compiled(x), before)

@@ -1,0 +1,268 @@
+"""Runs a random program eagerly and compiled, and compares all that a caller can see: see `Verdict`."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import aottrain
+from aottrain.errors import UnsupportedError
+from tests.numerics.fuzzing import Program, minimise, without_stale_writes
+from tests.numerics.tolerance import RTOL_ATOL
+
+EQUAL, ROUNDED, STRIDED = "equal", "equal but for rounding", "equal but for strides"
+EAGER, REFUSED, LENIENT, WRONG = "ran eagerly", "refused", "allowed a stale write", "WRONG"
+
+
+@dataclass
+class Observation:
+    """What one run showed, in order: (what, flags, value); how it ended; whether gradients may round differently."""
+
+    seen: list[tuple[str, Any, Tensor | None]] = field(default_factory=list)
+    error: str = ""
+    reorders: bool = False
+
+    def see(self, what: str, value: Tensor | None) -> None:
+        shown = None if value is None else value.detach().clone(memory_format=torch.contiguous_format)
+        self.seen.append((what, None if value is None else _flags(value), shown))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """EQUAL: the same bits. ROUNDED: the same but for the order in which gradients were summed, where a view, an input
+    or a tangent of other strides lets it differ. EAGER: ran eagerly and was counted. REFUSED: an error that says why.
+    LENIENT: the caller writes to a value that eager has saved, which raises; the compiled backward has its own copy.
+    STRIDED: the same, but some value has other strides. WRONG: all else."""
+
+    kind: str
+    detail: str = ""
+
+
+def _flags(value: Tensor) -> Any:
+    strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
+    return value.dtype, tuple(value.shape), strides, value.requires_grad, value.is_leaf
+
+
+def observe(program: Any, compiled: Callable[[Any], Any] | None, philox: bool = False) -> Observation:
+    """One run of the whole training code around the model: eager where `compiled` is None."""
+    found = Observation()
+    torch.manual_seed(program.seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = program.namespace["Model"]()
+        target = model if compiled is None else compiled(model)
+        for _ in range(program.calls):
+            try:
+                _train(program, model, target, found, philox)
+            except Exception as error:
+                found.error = f"{type(error).__name__}: {error}"
+                break
+    return found
+
+
+def _train(program: Any, model: Any, target: Any, found: Observation, philox: bool) -> None:
+    args, made = program.namespace["arguments"]()
+    made = list({id(value): value for value in made if isinstance(value, Tensor)}.values())
+    versions = [value._version for value in args]
+    with torch.set_grad_enabled(program.grad_mode), aottrain.philox_eager() if philox else nullcontext():
+        out = target(*args)
+    for i, value in enumerate(out):
+        found.see(f"output {i}", value)
+    _see_aliases(out, [*args, *model.parameters(), *model.buffers()], found)
+    written = [value._version > before for value, before in zip(args, versions, strict=True)]
+    found.seen.append(("written inputs", written, None))
+    for text in program.after:
+        exec(text, {"out": out, "args": args})
+    found.reorders |= any(value.requires_grad and _shares(value, [*args, *out]) for value in out) or bool(program.after)
+    found.reorders |= program.branches
+    _backward(program, out, [*made, *model.parameters()], found)
+    for name, values in (
+        ("output", out),
+        ("argument", made),
+        ("parameter", model.parameters()),
+        ("buffer", model.buffers()),
+    ):
+        for i, value in enumerate(values):
+            found.see(f"{name} {i} afterwards", value)
+    found.see("generator", torch.get_rng_state())
+
+
+def _shares(value: Tensor, others: list[Tensor]) -> bool:
+    key = value.untyped_storage().data_ptr()
+    return value._is_view() or sum(other.untyped_storage().data_ptr() == key for other in others) > 1
+
+
+def _see_aliases(out: Any, inputs: list[Tensor], found: Observation) -> None:
+    known: dict[int, int] = {}
+    pattern = []
+    for i, value in enumerate([*inputs, *out]):
+        storage = value.untyped_storage()
+        pattern.append((known.setdefault(storage.data_ptr() if storage.nbytes() else -i, i), value.storage_offset()))
+    # A fresh output may start anywhere in its memory, if nobody else can see that memory.
+    shared = [first for first, _ in pattern]
+    found.seen.append(("aliases", [p if shared.count(p[0]) > 1 else i for i, p in enumerate(pattern)], None))
+
+
+def _backward(program: Any, out: Any, leaves: list[Tensor], found: Observation) -> None:
+    pairs = [(value, kind) for value, kind in zip(out, program.tangents, strict=True) if value.requires_grad]
+    pairs = [pair for pair in pairs if pair[1]] or [(value, "own") for value, _ in pairs]
+    leaves = [value for value in leaves if value.requires_grad and value.is_leaf]
+    if not pairs or not leaves:
+        return
+    found.reorders |= any(kind != "own" for _, kind in pairs)
+    tangents = [_tangent(value, kind, i) for i, (value, kind) in enumerate(pairs)]
+    outputs = [value for value, _ in pairs]
+    if program.backward == "grad":
+        gradients = torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+    else:
+        times = 2 if program.backward == "twice" else 1
+        groups = [(outputs, tangents)] * times
+        if program.backward == "separately":
+            groups = [([o], [t]) for o, t in zip(outputs, tangents, strict=True)]
+        for i, (some, theirs) in enumerate(groups):
+            torch.autograd.backward(some, theirs, retain_graph=i + 1 < len(groups))
+        gradients = [value.grad for value in leaves]
+    for i, value in enumerate(gradients):
+        found.see(f"gradient {i}", value)
+
+
+def _tangent(value: Tensor, kind: str, seed: int) -> Tensor:
+    numbers = torch.linspace(-9.0, 7.0 + seed, value.numel(), dtype=torch.float64).sin().view(value.shape)
+    if value.is_complex():
+        numbers = torch.complex(numbers, numbers * 0.5)
+    numbers = numbers.to(value.dtype)
+    if kind == "expanded":
+        return numbers.flatten()[:1].sum().expand(value.shape)
+    if kind == "transposed" and value.dim() > 1:
+        return numbers.transpose(0, 1).contiguous().transpose(0, 1)
+    if kind == "gaps" and value.dim():
+        return numbers.repeat_interleave(2, -1)[..., ::2]
+    return torch.empty_like(value, requires_grad=False).copy_(numbers)
+
+
+def check(program: Program, door: str = "trace") -> Verdict:
+    """Run both and compare. A call that ran eagerly has to be plain eager's; then no Philox is expected of it."""
+    return _check(_runnable(program), door)
+
+
+def legal(program: Program) -> Program:
+    """The program of a seed as it is checked: one in ten of those that eager refuses may keep what it refuses."""
+    if program.seed % 10 == 0:
+        return program
+    return without_stale_writes(program, lambda candidate: bool(observe(_runnable(candidate), None).error))
+
+
+def minimised(program: Program, door: str = "trace") -> Program:
+    """The smallest program found that is wrong in the same way."""
+
+    def way(verdict: Verdict) -> str:
+        return verdict.kind + re.sub(r"[\d\W]+", "", verdict.detail)[:12]
+
+    wanted = way(check(program, door))
+
+    def fails(candidate: Program) -> bool:
+        try:
+            return way(check(candidate, door)) == wanted
+        except Exception:  # what is left is no program any more
+            return False
+
+    return minimise(program, fails)
+
+
+def _runnable(program: Program) -> Any:
+    # Eager's gradient of a product looks for zeros first, which a trace cannot; fakes take logsigmoid's strides for
+    # others, and its kernels round by strides.
+    branches = "prod(" in program.source or "logsigmoid" in program.source
+    return SimpleNamespace(**vars(program), namespace=program.build(), draws=program.draws, branches=branches)
+
+
+def check_source(model: Any, arguments: Any, door: str = "trace", seed: int = 0, **settings: Any) -> None:
+    """The same for a program that was printed; raises AssertionError where it is wrong."""
+    verdict = _check(
+        SimpleNamespace(
+            seed=seed, namespace={"Model": model, "arguments": arguments}, draws=True, branches=False, **settings
+        ),
+        door,
+    )
+    assert verdict.kind != WRONG, verdict.detail
+
+
+def _check(program: Any, door: str) -> Verdict:
+    made: list[Any] = []
+
+    def compiled(model: Any) -> Any:
+        plan = {"partition": program.plan} if isinstance(program.plan, str) else {"budget": program.plan}
+        made.append(aottrain.compile(model, capture=door, rng=program.rng, **plan))
+        return made[0]
+
+    got = observe(program, compiled)
+    ran_eagerly = bool(made and made[0].report.num_fallbacks)
+    wanted = observe(program, None, philox=program.draws and program.rng == "philox" and not ran_eagerly)
+    difference, kinds = compare(wanted, got)
+    if ran_eagerly and not difference:
+        return Verdict(EAGER, made[0].report.fallbacks[0].reason)
+    if not difference:
+        return Verdict(EQUAL, wanted.error)
+    if (
+        got.error
+        and not wanted.error
+        and (UnsupportedError.__name__ in got.error or "modified by an inplace" in got.error)
+    ):
+        return Verdict(REFUSED, got.error)
+    if program.after and "modified by an inplace" in wanted.error and not got.error:
+        return Verdict(LENIENT, wanted.error)
+    if kinds == {STRIDED} or (WRONG not in kinds and wanted.reorders):
+        return Verdict(STRIDED if kinds == {STRIDED} else ROUNDED, difference)
+    return Verdict(WRONG, difference)
+
+
+def compare(wanted: Observation, got: Observation) -> tuple[str, set[str]]:
+    """The first difference in words ("" where there is none), and the kinds of all of them: ROUNDED, STRIDED, WRONG."""
+    if wanted.error.split(":")[0] != got.error.split(":")[0]:
+        return f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}", {WRONG}
+    if len(wanted.seen) != len(got.seen):
+        return f"{len(wanted.seen)} observations became {len(got.seen)}", {WRONG}
+    found = [
+        (f"{a[0]}: {text}", kind) for a, b in zip(wanted.seen, got.seen, strict=True) for text, kind in _differ(a, b)
+    ]
+    found.sort(key=lambda pair: pair[1] != WRONG)
+    return found[0][0] if found else "", {kind for _, kind in found}
+
+
+def _differ(wanted: Any, got: Any) -> Iterator[tuple[str, str]]:
+    what, flags, value = wanted
+    _, other_flags, other = got
+    if flags != other_flags:
+        strides_alone = flags and other_flags and flags[:2] == other_flags[:2] and flags[3:] == other_flags[3:]
+        yield f"{flags} became {other_flags}", STRIDED if strides_alone else WRONG
+    if value is not None and other is not None and value.shape == other.shape and not same_bits(value, other):
+        close = ("gradient" in what or "afterwards" in what) and value.dtype == other.dtype and _close(value, other)
+        yield f"{value.flatten()[:6].tolist()} became {other.flatten()[:6].tolist()}", ROUNDED if close else WRONG
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """NaN equals NaN, whatever its payload; 0 does not equal -0."""
+    if a.is_complex():
+        return same_bits(torch.view_as_real(a.resolve_conj()), torch.view_as_real(b.resolve_conj()))
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    nan = a.isnan()
+    return torch.equal(nan, b.isnan()) and bool((((a == b) & (a.signbit() == b.signbit())) | nan).all())
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if a.is_complex():
+        return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+    if a.dtype not in RTOL_ATOL:
+        return same_bits(a, b)
+    scale = float(a.double().abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
+    rtol, atol = RTOL_ATOL[a.dtype]
+    return torch.allclose(a, b, rtol=10 * rtol, atol=10 * atol * max(scale, 1.0), equal_nan=True)

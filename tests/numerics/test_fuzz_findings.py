@@ -1,0 +1,42 @@
+"""Programs that random ones were cut down to: each was silently wrong once."""
+
+from __future__ import annotations
+
+import pytest
+
+import tests.planted_checks as checks
+from tests.planted_checks import PLAIN, SQUARE, runs
+
+FOUND = {
+    "a write through an expand of the same size was x + (y - x)": checks.written_expand,
+    "a write to one copy of an expanded element likewise": checks.written_broadcast,
+    "a write through unfold loses the sign of zero": runs(
+        "v0 = x0 * 1", "v0.unfold(0, 2, 2).neg_()", "v0", wanted="ran eagerly"
+    ),
+    "views of a base whose real strides are not the fake's": checks.strides_of_fakes,
+    "a kernel that was traced with other strides": checks.group_norm,
+    "a view under no_grad handed gradients on": checks.view_under_no_grad,
+    "a view under no_grad of an input that is no leaf": runs(
+        "x1[::2]; x0 * 2",
+        setup=(SQUARE, "l1 = values((4, 4), torch.float32, 3).requires_grad_()", "x1 = l1 * 1"),
+        grad_mode=False,
+        wanted="ran eagerly",
+    ),
+    "a leaf that is itself a view": checks.leaf_that_is_a_view,
+    "as_strided of a view reached memory that the view does not show": runs(
+        "x0.expand(2, 6)[:, 0].as_strided((2, 2), (1, 1)); x1 * x0.sum()",
+        setup=("x0 = values((12,), torch.float32, 1)[::2].requires_grad_()", PLAIN.format(1, 2)),
+        wanted="ran eagerly",
+    ),
+    "a gradient took the strides of a sum whose other part was undefined": checks.surviving_strides,
+    "the gradient of as_strided went by strides that memory did not have": runs(
+        "x0.roll(1, 2).as_strided((6,), (1,)) * 2; x0 * 2",
+        setup=("x0 = values((2, 2, 4, 3), torch.float32, 1).permute(0, 3, 1, 2).requires_grad_()",),
+        wanted="ran eagerly",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_found_by_fuzzing(name):
+    FOUND[name]()
