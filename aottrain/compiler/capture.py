@@ -191,11 +191,11 @@ def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
     if static:
         size, stride = [int(n) for n in size], [int(n) for n in stride]
     with mode, torch.no_grad():
-        fake = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        empty = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
         if static or not value.storage_offset():
-            return fake
+            return empty
         memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
-        return fake.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
+        return empty.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
 
 
 def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:

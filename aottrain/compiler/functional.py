@@ -22,6 +22,7 @@ from aottrain.ir.graph import (
     descendants,
     info,
     placeholders,
+    spec_of,
     storage_root,
     value_of,
     view_source,
