@@ -165,7 +165,7 @@ def _fake(value: Tensor, mode: FakeTensorMode) -> Tensor:
         fake = mode.from_tensor(value.detach())
         if not (value.requires_grad and value.is_leaf and value._is_view()):
             return fake
-        with mode, torch.no_grad():
+        with mode, torch.enable_grad():
             return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
     size, stride = [int(n) for n in value.shape], [int(n) for n in value.stride()]
     with mode, torch.no_grad():
