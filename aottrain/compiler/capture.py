@@ -197,7 +197,7 @@ def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
         fake = mode.from_tensor(value.detach(), static_shapes=True)
         if not (value.requires_grad and value.is_leaf and value._is_view()):
             return fake
-        with mode, torch.no_grad():
+        with mode, torch.enable_grad():
             return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
     size, stride = list(value.shape), list(value.stride())
     if static:
