@@ -86,7 +86,7 @@ attribute(
     checks.leaf_that_is_a_view,
     CAPTURE,
     "_fake",
-    lambda value, mode: mode.from_tensor(value.detach()),
+    lambda value, mode, static: mode.from_tensor(value.detach()),
 )
 attribute(
     "inputs that are no leaves not copied",

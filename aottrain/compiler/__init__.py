@@ -81,7 +81,8 @@ def capture_whole(
     """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
-        step = log.run("capture", capture, function, module, args, kwargs, captured, rng, sizes, guard.watching)
+        known = captured, rng, sizes, guard.watching, guard.seen
+        step = log.run("capture", capture, function, module, args, kwargs, *known)
         try:
             return step, log.trace("analyse", analyse, step)
         except CapturedTensors as found:

@@ -7,7 +7,7 @@ of batch normalisation out, and notes which module and source line each op came 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -75,6 +75,7 @@ def capture(
     rng: str = "philox",
     sizes: SymbolicSizes | None = None,
     watching: Callable[[], AbstractContextManager[None]] = nullcontext,
+    containers: Container[int] = (),
 ) -> CapturedStep:
     """Make the state of one call explicit.
 
@@ -120,8 +121,8 @@ def capture(
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
         given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
-        if len({*given, *returned}) < len({*given}) + len(returned):
-            raise UnsupportedError("the program returns a list or dictionary that it was given, or one twice")
+        if len({*given, *returned}) < len({*given}) + len(returned) or any(one in containers for one in returned):
+            raise UnsupportedError("the program returns a list or dictionary that it was given or keeps, or one twice")
         return result
 
     tensors = tuple(tensor for _, _, tensor in entries)
@@ -196,7 +197,7 @@ def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
         fake = mode.from_tensor(value.detach(), static_shapes=True)
         if not (value.requires_grad and value.is_leaf and value._is_view()):
             return fake
-        with mode, torch.no_grad():
+        with mode, torch.enable_grad():
             return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
     size, stride = list(value.shape), list(value.stride())
     if static:

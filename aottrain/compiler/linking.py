@@ -9,7 +9,7 @@ from torch import fx
 
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.options import Kernel
-from aottrain.compiler.partition.undefined import specialise_backward
+from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
 from aottrain.runtime.executor import Runner, aten_runner
 from aottrain.runtime.program import Pattern, Program, Replay
@@ -21,6 +21,8 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
     computed = analysis.computed
     replaced = [signature.inputs[i].spec for i in analysis.replaced]
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
+    if parts.backward is not None:
+        check_constants(parts.backward, signature.num_sizes + len(parts.residuals))
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     program = Program(
         forward=build_runner(parts.forward, kernel),

@@ -91,7 +91,7 @@ class StateGuard:
     """What a call of `target` with these objects among its arguments can reach, as it was when this guard was made.
 
     holds(): tensors and modules are the same objects with the same metadata; plain values are equal; containers have
-    the same items. `reachable`: identities of the tensors that are guarded. restore() undoes shallow changes.
+    the same items. `reachable`: identities of the tensors that are guarded; `seen`: of all. restore() undoes changes.
     watching(): around every trace. What a function reads beside its arguments (closure, globals, defaults) is looked at
     when it first runs: of a large library a program runs little, and the rest of it is none of its concern.
     Raises UnsupportedError for what cannot be compared: an iterator.
@@ -108,7 +108,7 @@ class StateGuard:
         self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
         self._copies: list[tuple[Any, Any]] = []
         self._items: list[tuple[Any, list[int]]] = []
-        self._seen: set[int] = set()
+        self.seen: set[int] = set()
         self._classes: set[type] = set()
         self._caches: list[tuple[Any, int]] = []
         self._contents: list[tuple[Callable[[], bytes], bytes]] = []
@@ -194,9 +194,9 @@ class StateGuard:
     def _visit(self, value: Any, depth: int) -> None:
         if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType, *_OPAQUE)):
             return
-        if id(value) in self._seen:
+        if id(value) in self.seen:
             return
-        self._seen.add(id(value))
+        self.seen.add(id(value))
         self._keep.append(value)  # an identity stays taken while its object lives
         if isinstance(value, Tensor):
             self.reachable.add(id(value))

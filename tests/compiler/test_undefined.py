@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import aottrain
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.partition.undefined import specialise_backward
@@ -76,3 +77,12 @@ def test_where_one_op_needs_both_the_missing_one_is_zeros():
     graph = specialise_backward(parts.backward, len(parts.residuals), (True, False))
     (gradient,) = aten_runner(graph)([*([None] * len(parts.residuals)), torch.ones(2), None])
     assert_same(gradient, torch.tensor([2.0, 2.0, 0.0, 0.0]))
+
+
+def test_a_gradient_that_is_zero_whatever_the_tangents_are_is_refused_beside_another_output() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.copysign(y, x), x * y
+
+    compiled = aottrain.compile(function, capture="trace", on_unsupported="error")
+    with pytest.raises(aottrain.errors.UnsupportedError, match="zero whatever"):
+        compiled(leaf(3), leaf(3, seed=1))

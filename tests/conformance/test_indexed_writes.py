@@ -1,4 +1,4 @@
-"""Gradients of values that are written through masks and indices: their size is known, though autograd asks for values."""
+"""Gradients of values that are written through masks and indices: their size is known, autograd asks for values."""
 
 import pytest
 import torch

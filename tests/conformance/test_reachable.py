@@ -84,7 +84,11 @@ def raw_memory(comp):
 
 @case
 def items_of_long_containers(comp):
-    lists, objects, table = [[float(i)] for i in range(300)], [Box(1.0) for _ in range(300)], {i: [1] for i in range(300)}
+    lists, objects, table = (
+        [[float(i)] for i in range(300)],
+        [Box(1.0) for _ in range(300)],
+        {i: [1] for i in range(300)},
+    )
 
     def change():
         lists[299][0], objects[299].k, table[299][0] = 1.5, 2.5, 3

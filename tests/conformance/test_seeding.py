@@ -1,5 +1,5 @@
-"""Seeding inside a program under rng="eager": torch's generator moves as eager moves it, in every call, and no call falls
-back."""
+"""Seeding inside a program under rng="eager": torch's generator moves as eager moves it, in every call, and no call
+falls back."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ import torch.nn.functional as F
 
 import aottrain
 from aottrain.errors import UnsupportedError
-
 from tests.conformance.harness import case, cases_of, check, grads, leaf, normal, run
 
 EAGER = {"rng": "eager"}
@@ -131,7 +130,6 @@ def test_equals_eager(known, door):
 @pytest.mark.parametrize("door", ["trace", "dynamo"])
 def test_torch_is_left_as_it_was(door):
 
-
     def names():
         return torch.manual_seed, torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng
 
@@ -148,7 +146,6 @@ def test_torch_is_left_as_it_was(door):
 
 def test_a_generator_reached_behind_is_refused():
 
-
     def f(x):
         torch.default_generator.manual_seed(3)
         return x + torch.rand(2)
@@ -161,7 +158,6 @@ def test_a_generator_reached_behind_is_refused():
 
 
 def test_a_second_derivative_does_not_draw_again():
-
 
     x = leaf(4)
     out = aottrain.compile(lambda x: x.sin() * torch.rand(4), capture="trace", rng="eager")(x)

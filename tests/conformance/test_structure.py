@@ -484,6 +484,22 @@ def nested_tensor_argument(comp):
 
 
 @case
+def a_container_of_the_modules_own_is_returned(comp):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.kept = {"k": 1}
+
+        def forward(self, x):
+            return x * 2, self.kept
+
+    m = M()
+    out = comp(m)(normal(2))
+    out[1]["k"] = 3
+    return out[1] is m.kept, m.kept
+
+
+@case
 def meta_argument(comp):
     out = comp(lambda x: x * 2)(torch.empty(3, device="meta"))
     return out.device.type, out.shape

@@ -23,6 +23,11 @@ FOUND = {
         wanted="ran eagerly",
     ),
     "a leaf that is itself a view": checks.leaf_that_is_a_view,
+    "a view of a leaf that is itself a view, written afterwards": runs(
+        "x0.movedim(-1, 0)",
+        setup=("x0 = values((4, 2), torch.float32, 1).t().requires_grad_()",),
+        after=("args[0].detach().add_(1)",),
+    ),
     "as_strided of a view reached memory that the view does not show": runs(
         "x0.expand(2, 6)[:, 0].as_strided((2, 2), (1, 1)); x1 * x0.sum()",
         setup=("x0 = values((12,), torch.float32, 1)[::2].requires_grad_()", PLAIN.format(1, 2)),

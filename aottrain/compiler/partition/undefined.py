@@ -15,6 +15,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.simplification import remove_dead_code
+from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import copy_meta, is_tuple, placeholders, results, spec_of
 from aottrain.ir.sizes import Size, SizeExpression
 
@@ -25,6 +26,21 @@ _SHAPE_ONLY = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
     "ones_like", "full_like", "empty_like",  # not zeros_like: of a tangent it is a gradient that is zero, as sign's is
 }  # fmt: skip
+
+
+def check_constants(backward: fx.Graph, num_held: int) -> None:
+    """Raises UnsupportedError where part of a gradient depends on no tangent, as torch.normal's, which is zero: which
+    output it stands for, whose tangent may be undefined, cannot be told."""
+    tangents = placeholders(backward)[num_held:]
+    if len(tangents) < 2:
+        return
+    late = _dependent(tangents)
+    parts = [node for node in results(backward) if node is not None]
+    for node in backward.nodes:
+        if _packet(node) == "add" and node in late:
+            parts += [source for source in node.all_input_nodes if spec_of(source) is not None]
+    if any(part not in late for part in parts):
+        raise UnsupportedError("a gradient is zero whatever the tangents are, and some output may go unused")
 
 
 def specialise_backward(backward: fx.Graph, num_held: int, defined: Sequence[bool]) -> fx.Graph:
