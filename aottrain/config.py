@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from aottrain.errors import ConfigError
+from aottrain.ir.budget import ALLOWED, parse_budget
 from aottrain.schema import Mistake, build, join, setting, show, suggest
 
 TASKS = ("train", "compare", "plan")
@@ -37,9 +38,7 @@ class RecipeConfig:
 @dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
     strategy: str = setting("budget", one_of=STRATEGIES)
-    budget: float | None = setting(
-        1.0, low=0, high=1, hint="a fraction: 1 is the min-cut plan, 0 the least memory; not a size such as 6GiB"
-    )
+    budget: Any = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +166,11 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     """Mistakes that are seen only by looking at several keys, or at a text's form."""
     found = []
     partition, kernel, schedule, engines = config.partition, config.kernel, config.lr_schedule, config.compare.engines
-    if partition.strategy == "budget" and partition.budget is None:
-        found.append(Mistake("partition.budget", "partition=budget needs a fraction from 0 to 1", "null"))
+    if partition.strategy == "budget":
+        try:
+            parse_budget(partition.budget)
+        except ValueError:
+            found.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
     if partition.strategy != "budget" and partition.budget is not None:
         text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
         found.append(Mistake("partition.budget", text, show(partition.budget)))

@@ -18,6 +18,7 @@ from aottrain.compiler.dynamic import SizeGuard, SymbolicSizes, size_guard, symb
 from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.errors import ConfigError, UnsupportedError
+from aottrain.ir.budget import Budget
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import argument_objects, call_key, describe, is_disjoint
@@ -252,19 +253,23 @@ def compile(
     target: Any,
     *,
     partition: str | None = None,
-    budget: float | None = None,
+    budget: Budget | None = None,
     kernel: Kernel = "aten",
     capture: str = "dynamo",
     rng: str = "philox",
     dynamic: bool = False,
     on_unsupported: str = "eager",
+    reserved_bytes: int = 0,
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
     Each call gives what eager gives; forward and backward run as one planned pair of graphs behind autograd.
 
     partition: save_all | min_cut | budget | recompute_all. Default min_cut, or budget where `budget` is given.
-    budget: fraction 0..1 of the bytes that min_cut saves for the backward (budget strategy only).
+    budget: what the peak memory of a call and its backward may be (budget strategy only). Bytes ("6GiB", "800MB"):
+        parameters, buffers, inputs, gradients, saved values and temporaries together; a fraction 0..1 lies between the
+        lowest peak of any plan and that of min_cut; "auto": the fastest plan that fits into the free memory.
+    reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
     kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
@@ -276,9 +281,10 @@ def compile(
         UnsupportedError.
 
     Returns a module for a module (same parameters, hooks and state_dict keys), a function for a function; both have
-    `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options.
+    `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options; calls
+    raise BudgetError where no plan's peak is within the budget.
     """
-    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported)
+    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

@@ -78,7 +78,7 @@ def bisect(
     inputs: Sequence[Any],
     *,
     partition: str | None = None,
-    budget: float | None = None,
+    budget: Any = None,
     kernel: Kernel = "aten",
     folder: str | Path | None = None,
 ) -> Guilty:

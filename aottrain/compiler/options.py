@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aottrain.errors import ConfigError
+from aottrain.ir.budget import Budget, parse_budget
 
 STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
 KERNELS = ("aten",)
@@ -22,12 +23,13 @@ class CompileOptions:
     """Checked options of `aottrain.compile`; see its docstring for their meaning."""
 
     partition: str = "min_cut"
-    budget: float | None = None
+    budget: Budget | None = None
     kernel: Kernel = "aten"
     capture: str = "dynamo"
     rng: str = "philox"
     dynamic: bool = False
     on_unsupported: str = "eager"
+    reserved_bytes: int = 0
 
     @property
     def kernel_name(self) -> str:
@@ -36,22 +38,23 @@ class CompileOptions:
 
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
-    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported")
+    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes")
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
-    values = {"partition": None, "budget": None, "kernel": "aten", "rng": "philox", "on_unsupported": "eager", **given}
-    return check_options(capture="dynamo", dynamic=False, **values)
+    values = {"partition": None, "budget": None, "kernel": "aten", "rng": "philox", "on_unsupported": "eager"}
+    return check_options(capture="dynamo", dynamic=False, **{**values, **given})
 
 
 def check_options(
     partition: str | None,
-    budget: float | None,
+    budget: Budget | None,
     kernel: Kernel,
     capture: str,
     rng: str,
     dynamic: bool,
     on_unsupported: str,
+    reserved_bytes: int = 0,
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -59,8 +62,10 @@ def check_options(
     if partition not in STRATEGIES:
         mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}")
     elif partition == "budget":
-        if not isinstance(budget, (int, float)) or isinstance(budget, bool) or not 0.0 <= budget <= 1.0:
-            mistakes.append(f"budget={budget!r} is not a fraction; allowed: a number from 0 to 1")
+        try:
+            budget = parse_budget(budget)
+        except ValueError as error:
+            mistakes.append(f"budget: {error}")
     elif budget is not None:
         mistakes.append(f"budget={budget!r} is given, but partition={partition!r} takes none; allowed: 'budget'")
     if not callable(kernel) and kernel not in KERNELS:
@@ -69,11 +74,12 @@ def check_options(
         mistakes.append(f"capture={capture!r} is not known; allowed: {', '.join(CAPTURES)}")
     if rng not in RNGS:
         mistakes.append(f"rng={rng!r} is not known; allowed: {', '.join(RNGS)}")
+    if not isinstance(reserved_bytes, int) or isinstance(reserved_bytes, bool) or reserved_bytes < 0:
+        mistakes.append(f"reserved_bytes={reserved_bytes!r} is no number of bytes; allowed: 0 and above")
     if not isinstance(dynamic, bool):
         mistakes.append(f"dynamic={dynamic!r} is not known; allowed: True, False")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    fraction = None if budget is None else float(budget)
-    return CompileOptions(partition, fraction, kernel, capture, rng, dynamic, on_unsupported)
+    return CompileOptions(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes)

@@ -36,7 +36,7 @@ def describe(
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
     by_name = {node.name: node for node in joint.graph.nodes}
-    peak = predict_peak(parts)
+    peak = predict_peak(parts, options.reserved_bytes)
     trains = parts.backward is not None
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
@@ -66,6 +66,7 @@ def describe(
         forward_text=graph_text(parts.forward),
         backward_text="" if parts.backward is None else graph_text(parts.backward),
         num_draws=joint.num_draws,
+        curve=plan.curve,
     )
 
 

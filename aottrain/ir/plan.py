@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from aottrain.ir.budget import Budget
+
 
 @dataclass(frozen=True)
 class PartitionPlan:
@@ -14,7 +16,10 @@ class PartitionPlan:
     recomputed: forward values that the backward computes again, in program order.
     reasons: for each saved and each recomputed value, why.
     saved_bytes: distinct storages of `saved`; parameters, buffers and batch are never part of it.
-    budget: the fraction that was asked for (None where the strategy takes none).
+    schedule: the backward's calls in order, repeats allowed: a value that is named again is computed again. None: the
+    joint graph's order, with each recomputed value just before its first use.
+    budget: what was asked for (None where the strategy takes none).
+    curve: of the family that a budget chooses from: (peak in bytes, seconds of recompute) of each plan.
     """
 
     strategy: str
@@ -22,7 +27,9 @@ class PartitionPlan:
     recomputed: tuple[str, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     saved_bytes: int = 0
-    budget: float | None = None
+    budget: Budget | None = None
+    schedule: tuple[str, ...] | None = None
+    curve: tuple[tuple[int, float], ...] = ()
 
     def __str__(self) -> str:
         lines = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from aottrain.ir.budget import Budget
+
 
 @dataclass(frozen=True)
 class StageRecord:
@@ -56,7 +58,7 @@ class GraphReport:
 
     mode: str  # "train": forward and backward; "inference": forward alone
     partition: str
-    budget: float | None
+    budget: Budget | None
     kernel: str
     stages: tuple[StageRecord, ...]
     saved: tuple[ValueRecord, ...]
@@ -73,6 +75,9 @@ class GraphReport:
     forward_text: str
     backward_text: str
     num_draws: int  # random draws per call
+    curve: tuple[
+        tuple[int, float], ...
+    ] = ()  # of the budget strategy: (peak in bytes, seconds of recompute) of each plan
     kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
     arena_bytes: int = 0
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from aottrain.ir.budget import budget_text
 from aottrain.ir.report import CompileReport, GraphReport, ValueRecord
-from aottrain.report.units import format_bytes, format_count, format_flops, format_percent, format_seconds
+from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 
 
 def with_optimizer(report: CompileReport, optimizer_bytes: int) -> CompileReport:
@@ -28,7 +29,10 @@ def _with_optimizer(graph: GraphReport, optimizer_bytes: int) -> GraphReport:
 def headline(graph: GraphReport) -> list[tuple[str, str]]:
     """The figures that one looks at first, as (name, value)."""
     figures = [
-        ("partition", graph.partition if graph.budget is None else f"{graph.partition}, budget {graph.budget:g}"),
+        (
+            "partition",
+            graph.partition if graph.budget is None else f"{graph.partition}, budget {budget_text(graph.budget)}",
+        ),
         ("kernels", f"{graph.kernel}, {format_count(len(graph.kernels))} generated" if graph.kernels else graph.kernel),
         ("forward", format_flops(graph.forward_flops)),
     ]

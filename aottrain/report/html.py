@@ -7,11 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from aottrain.ir.budget import budget_text
 from aottrain.ir.report import CompileReport, Fallback, GraphReport, StageRecord, ValueRecord
-from aottrain.report.charts import bars, stacked_bar
-from aottrain.report.figures import by_cost, by_module, by_size, memory_rows, with_optimizer
-from aottrain.report.style import CSS
-from aottrain.report.units import (
+from aottrain.ir.units import (
     format_bytes,
     format_count,
     format_flops,
@@ -19,6 +17,9 @@ from aottrain.report.units import (
     format_seconds,
     format_shape,
 )
+from aottrain.report.charts import bars, stacked_bar
+from aottrain.report.figures import by_cost, by_module, by_size, memory_rows, with_optimizer
+from aottrain.report.style import CSS
 
 
 def write(report: CompileReport, path: str | Path, summary: Mapping[str, Any] | None = None) -> None:
@@ -52,7 +53,7 @@ def _header(report: CompileReport, summary: Mapping[str, Any]) -> str:
     graph = _main_graph(report)
     facts = []
     if graph is not None:
-        budget = "" if graph.budget is None else f", budget {graph.budget:g}"
+        budget = "" if graph.budget is None else f", budget {budget_text(graph.budget)}"
         facts = [f"partition {graph.partition}{budget}", f"kernels {graph.kernel}"]
     facts += [f"{name} {summary[name]}" for name in ("recipe", "device", "precision") if summary.get(name)]
     count = len(report.graphs)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aottrain.ir.report import CompileReport, Fallback, GraphReport, ValueRecord
-from aottrain.report.figures import by_cost, by_module, by_size, headline, memory_rows
-from aottrain.report.units import (
+from aottrain.ir.units import (
     format_bytes,
     format_count,
     format_flops,
     format_seconds,
     format_shape,
 )
+from aottrain.report.figures import by_cost, by_module, by_size, headline, memory_rows
 
 MAX_CELL = 40
 

@@ -14,11 +14,12 @@ from aottrain.config import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError
+from aottrain.metrics.memory import distinct_bytes
 from aottrain.step import Batch, TrainStep
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
-from aottrain.trainer.optim import build_optimizer
+from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
 
 SAMPLE_PROMPT = b"The "
 
@@ -39,16 +40,24 @@ def build_job(config: RunConfig) -> Job:
     start_streams(config.seed, None)
     model = recipe.build(options).to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision).train()
+    reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
     return Job(
         name=config.recipe.name,
         module=module,
-        step=build_step(config, module, batches.tokens_per_batch),
+        step=build_step(config, module, batches.tokens_per_batch, reserved),
         optimizer=build_optimizer(module, config.optimizer),
         batches=batches,
         device=device,
         flops_per_token=recipe.flops_per_token(options) if hasattr(recipe, "flops_per_token") else None,
         sample=_sampler(recipe, model, config.seed),
     )
+
+
+def accumulation_bytes(module: LossModule, batches: Batches) -> int:
+    """What a micro-batch finds in memory because of the others: their summed gradients and their examples."""
+    others = batches.at(1)[1:]
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return distinct_bytes([*parameters, *(tensor for batch in others for tensor in batch)]) if others else 0
 
 
 def find_device(name: str) -> torch.device:
@@ -76,8 +85,10 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     return TextBatches(text, size, options.context, accumulate, config.seed, device)
 
 
-def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int) -> TrainStep:
-    """The training step of `engine.name`. Nothing is compiled yet: that happens at the first call, see `prepare`."""
+def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, reserved_bytes: int = 0) -> TrainStep:
+    """The training step of `engine.name`; reserved_bytes: in memory beside what the step sees.
+
+    Nothing is compiled yet: that happens at the first call, see `prepare`."""
     engine = config.engine.name
     if engine == "eager":
         return ModuleStep(engine, module, tokens_per_batch=tokens_per_batch)
@@ -90,7 +101,8 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int) -> 
         "budget": config.partition.budget,
         "kernel": load_kernel(config),
     }
-    compiled = aottrain.compile(module, capture="trace", on_unsupported=config.engine.on_unsupported, **plan)
+    options = {"on_unsupported": config.engine.on_unsupported, "reserved_bytes": reserved_bytes}
+    compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
     def explain(batch: Batch) -> str:
         return str(aottrain.bisect(module, batch, folder=Path(config.output_dir) / "bisect", **plan))

@@ -11,10 +11,10 @@ from torch import nn
 
 from aottrain.config import RunConfig
 from aottrain.ir.report import CompileReport
+from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.report.figures import with_optimizer
 from aottrain.report.text import explain
-from aottrain.report.units import format_bytes, format_count, format_flops
 from aottrain.tasks.build import build_job
 from aottrain.trainer.optim import optimizer_state_bytes
 

@@ -11,13 +11,13 @@ import torch
 
 from aottrain.config import RunConfig
 from aottrain.ir.report import CompileReport, GraphReport
-from aottrain.metrics.memory import distinct_bytes, eager_saved_bytes
+from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.metrics.memory import eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
 from aottrain.report.figures import with_optimizer
-from aottrain.report.units import format_bytes, format_count, format_seconds
-from aottrain.tasks.build import build_job
+from aottrain.tasks.build import accumulation_bytes, build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit, prepare, restore
@@ -115,7 +115,7 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "verify_note": notes.get(config.engine.name),
         "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
-        "accumulation_bytes": accumulation_bytes(job),
+        "accumulation_bytes": accumulation_bytes(job.module, job.batches),
         "seed": config.seed,
         "precision": config.trainer.precision,
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
@@ -133,23 +133,16 @@ def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dic
     """What the compiler says of its program, under summary.json's names; nothing for the other engines.
 
     The predicted peak is that of a training step, as the measured one is: with the optimizer's state and the gradients
-    and batches of other micro-batches, which a compiler of forward and backward does not see.
+    and batches of other micro-batches, which were reserved when it was compiled.
     """
     if report is None:
         return {}
     figures: dict[str, Any] = {"fallbacks": report.num_fallbacks}
     graph = train_graph(with_optimizer(report, summary["optimizer_bytes"]))
     if graph is not None:
-        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes + summary["accumulation_bytes"]
+        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes
         figures["saved_bytes"] = graph.saved_bytes
     return figures
-
-
-def accumulation_bytes(job: Job) -> int:
-    """What a micro-batch finds in memory because of the others: their summed gradients and their examples."""
-    others = job.batches.at(1)[1:]
-    parameters = [parameter for parameter in job.module.parameters() if parameter.requires_grad]
-    return distinct_bytes([*parameters, *(tensor for batch in others for tensor in batch)]) if others else 0
 
 
 def compile_figures(job: Job, summary: dict[str, Any]) -> dict[str, Any]:

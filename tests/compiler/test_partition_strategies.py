@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.strategies import find_demand, plan_partition
+from aottrain.compiler.partition.strategies import find_demand, knapsack_cut, plan_partition
 from aottrain.ir.graph import calls, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
@@ -91,28 +91,13 @@ def test_min_cut_saves_no_more_than_save_all():
         assert plan_partition(joint, "min_cut").saved_bytes <= plan_partition(joint, "save_all").saved_bytes
 
 
-@pytest.mark.parametrize("percent", range(0, 101, 4))
-def test_a_budget_is_kept_and_smaller_budgets_save_less(percent):
+@pytest.mark.parametrize("percent", range(0, 101, 10))
+def test_a_knapsack_keeps_its_capacity(percent):
     joint = mlp()
-    full = plan_partition(joint, "min_cut").saved_bytes
-    plan = plan_partition(joint, "budget", percent / 100)
-    assert plan.budget == percent / 100
-    assert plan.saved_bytes <= percent / 100 * full
-    if percent >= 4:
-        assert plan_partition(joint, "budget", (percent - 4) / 100).saved_bytes <= plan.saved_bytes
-
-
-def test_the_whole_budget_is_the_minimum_cut():
-    joint = mlp()
-    full, budget = plan_partition(joint, "min_cut"), plan_partition(joint, "budget", 1.0)
-    assert budget.saved == full.saved and budget.recomputed == full.recomputed
-
-
-def test_a_middle_budget_saves_something_and_recomputes_a_product():
-    joint = mlp()
-    plan = plan_partition(joint, "budget", 0.6)
-    assert 0 < plan.saved_bytes < plan_partition(joint, "min_cut").saved_bytes
-    assert any("computed again: budget 0.6" in reason for reason in plan.reasons.values())
+    demand = find_demand(joint)
+    plan = knapsack_cut(demand, percent / 100)
+    assert plan.saved_bytes <= percent / 100 * plan_partition(joint, "min_cut").saved_bytes
+    verify_partition(joint, apply_partition(joint, plan))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import nn
 
 from aottrain.errors import CheckpointError, ConfigError, NumericsError
 from aottrain.ir.report import CompileReport, Fallback
-from aottrain.report.units import format_bytes
+from aottrain.ir.units import format_bytes
 from aottrain.step import StepResult
 from aottrain.tasks import build, train
 from aottrain.trainer import loop

@@ -2,8 +2,8 @@
 
 Peak-driven greedy: start from what the backward reads; simulate; at the instant of the peak stop saving the value that
 frees most bytes for each second of recompute; note (peak, seconds); go on until nothing helps. The path does not depend
-on a budget, so the cheapest plan whose peak fits is monotone: a smaller budget never has a higher peak. (In the spirit of
-Kirisame et al., "Dynamic Tensor Rematerialization", 2021, but ahead of time, on exact lifetimes.)
+on a budget, so the cheapest plan whose peak fits is monotone: a smaller budget never has a higher peak. (In the spirit
+of Kirisame et al., "Dynamic Tensor Rematerialization", 2021, but ahead of time, on exact lifetimes.)
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aottrain.compiler.partition.schedule import Emitter, Schedule, Timeline, simulate
 from aottrain.compiler.partition.storages import StorageGraph
 
-# Emissions and simulations are linear in the ops; deep graphs drop several values a round to stay within about a second.
+# Emissions and simulations are linear in the ops; deep graphs drop several values a round to stay within a second.
 _ROUNDS_TIMES_OPS = 60_000
 _LEAST_ROUNDS = 40
 
@@ -74,8 +74,8 @@ def schedule_of(graph: StorageGraph, point: Point) -> Schedule:
 
 
 def _start(graph: StorageGraph) -> frozenset[int]:
-    """What the backward reads, where that is made by the user's forward. What only gradient formulas make, as eager does
-    in its backward, is followed back to what they read."""
+    """What the backward reads, where that is made by the user's forward. What only gradient formulas make, as eager
+    does in its backward, is followed back to what they read."""
     found: set[int] = set()
     seen: set[int] = set()
     stack = list(graph.demanded)
@@ -86,7 +86,9 @@ def _start(graph: StorageGraph) -> frozenset[int]:
             continue
         seen.add(storage)
         producer = graph.producers[storage]
-        if producer >= 0 and storage not in graph.must and graph.ops[producer].order > first_late:
+        if producer < 0 or storage in graph.must:
+            found.add(storage)
+        elif graph.ops[producer].order > first_late or storage in graph.dropped:
             stack += graph.ops[producer].reads
         else:
             found.add(storage)
@@ -157,7 +159,9 @@ def _price(graph: StorageGraph, op: int, fused: bool) -> float:
 
 def _needed_musts(graph: StorageGraph, saved: frozenset[int], dropped: int) -> frozenset[int]:
     """What may not be made again and is not saved yet, but would be read to make the dropped value again."""
-    found, seen, stack = set(), set(), [dropped]
+    found: set[int] = set()
+    seen: set[int] = set()
+    stack = [dropped]
     while stack:
         producer = graph.producers[stack.pop()]
         if producer < 0 or producer in seen:

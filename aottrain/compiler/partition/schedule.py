@@ -1,4 +1,4 @@
-"""From a set of saved storages to the exact order of both programs, and from the order to the bytes alive at each instant.
+"""From a set of saved storages to the exact order of both programs, and from that to the bytes alive at each instant.
 
 A backward schedule may hold an op of the forward several times: what is forgotten is computed again.
 """
@@ -40,10 +40,10 @@ class Timeline:
 
 
 def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
-    """The stretch of the forward that each early op is in, and the storages at which the stretches meet.
+    """The stretch of the forward that each early op is in, and the storages at which stretches meet.
 
-    A cut is an instant of the forward at which all later ops depend on earlier ones through a single storage: the output
-    of a block. Gradients come back through the same instants in reverse.
+    A cut is an instant of the forward at which all later ops depend on earlier ones through a single storage: the
+    output of a block. Gradients come back through the same instants in reverse.
     """
     count = len(graph.early)
     needed = _closure(graph, graph.outputs | graph.updates)
@@ -53,9 +53,6 @@ def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
             for storage in graph.ops[i].reads:
                 if storage not in graph.at_hand and storage not in graph.copied:
                     last[storage] = i
-    ends: dict[int, int] = {}
-    for storage, i in last.items():
-        ends[i] = ends.get(i, 0) + 1
     units, cuts, open_storages, unit = [0] * count, set(), set[int](), 0
     for i in range(count):
         units[i] = unit
@@ -159,7 +156,9 @@ def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:
     outputs = graph.outputs - graph.at_hand
     fixed = sum(graph.sizes[s] for s in outputs) + graph.tangent_bytes
     held = {s for s in residuals if s not in outputs}
-    backward = [fixed + live for live in _sweep(graph, schedule.backward, held, graph.gradients - graph.at_hand - outputs)]
+    backward = [
+        fixed + live for live in _sweep(graph, schedule.backward, held, graph.gradients - graph.at_hand - outputs)
+    ]
     live = [*forward, *backward]
     return Timeline(schedule, tuple(live), max(range(len(live)), key=live.__getitem__, default=0))
 
@@ -178,7 +177,7 @@ def _sweep(graph: StorageGraph, order: tuple[int, ...], held: set[int], kept: It
         op = ops[order[position]]
         total = 0
         for storage in op.writes:
-            if storage in needed:
+            if storage in needed and storage not in held:  # what is saved is read, not its copy
                 needed.discard(storage)
             else:
                 total += sizes[storage]
@@ -195,4 +194,3 @@ def _sweep(graph: StorageGraph, order: tuple[int, ...], held: set[int], kept: It
         live.append(now + op.transient)
         now -= freed[position]
     return live
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from aottrain.compiler.simplification import remove_dead_code
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
@@ -18,6 +19,10 @@ from aottrain.ir.graph import (
     copy_meta,
     descendants,
     info,
+    is_size,
+    is_tuple,
+    storage_root,
+    view_source,
 )
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
@@ -49,7 +54,10 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
     forward = _forward_graph(joint, [*primals, *sizes, *joint.inputs_of(InputKind.RNG)], residual_nodes, mutated)
-    backward = _backward_graph(joint, residual_nodes, gradients) if gradients else None
+    backward = None
+    if gradients:
+        order = None if plan.schedule is None else [by_name[name] for name in plan.schedule]
+        backward = _backward_graph(joint, residual_nodes, gradients, order)
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
 
@@ -80,12 +88,16 @@ def _forward_graph(
     return graph
 
 
-def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list[fx.Node | None]) -> fx.Graph:
+def _backward_graph(
+    joint: JointGraph, residuals: list[fx.Node], gradients: list[fx.Node | None], order: list[fx.Node] | None
+) -> fx.Graph:
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)
     for node in (*joint.inputs_of(InputKind.SIZE), *residuals, *tangents):
         new[node] = _placeholder(graph, node)
+    if order is not None:
+        return _scheduled(graph, new, order, gradients)
     late = descendants(tangents)
 
     def emit(root: fx.Node) -> None:
@@ -112,6 +124,40 @@ def _backward_graph(joint: JointGraph, residuals: list[fx.Node], gradients: list
         if result is not None:
             emit(result)
     graph.output([None if node is None else new[node] for node in gradients])
+    return graph
+
+
+def _scheduled(
+    graph: fx.Graph, new: dict[fx.Node, fx.Node], order: list[fx.Node], gradients: list[fx.Node | None]
+) -> fx.Graph:
+    """The calls in this order. What is called twice has two copies; what is read later reads the newest. Views are made
+    where they are read: held, they would keep their memory."""
+    views: dict[fx.Node, list[fx.Node]] = {}
+    saved = set(new)
+
+    def read(node: fx.Node) -> fx.Node:
+        if node not in new:
+            if node.op != "call_function" or not (is_size(node) or view_source(node) is not None):
+                raise VerificationError(f"the backward needs {node.name}, which is neither saved nor recomputable")
+            sources = {source: read(source) for source in node.all_input_nodes}
+            new[node] = graph.node_copy(node, sources.__getitem__)
+            if not is_size(node):
+                views.setdefault(storage_root(node), []).append(node)
+        return new[node]
+
+    for node in order:
+        sources = {source: read(source) for source in node.all_input_nodes}
+        copy = graph.node_copy(node, sources.__getitem__)
+        items = [user for user in node.users if user.op == "call_function"] if is_tuple(node) else []
+        for root in {node, *items} - saved:
+            for view in views.pop(root, []):
+                del new[view]
+        new[node] = copy
+        for item in items:
+            if item not in saved:
+                new[item] = graph.node_copy(item, lambda _, copy=copy: copy)  # type: ignore[misc]
+    graph.output([None if node is None else read(node) for node in gradients])
+    remove_dead_code(graph)
     return graph
 
 

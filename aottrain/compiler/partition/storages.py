@@ -55,6 +55,7 @@ class StorageGraph:
     at_hand: inputs that may be read at any time at no cost. must: storages that cannot be made a second time. outputs:
     the caller gets them; updates: written to their inputs once the forward is done; gradients; demanded: forward
     storages that the backward's own ops read. copied: inputs that the step updates: saving one copies it.
+    dropped: storages that the user asks not to save.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -68,6 +69,7 @@ class StorageGraph:
     gradients: frozenset[int] = frozenset()
     demanded: frozenset[int] = frozenset()
     copied: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
     tangent_bytes: int = 0
 
     @property

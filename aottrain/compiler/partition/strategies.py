@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.knapsack import knapsack
 from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.min_cut import min_vertex_cut
+from aottrain.compiler.partition.peaked import Family, find_family, plan_of
+from aottrain.ir.budget import Budget
 from aottrain.ir.graph import (
     PRIMALS,
     InputKind,
@@ -75,13 +76,26 @@ def find_demand(joint: JointGraph) -> Demand:
     return Demand(order, wanted, region, frozenset(mutated), returned, marks, edges)
 
 
-def plan_partition(joint: JointGraph, strategy: str = "min_cut", budget: float | None = None) -> PartitionPlan:
-    """The plan of one strategy; "budget" takes a fraction of the bytes that min_cut saves."""
-    demand = find_demand(joint)
+def plan_partition(
+    joint: JointGraph, strategy: str = "min_cut", budget: Budget | None = None, reserved_bytes: int = 0
+) -> PartitionPlan:
+    """The plan of one strategy; "budget" takes a fraction (float) between the lowest peak of any plan and that
+    of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
+
+    Raises BudgetError where no plan's peak is that low.
+    """
     if strategy == "budget":
         assert budget is not None
-        return _budget(demand, budget)
-    return _STRATEGIES[strategy](demand)
+        return plan_of(plan_family(joint, reserved_bytes), budget)
+    return _STRATEGIES[strategy](find_demand(joint))
+
+
+def plan_family(joint: JointGraph, reserved_bytes: int = 0) -> Family:
+    """Every plan that a budget may choose from."""
+    demand = find_demand(joint)
+    others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
+    others += [knapsack_cut(demand, fraction) for fraction in _KNAPSACKS]
+    return find_family(joint, others, dict(demand.marks), reserved_bytes)
 
 
 def save_all(demand: Demand) -> PartitionPlan:
@@ -114,32 +128,19 @@ def min_cut(demand: Demand) -> PartitionPlan:
     return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
 
 
-def _budget(demand: Demand, budget: float) -> PartitionPlan:
-    """At most budget * (min_cut's saved bytes), or what must be saved: a knapsack keeps the values that are worth most.
+def knapsack_cut(demand: Demand, fraction: float) -> PartitionPlan:
+    """At most a fraction of min_cut's saved bytes, or what must be saved: a knapsack keeps the products worth most.
 
     Any set of values that is kept from being recomputed is itself a cut (all else follows from the inputs), so the
     minimum cut under that set never holds more bytes than the set: the capacity is kept by construction.
     """
-    reference = min_cut(demand)
-    capacity = int(budget * reference.saved_bytes)
+    capacity = int(fraction * min_cut(demand).saved_bytes)
     must = {node for node in demand.region if _must_save(node, demand)}
-    room = capacity - sum(storage_bytes(node) for node in must)
+    room = max(capacity - sum(storage_bytes(node) for node in must), 0)
     compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
-    if budget >= 1.0:
-        kept = set(compute)
-    else:
-        sizes = [_output_bytes(node) for node in compute]
-        worth = [node_seconds(node) for node in compute]
-        kept = {compute[i] for i in knapsack(sizes, worth, max(room, 0))}
-    saved = _cut(demand, kept | must)
-    released = set(compute) - kept
-
-    def reason(node: fx.Node) -> str:
-        if node in released or _producer(node) in released:
-            return f"{info(_producer(node)).label}, computed again: budget {budget:g}"
-        return _cut_reason(node, demand, kept)
-
-    return _plan("budget", demand, saved, reason, budget)
+    sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
+    kept = {compute[i] for i in knapsack(sizes, worth, room)}
+    return _plan(f"knapsack {fraction:g}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept))
 
 
 def _cut(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
@@ -232,6 +233,8 @@ def _output_bytes(node: fx.Node) -> int:
     return sum(storage_bytes(user) for user in node.users)
 
 
+# Of min_cut's saved bytes: plans that join the family of a budget.
+_KNAPSACKS = (0.25, 0.5, 0.75)
 _MARKED = "marked by torch.utils.checkpoint"
 _EDGE = "enters or leaves a region of torch.utils.checkpoint"
 _RECOMPUTE = "cheaper to compute again than to keep"

@@ -1,6 +1,6 @@
 import pytest
 
-from aottrain.report.units import (
+from aottrain.ir.units import (
     format_bytes,
     format_count,
     format_flops,

@@ -1,0 +1,126 @@
+"""The budget strategy: the cheapest plan of the family whose peak is within the budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from aottrain.compiler.partition.cost import node_seconds
+from aottrain.compiler.partition.frontier import Frontier, Point, find_frontier, schedule_of
+from aottrain.compiler.partition.schedule import Emitter, simulate
+from aottrain.compiler.partition.storages import StorageGraph, contract
+from aottrain.errors import BudgetError
+from aottrain.ir.budget import Budget
+from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
+from aottrain.ir.ops import OpKind
+from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Family:
+    """All plans of one joint graph. fixed_bytes: alive throughout: parameters, buffers, batch, what is reserved.
+    reference: peak of the min-cut plan, which a budget of 1.0 stands for."""
+
+    frontier: Frontier
+    fixed_bytes: int
+    reference: int
+    device: torch.device
+
+    def limit(self, budget: Budget) -> int:
+        """Bytes beside the fixed ones that a budget allows. Raises BudgetError where no plan is that small."""
+        lowest = self.frontier.lowest.peak_bytes
+        if isinstance(budget, str):
+            # The reserved bytes and the inputs are in memory already.
+            return self._at_least(self.fixed_bytes + free_bytes(self.device), "auto")
+        if isinstance(budget, float):
+            return lowest + int(budget * max(self.reference - lowest, 0))
+        return self._at_least(budget, format_bytes(budget))
+
+    def _at_least(self, total: int, text: str) -> int:
+        smallest = self.fixed_bytes + self.frontier.lowest.peak_bytes
+        if total < smallest:
+            raise BudgetError(
+                f"partition.budget={text} cannot be met: the lowest peak that can be reached is"
+                f" {format_bytes(smallest)} ({smallest}B)"
+            )
+        return total - self.fixed_bytes
+
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """(peak in bytes, seconds of recompute) of every plan that no other one beats, from the highest peak down."""
+        return tuple((self.fixed_bytes + point.peak_bytes, point.seconds) for point in self.frontier.points)
+
+
+def find_family(
+    joint: JointGraph, others: Iterable[PartitionPlan], marks: dict[fx.Node, Mark], reserved: int
+) -> Family:
+    """others: plans of other strategies, min_cut first; they join the family."""
+    graph = contract(joint, node_seconds, lambda node: 0)
+    by_name = {root.name: i for i, root in enumerate(graph.roots)}
+    must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
+    graph.must = graph.must | (must & graph.demanded)
+    graph.dropped = frozenset(
+        by_name[node.name] for node, mark in marks.items() if mark <= Mark.PREFER_RECOMPUTE and node.name in by_name
+    )
+    plans = list(others)
+    sets = {plan.strategy: frozenset(by_name[name] for name in plan.saved) for plan in plans}
+    frontier = find_frontier(graph, sets)
+    reference = simulate(graph, Emitter(graph).emit(sets[plans[0].strategy], False)).peak_bytes
+    fixed = sum(spec.spec.storage_bytes for spec in joint.signature.inputs if spec.kind in PRIMALS) + reserved
+    device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
+    return Family(frontier, fixed, reference, device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a device could still give, a twentieth left alone."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(0.95 * (free + idle))
+    return int(0.95 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def plan_of(family: Family, budget: Budget) -> PartitionPlan:
+    """The family's plan for a budget: a fraction between the lowest peak and min_cut's, bytes (int), or "auto"."""
+    point = family.frontier.within(family.limit(budget))
+    assert point is not None
+    graph = family.frontier.graph
+    schedule = schedule_of(graph, point)
+    read = {s for i in schedule.backward for s in graph.ops[i].reads} | graph.gradients
+    saved = [s for s in sorted(point.saved) if s in read and s not in graph.at_hand]
+    again = [i for i in dict.fromkeys(schedule.backward) if not graph.ops[i].late]
+    return PartitionPlan(
+        "budget",
+        tuple(graph.roots[s].name for s in saved),
+        tuple(graph.ops[i].node.name for i in sorted(again)),
+        _reasons(graph, point, saved, again),
+        sum(graph.sizes[s] for s in saved),
+        budget,
+        tuple(graph.ops[i].node.name for i in schedule.backward),
+        family.curve(),
+    )
+
+
+def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[int]) -> dict[str, str]:
+    reasons = {}
+    for storage in saved:
+        producer = graph.producers[storage]
+        label = "read of state that the step updates" if producer < 0 else info(graph.ops[producer].node).label
+        if storage in graph.must:
+            text = "must: read of state that the step updates" if producer < 0 else "must: not repeatable, or marked"
+        elif storage in graph.outputs:
+            text = "output: alive anyway"
+        else:
+            text = f"{label}: worth more than its {format_bytes(graph.sizes[storage])} at the peak"
+        reasons[graph.roots[storage].name] = text
+    for i in again:
+        op = graph.ops[i]
+        random = info(op.node).kind is OpKind.RANDOM
+        size = format_bytes(sum(graph.sizes[s] for s in op.writes))
+        text = f"computed again: {size} less held through the forward, for {op.cost * 1e6:.0f} us"
+        reasons[op.node.name] = "drawn again from the saved seed" if random else text
+    return reasons

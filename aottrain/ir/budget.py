@@ -1,0 +1,34 @@
+"""A memory budget as people write it: a fraction, a number of bytes, or `auto`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aottrain.ir.units import format_bytes
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_BYTES = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]i?)?b\s*", re.IGNORECASE)
+ALLOWED = 'a number from 0 to 1, bytes such as "6GiB", "800 MB" or "1000000B", or "auto"'
+
+Budget = float | int | str
+
+
+def parse_budget(given: Any) -> Budget:
+    """A fraction as float, bytes as int, or "auto". Raises ValueError with what is allowed."""
+    if isinstance(given, str):
+        if given.strip().lower() == "auto":
+            return "auto"
+        match = _BYTES.fullmatch(given)
+        if match is not None:
+            return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+    elif isinstance(given, (int, float)) and not isinstance(given, bool) and 0.0 <= given <= 1.0:
+        return float(given)
+    raise ValueError(f"{given!r} is no budget; allowed: {ALLOWED}")
+
+
+def budget_text(budget: Budget) -> str:
+    """As a person writes it: `0.4`, `6 GiB`, `auto`."""
+    if isinstance(budget, str):
+        return budget
+    return f"{budget:g}" if isinstance(budget, float) else format_bytes(budget)
