@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_result, tree_flatten, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.hidden import hidden_writes
-from aottrain.compiler.overlap import check_overlap
+from aottrain.compiler.overlap import check_overlap, is_injective
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
@@ -154,6 +154,8 @@ def _check_input_state(step: CapturedStep, i: int, before: Any, value: Tensor, m
         raise UnsupportedError(f"{name} changes its shape, strides, storage or requires_grad in place")
     if not mutated:
         return
+    if not is_injective(value):
+        raise UnsupportedError(f"{name} is mutated, and some of its elements share their memory")
     if i in step.shared:
         raise UnsupportedError(f"{name} is mutated and shares its memory with another input")
     if step.inputs[i].requires_grad and step.is_view[i]:

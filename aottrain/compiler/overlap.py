@@ -25,14 +25,14 @@ def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tens
     for target in written:
         del read[next(i for i, value in enumerate(read) if value is target)]
     for target in written:
-        if not _is_injective(target):
+        if not is_injective(target):
             raise UnsupportedError(f"{func} writes a tensor whose elements share their memory")
         for source in read:
             if not (elementwise and _geometry(source) == _geometry(target)) and _overlap(target, source):
                 raise UnsupportedError(f"{func} reads and writes memory that overlaps")
 
 
-def _is_injective(view: Tensor) -> bool:
+def is_injective(view: Tensor) -> bool:
     """Whether no two elements are known to lie in the same place."""
     dims = [(stride, size) for size, stride in zip(view.shape, view.stride(), strict=True) if isinstance(size, int)]
     if any(size == 0 for _, size in dims):

@@ -18,6 +18,7 @@ from aottrain.ir.graph import (
     JointGraph,
     calls,
     copy_meta,
+    info,
     is_size,
     marks_of,
     placeholders,
@@ -26,7 +27,7 @@ from aottrain.ir.graph import (
     value_of,
     view_source,
 )
-from aottrain.ir.ops import is_pure
+from aottrain.ir.ops import OpKind, is_pure
 from aottrain.ir.sizes import SizeExpression, size_of
 
 aten = torch.ops.aten
@@ -103,7 +104,11 @@ def _drop_identity(node: fx.Node) -> None:
 
 def _is_result(node: fx.Node) -> bool:
     """Whether the caller gets this value or a view of it: then its memory must stay its own."""
-    return any(user.op == "output" or (view_source(user) is node and _is_result(user)) for user in node.users)
+    for user in node.users:
+        follows = user.op == "call_function" and (view_source(user) is node or info(user).kind is OpKind.STRUCTURE)
+        if user.op == "output" or (follows and _is_result(user)):
+            return True
+    return False
 
 
 def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:

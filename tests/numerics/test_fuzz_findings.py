@@ -45,3 +45,22 @@ FOUND = {
 @pytest.mark.parametrize("name", FOUND)
 def test_found_by_fuzzing(name):
     FOUND[name]()
+
+
+def test_two_equal_results_of_an_op_with_several_results_stay_two() -> None:
+    def function(x: Tensor) -> list[Tensor]:
+        return [F.layer_norm(x, (4,)), F.layer_norm(x, (4,))]
+
+    with torch.no_grad():
+        one, other = aottrain.compile(function, capture="trace", on_unsupported="error")(torch.randn(2, 4))
+    one.add_(1)
+    assert not torch.equal(one, other)
+
+
+def test_a_write_into_part_of_an_expanded_input_runs_eagerly() -> None:
+    def function(x: Tensor) -> Tensor:
+        x[1:] = x[:-1].clone() * 2
+        return x + 1
+
+    known, got = torch.ones(1, 4).expand(2, 4), torch.ones(1, 4).expand(2, 4)
+    assert torch.equal(function(known), aottrain.compile(function, capture="trace")(got)) and torch.equal(known, got)
