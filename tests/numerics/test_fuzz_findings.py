@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+import aottrain
 import tests.planted_checks as checks
 from tests.planted_checks import PLAIN, SQUARE, runs
 
