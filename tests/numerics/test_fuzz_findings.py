@@ -61,6 +61,7 @@ def test_two_equal_results_of_an_op_with_several_results_stay_two() -> None:
     assert not torch.equal(one, other)
 
 
+@pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
 def test_a_write_into_part_of_an_expanded_input_runs_eagerly() -> None:
     def function(x: Tensor) -> Tensor:
         x[1:] = x[:-1].clone() * 2
