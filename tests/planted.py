@@ -234,7 +234,7 @@ attribute(
     lambda node: node.op == "placeholder",
 )
 attribute("the cut counts vertices, not bytes", checks.budget_bytes, strategies, "_weight", lambda node, demand: 1)
-attribute("minimum cut with other weights", checks.cheapest_cut, min_cut, "_entry", min_cut._exit)
+attribute("minimum cut at the wrong end", checks.cheapest_cut, min_cut._Network, "reaching", lambda self, sink: {sink})
 attribute(
     "the knapsack rounds sizes down",
     checks.knapsack_capacity,

@@ -75,9 +75,8 @@ class GraphReport:
     forward_text: str
     backward_text: str
     num_draws: int  # random draws per call
-    curve: tuple[
-        tuple[int, float], ...
-    ] = ()  # of the budget strategy: (peak in bytes, seconds of recompute) of each plan
+    # Of each plan that a budget could choose: (peak in bytes, seconds of recompute).
+    curve: tuple[tuple[int, float], ...] = ()
     kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
     arena_bytes: int = 0
 

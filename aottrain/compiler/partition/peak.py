@@ -14,6 +14,7 @@ from torch import fx
 from aottrain.compat import tree_flatten
 from aottrain.ir.graph import (
     InputKind,
+    OutputKind,
     PartitionedGraph,
     info,
     placeholders,
@@ -61,7 +62,8 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
             if primal is None
         }
         tangents = inputs[num_sizes + len(parts.residuals) :]
-        after = {**base, "outputs": sum(map(storage_bytes, outputs)) + sum(map(storage_bytes, tangents))}
+        returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
+        after = {**base, "outputs": sum(map(storage_bytes, returned)) + sum(map(storage_bytes, tangents))}
         peaks.append(_sweep(parts.backward, after, held, {"gradients": _roots(results(parts.backward))}))
     return max(peaks, key=lambda peak: peak.total)
 

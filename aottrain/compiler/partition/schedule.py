@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from aottrain.compiler.partition.storages import StorageGraph
 
+# What is alive at a cut, relative to the largest storage alive.
+_BESIDE_A_CUT = 1.25
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -42,8 +45,9 @@ class Timeline:
 def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
     """The stretch of the forward that each early op is in, and the storages at which stretches meet.
 
-    A cut is an instant of the forward at which all later ops depend on earlier ones through a single storage: the
-    output of a block. Gradients come back through the same instants in reverse.
+    A cut is an instant of the forward at which all later ops depend on earlier ones through a single storage, the
+    output of a block, and perhaps through small ones such as a table of positions. Gradients come back through the same
+    instants in reverse.
     """
     count = len(graph.early)
     needed = _closure(graph, graph.outputs | graph.updates)
@@ -61,7 +65,8 @@ def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
             continue
         open_storages -= {s for s in op.reads if last.get(s) == i}
         open_storages |= {s for s in op.writes if s in last}
-        if len(open_storages) == 1:
+        sizes = [graph.sizes[s] for s in open_storages]
+        if sizes and sum(sizes) <= _BESIDE_A_CUT * max(sizes):
             cuts |= open_storages
             unit += 1
     return units, frozenset(cuts)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.knapsack import knapsack
 from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.min_cut import min_vertex_cut
@@ -140,7 +141,9 @@ def knapsack_cut(demand: Demand, fraction: float) -> PartitionPlan:
     compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
     sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
     kept = {compute[i] for i in knapsack(sizes, worth, room)}
-    return _plan(f"knapsack {fraction:g}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept))
+    return _plan(
+        f"knapsack {fraction:g}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept)
+    )
 
 
 def _cut(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:

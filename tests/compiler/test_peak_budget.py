@@ -1,0 +1,189 @@
+"""Budgets on the peak: the family of plans, what is predicted of each, and what a budget picks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import aottrain
+from aottrain.compiler.partition.frontier import schedule_of
+from aottrain.compiler.partition.peak import predict_peak
+from aottrain.compiler.partition.peaked import plan_of
+from aottrain.compiler.partition.schedule import Emitter, simulate
+from aottrain.compiler.partition.split import apply_partition
+from aottrain.compiler.partition.strategies import plan_family, plan_partition
+from aottrain.errors import BudgetError
+from aottrain.ir.budget import parse_budget
+from aottrain.ir.verify import verify_partition
+from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
+from tests.numerics.comparison import assert_same
+
+FRACTIONS = tuple(i / 20 for i in range(21))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down, self.dropout = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v))
+        return x + self.dropout(self.down(F.gelu(self.up(x))))
+
+
+class Net(nn.Module):
+    def __init__(self, depth: int = 5, width: int = 16):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 1 + self.steps
+        self.steps += 1
+        for block in self.blocks:
+            x = block(x) * scale
+        return x.square().mean()
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = x + norm(conv(x)).relu()
+        return x.square().mean()
+
+
+def several(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    h = (x @ y).sin()
+    top, bottom = h.split(8)
+    values, index = (top * bottom).sort(-1)
+    return values.exp().sum(), (h.t() * F.dropout(h, 0.5)).cos().tanh().mean(0)
+
+
+PROGRAMS = {
+    "blocks": lambda: (Net(), torch.randn(2, 8, 16)),
+    "residual": lambda: (Residual(), torch.randn(2, 4, 6, 6)),
+    "several outputs": lambda: (several, leaf(16, 16), leaf(16, 16, seed=1)),
+    "chain": lambda: (lambda x: x.sin().exp().tanh().cos().sigmoid().log1p() * 2, leaf(64, 64)),
+}
+
+
+@pytest.fixture(params=PROGRAMS)
+def traced(request: pytest.FixtureRequest):
+    torch.manual_seed(0)
+    target, *args = PROGRAMS[request.param]()
+    state = [*target.parameters(), *target.buffers()] if isinstance(target, nn.Module) else []
+    return joint_of(target, *args), [*state, *args]
+
+
+def test_every_plan_of_the_family_is_lawful_and_has_the_peak_that_was_simulated(traced) -> None:
+    joint, _ = traced
+    family = plan_family(joint)
+    graph = family.frontier.graph
+    for point in family.frontier.points:
+        plan = plan_of(family, family.fixed_bytes + point.peak_bytes)
+        parts = apply_partition(joint, plan)
+        verify_partition(joint, parts)
+        assert predict_peak(parts).total == family.fixed_bytes + point.peak_bytes
+        assert simulate(graph, schedule_of(graph, point)).peak_bytes == point.peak_bytes
+        assert all(plan.reasons[name] for name in (*plan.saved, *plan.recomputed))
+
+
+def test_a_smaller_budget_never_has_a_higher_peak_nor_a_cheaper_plan(traced) -> None:
+    joint, _ = traced
+    family = plan_family(joint)
+    points = [family.frontier.within(family.limit(fraction)) for fraction in FRACTIONS]
+    peaks, seconds = [point.peak_bytes for point in points], [point.seconds for point in points]
+    assert peaks == sorted(peaks) and seconds == sorted(seconds, reverse=True)
+    assert peaks[0] == family.frontier.lowest.peak_bytes and peaks[-1] <= family.reference
+    predicted = [
+        predict_peak(apply_partition(joint, plan_partition(joint, "budget", f))).total for f in (0.0, 0.5, 1.0)
+    ]
+    assert predicted == sorted(predicted)
+
+
+def test_no_strategy_has_a_plan_that_the_family_lacks(traced) -> None:
+    joint, _ = traced
+    family = plan_family(joint)
+    for strategy in ("save_all", "min_cut", "recompute_all"):
+        peak = predict_peak(apply_partition(joint, plan_partition(joint, strategy))).total
+        assert family.frontier.within(peak - family.fixed_bytes) is not None, strategy
+
+
+def test_gradients_are_those_of_the_joint_graph_at_every_budget(traced) -> None:
+    joint, args = traced
+    inputs = joint_inputs(joint, args)
+    wanted = run_joint(joint, inputs)
+    for fraction in (0.0, 0.1, 0.3, 0.6, 1.0):
+        parts = apply_partition(joint, plan_partition(joint, "budget", fraction))
+        assert_same(run_parts(parts, inputs), wanted)
+
+
+def test_bytes_bound_the_peak_and_what_cannot_be_met_names_the_least() -> None:
+    joint = joint_of(Net(), torch.randn(2, 8, 16))
+    family = plan_family(joint, reserved_bytes=1000)
+    least = family.fixed_bytes + family.frontier.lowest.peak_bytes
+    assert least == 1000 + plan_family(joint).fixed_bytes + plan_family(joint).frontier.lowest.peak_bytes
+    for budget in (least, least + 5000, 10 * least):
+        parts = apply_partition(joint, plan_partition(joint, "budget", budget, 1000))
+        assert predict_peak(parts, 1000).total <= budget
+    with pytest.raises(BudgetError, match=f"{least}B"):
+        plan_partition(joint, "budget", least - 1, 1000)
+
+
+def test_auto_takes_the_fastest_plan_that_fits() -> None:
+    joint = joint_of(Net(), torch.randn(2, 8, 16))
+    family = plan_family(joint)
+    assert plan_of(family, "auto").saved == plan_of(family, 10**12).saved
+
+
+def test_a_compiled_module_takes_a_budget_in_bytes() -> None:
+    net, x = Net(), torch.randn(2, 8, 16)
+    generous = aottrain.compile(net, budget="1GiB", capture="trace", on_unsupported="error")
+    generous(x).backward()
+    (graph,) = generous.report.graphs
+    least, most = graph.curve[-1][0], graph.curve[0][0]
+    assert least < most and graph.predicted_peak_bytes <= most
+    tight = aottrain.compile(net, budget=f"{least}B", capture="trace", on_unsupported="error")
+    tight(x).backward()
+    assert tight.report.graphs[0].predicted_peak_bytes == least
+    with pytest.raises(BudgetError):
+        aottrain.compile(net, budget=f"{least - 1}B", capture="trace")(x)
+
+
+def test_forgetting_at_the_cuts_keeps_one_stretch_of_the_forward_alive() -> None:
+    graph = plan_family(joint_of(Net(depth=12), torch.randn(4, 128, 16))).frontier.graph
+    emitter = Emitter(graph)
+    assert len(emitter.cuts) >= 12
+    nothing = frozenset(graph.must | graph.outputs) & graph.demanded | graph.copied
+    dropped, kept = (simulate(graph, emitter.emit(nothing, forget)).peak_bytes for forget in (True, False))
+    assert dropped < 0.5 * kept
+
+
+def test_the_whole_forward_need_not_be_alive_at_once_at_the_least_budget() -> None:
+    joint = joint_of(Net(depth=12), torch.randn(2, 32, 16))
+    least = predict_peak(apply_partition(joint, plan_partition(joint, "budget", 0.0))).total
+    whole = predict_peak(apply_partition(joint, plan_partition(joint, "recompute_all"))).total
+    assert least < 0.6 * whole
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("6GiB", 6 * 2**30), ("1.5 MB", 1_500_000), ("17b", 17), (0.4, 0.4), (1, 1.0), (0, 0.0), ("AUTO", "auto")],
+)
+def test_budgets_as_people_write_them(given, wanted) -> None:
+    assert parse_budget(given) == wanted and type(parse_budget(given)) is type(wanted)
+
+
+@pytest.mark.parametrize("given", [1.4, -0.1, True, None, "6", "GiB", "6GiBs", "-1GB", float("nan")])
+def test_what_is_no_budget(given) -> None:
+    with pytest.raises(ValueError, match="allowed"):
+        parse_budget(given)
