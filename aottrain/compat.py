@@ -368,3 +368,8 @@ def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> 
 
     checks = shape_env.produce_guards(fakes, [LocalSource(name) for name in names], ignore_static=False)
     return " and ".join(f"({check})" for check in checks) or "True"
+
+
+def profiling() -> bool:
+    """Whether torch's profiler records: another session must not be started inside."""
+    return torch._C._autograd._profiler_enabled()

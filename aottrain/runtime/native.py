@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+
+from aottrain.runtime.cache import cache_folders, processor
 
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC")
 _TIMEOUT_S = 120
@@ -26,7 +27,7 @@ def load(source: str) -> ctypes.CDLL | None:
     compiler = find_compiler()
     if compiler is None:
         return None
-    for folder in _cache_folders():
+    for folder in cache_folders():
         try:
             return ctypes.CDLL(str(_build(compiler, source, folder)))
         except (OSError, subprocess.SubprocessError):
@@ -41,13 +42,8 @@ def find_compiler() -> str | None:
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
-def _cache_folders() -> list[Path]:
-    home = os.environ.get("AOTTRAIN_CACHE_DIR") or os.path.join(os.path.expanduser("~"), ".cache", "aottrain")
-    return [Path(home), Path(tempfile.gettempdir()) / f"aottrain_{os.getpid()}"]
-
-
 def _build(compiler: str, source: str, folder: Path) -> Path:
-    key = hashlib.sha256("\0".join([source, *_FLAGS, compiler, _processor()]).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join([source, *_FLAGS, compiler, processor()]).encode()).hexdigest()[:24]
     target = folder / f"{key}.so"
     if target.exists():
         return target
@@ -59,12 +55,3 @@ def _build(compiler: str, source: str, folder: Path) -> Path:
         subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
         os.replace(built, target)
     return target
-
-
-def _processor() -> str:
-    """What -march=native depends on: the instruction sets of this processor."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next((line for line in file if line.startswith(("flags", "Features"))), platform.processor())
-    except OSError:
-        return platform.machine() + platform.processor()

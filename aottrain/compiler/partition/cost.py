@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
-from aottrain.ir.graph import info, is_tuple, spec_of, value_of
+from aottrain.compiler.partition.workspace import call_of
+from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula
 from aottrain.ir.sizes import hint, is_symbolic
-
-# A two-core CPU's float32 rates; only their ratio decides between plans.
-ARITHMETIC_FLOPS_PER_S = 180e9
-MEMORY_BYTES_PER_S = 20e9
-OP_OVERHEAD_S = 2e-6
+from aottrain.runtime.rates import DEFAULT_RATES, rates_for
+from aottrain.runtime.timings import call_seconds
 
 _FREE = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
 
@@ -48,11 +46,40 @@ def node_bytes(node: fx.Node) -> int:
 
 
 def node_seconds(node: fx.Node) -> float:
-    """Roofline time of one call: the slower of arithmetic and memory, and a fixed overhead; 0 for views."""
+    """Roofline time of one call at this machine's rates: the slower of arithmetic and memory, and a fixed overhead;
+    0 for views."""
     if node.op != "call_function" or info(node).kind in _FREE:
         return 0.0
-    arithmetic = node_flops(node) / ARITHMETIC_FLOPS_PER_S if info(node).kind is OpKind.COMPUTE else 0.0
-    return max(arithmetic, node_bytes(node) / MEMORY_BYTES_PER_S) + OP_OVERHEAD_S
+    values = _tensors(node)
+    rates = rates_for(values[0].device) if values else DEFAULT_RATES
+    arithmetic = node_flops(node) / rates.flops_per_s(values[0].dtype) if info(node).kind is OpKind.COMPUTE else 0.0
+    return max(arithmetic, node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:
+    """Seconds of a node's call. "roofline": node_seconds; "measured": each distinct call is timed once, those of these
+    graphs now, others when asked for; what cannot be run alone has its roofline time."""
+    if cost == "roofline":
+        return node_seconds
+    found = _timed(node for graph in graphs for node in calls(graph))
+
+    def seconds(node: fx.Node) -> float:
+        if node not in found:
+            found.update(_timed([node]))
+        return found[node]
+
+    return seconds
+
+
+def _timed(nodes: Iterable[fx.Node]) -> dict[fx.Node, float]:
+    found = {node: call_of(node) for node in nodes}
+    pairs = [(node, call) for node, call in found.items() if call is not None]
+    timed = {node: s for (node, _), s in zip(pairs, call_seconds([call for _, call in pairs]), strict=True)}
+    prices: dict[fx.Node, float] = {}
+    for node in found:
+        seconds = timed.get(node)
+        prices[node] = node_seconds(node) if seconds is None else seconds
+    return prices
 
 
 def total_flops(nodes: Iterable[fx.Node]) -> int:

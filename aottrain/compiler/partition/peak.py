@@ -1,7 +1,7 @@
 """Predicted peak memory: the storages alive at each instant of the forward and of the backward, op by op.
 
-Exact for what the graphs allocate when they run op by op and free each value at its last use; workspaces inside library
-calls are not modelled yet.
+Exact for what the graphs allocate when they run op by op and free each value at its last use. What library calls
+allocate inside themselves is the caller's to say: workspace.workspaces_of measures it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from torch import fx
 
 from aottrain.compat import tree_flatten
+from aottrain.compiler.partition.workspace import Workspace, no_workspace
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
     PartitionedGraph,
     info,
+    is_tuple,
     placeholders,
     results,
     spec_of,
@@ -38,9 +40,10 @@ class Peak:
     at: str
 
 
-def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
+def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0, workspace: Workspace = no_workspace) -> Peak:
     """Peak of one call and its backward. Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs
-    and residuals from the forward on; gradients until the end of the backward."""
+    and residuals from the forward on; gradients until the end of the backward; `workspace(node)` while the call runs.
+    """
     sizes = {kind: 0 for kind in InputKind}
     for value in parts.signature.inputs:
         sizes[value.kind] += value.spec.storage_bytes
@@ -53,7 +56,7 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
     values = results(parts.forward)
     outputs, residuals = _roots(values[:count]), _roots(values[count:])
-    peaks = [_sweep(parts.forward, base, {}, {"saved": residuals, "outputs": outputs - residuals})]
+    peaks = [_sweep(parts.forward, base, {}, {"saved": residuals, "outputs": outputs - residuals}, workspace)]
     if parts.backward is not None:
         inputs = placeholders(parts.backward)
         held = {
@@ -64,7 +67,7 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0) -> Peak:
         tangents = inputs[num_sizes + len(parts.residuals) :]
         returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
         after = {**base, "outputs": sum(map(storage_bytes, returned)) + sum(map(storage_bytes, tangents))}
-        peaks.append(_sweep(parts.backward, after, held, {"gradients": _roots(results(parts.backward))}))
+        peaks.append(_sweep(parts.backward, after, held, {"gradients": _roots(results(parts.backward))}, workspace))
     return max(peaks, key=lambda peak: peak.total)
 
 
@@ -73,7 +76,9 @@ def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
     return {node for node in found if node.op != "placeholder"}
 
 
-def _sweep(graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept: dict[str, set[fx.Node]]) -> Peak:
+def _sweep(
+    graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept: dict[str, set[fx.Node]], workspace: Workspace
+) -> Peak:
     """held: inputs that die at their last use (their category is "saved"); kept: storages that outlive the graph."""
     order = list(graph.nodes)
     category = {node: name for name, nodes in kept.items() for node in nodes}
@@ -82,6 +87,9 @@ def _sweep(graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept
         for source in node.all_input_nodes:
             last[storage_root(source)] = i
         last.setdefault(storage_root(node), i)
+    for node in order:
+        for user in node.users if is_tuple(node) and view_source(node) is None else ():
+            last[user] = max(last[user], last[node])  # a tuple holds all its items until the last of them is taken
     dying: dict[int, list[fx.Node]] = {}
     for node, i in last.items():
         if node not in category:
@@ -95,7 +103,7 @@ def _sweep(graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept
             for root, size in _allocations(node):
                 live[root] = size
                 total += size
-            passing = _unread_bytes(node)
+            passing = workspace(node)
         if total + passing > best:
             best, best_live, best_at = total + passing, dict(live), node.name
         for root in dying.get(i, []):
@@ -109,18 +117,16 @@ def _sweep(graph: fx.Graph, base: dict[str, int], held: dict[fx.Node, int], kept
 
 
 def _allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    """Storages that a call makes: its own, or those of the items of its tuple that anything reads."""
+    """Storages that a call makes: its own, or those of the items of its tuple; items that nothing reads are its own."""
     if info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
         return []
     if spec_of(node) is not None:
         return [(node, storage_bytes(node))]
-    return [(user, storage_bytes(user)) for user in node.users]
+    return [(node, _unread_bytes(node)), *((user, storage_bytes(user)) for user in node.users)]
 
 
 def _unread_bytes(node: fx.Node) -> int:
-    """Bytes of a call's tuple items that nothing reads: allocated and freed at once."""
-    if spec_of(node) is not None or info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
-        return 0
+    """Bytes of a call's tuple items that nothing reads."""
     items = [leaf for leaf in tree_flatten(value_of(node))[0] if hasattr(leaf, "untyped_storage")]
     read = {user.args[1] for user in node.users if user.op == "call_function"}
     return sum(hint(leaf.untyped_storage().nbytes()) for i, leaf in enumerate(items) if i not in read)

@@ -1,0 +1,72 @@
+"""Graph nodes as calls that can be measured: the workspace of each op, for predict_peak."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compat import tree_flatten, tree_map
+from aottrain.ir.graph import calls, info, spec_of, storage_bytes, value_of
+from aottrain.ir.ops import OpKind
+from aottrain.ir.sizes import hint, is_symbolic
+from aottrain.runtime.calls import OpCall
+from aottrain.runtime.workspaces import workspace_bytes
+
+Workspace = Callable[[fx.Node], int]
+
+_FREE = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
+
+
+def no_workspace(node: fx.Node) -> int:
+    return 0
+
+
+def workspaces_of(*graphs: fx.Graph) -> Workspace:
+    """Bytes that the call of a node allocates inside itself: a function of nodes, of these graphs or of any other.
+
+    The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0.
+    """
+    found = _measured(node for graph in graphs for node in calls(graph))
+
+    def workspace(node: fx.Node) -> int:
+        if node not in found:
+            found.update(_measured([node]))
+        return found[node]
+
+    return workspace
+
+
+def call_of(node: fx.Node) -> OpCall | None:
+    """The node as a call by layouts, symbolic sizes as they were traced; None for views and what is no op."""
+    if node.op != "call_function" or info(node).kind in _FREE:
+        return None
+    args, kwargs = tree_map(_concrete, (tuple(node.args), dict(node.kwargs)))
+    return OpCall(node.target, args, kwargs, _result_bytes(node))
+
+
+def _measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
+    found = {node: call_of(node) for node in nodes}
+    pairs = [(node, call) for node, call in found.items() if call is not None]
+    sizes = workspace_bytes([call for _, call in pairs]).num_bytes
+    return {**dict.fromkeys(found, 0), **{node: size for (node, _), size in zip(pairs, sizes, strict=True)}}
+
+
+def _concrete(argument: Any) -> Any:
+    value = value_of(argument) if isinstance(argument, fx.Node) else argument
+    if is_symbolic(value):
+        return hint(value)
+    if isinstance(argument, fx.Node):
+        spec = spec_of(argument)
+        return value if spec is None else replace(spec, symbolic=None)
+    return value
+
+
+def _result_bytes(node: fx.Node) -> int:
+    if spec_of(node) is not None:
+        return storage_bytes(node)
+    items = [leaf for leaf in tree_flatten(value_of(node))[0] if isinstance(leaf, torch.Tensor)]
+    return sum(hint(leaf.untyped_storage().nbytes()) for leaf in items)

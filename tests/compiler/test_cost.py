@@ -1,0 +1,52 @@
+"""What a node costs: the roofline, and times measured for each distinct call."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aottrain.compiler.partition import cost
+from aottrain.compiler.partition.cost import node_seconds, price_of
+from aottrain.ir.graph import calls
+from aottrain.runtime.rates import Rates
+from tests.compiler.programs import joint_of, leaf
+
+
+def program(x, w):
+    return (x @ w).sin().sum(0)
+
+
+@pytest.fixture
+def nodes():
+    return {node.name: node for node in calls(joint_of(program, leaf(64, 64), leaf(64, 64, seed=1)).graph)}
+
+
+def test_the_roofline_uses_the_rates_of_the_device(nodes, monkeypatch):
+    flops, num_bytes = 2 * 64**3, 3 * 64 * 64 * 4
+    fast_memory = Rates(bytes_per_s=1e15, op_overhead_s=1.0, flops_by_dtype={torch.float32: 1e6})
+    monkeypatch.setattr(cost, "rates_for", lambda device: fast_memory)
+    assert node_seconds(nodes["mm"]) == pytest.approx(flops / 1e6 + 1.0)
+    fast_products = Rates(bytes_per_s=1e6, op_overhead_s=1.0, flops_by_dtype={torch.float32: 1e15})
+    monkeypatch.setattr(cost, "rates_for", lambda device: fast_products)
+    assert node_seconds(nodes["mm"]) == pytest.approx(num_bytes / 1e6 + 1.0)
+
+
+def test_measured_prices_fall_back_to_the_roofline(nodes, monkeypatch):
+    monkeypatch.setattr(
+        cost, "call_seconds", lambda calls: tuple(7.0 if "mm" in str(call.target) else None for call in calls)
+    )
+    price = price_of("measured", nodes["mm"].graph)
+    assert price(nodes["mm"]) == 7.0 and price(nodes["sin"]) == node_seconds(nodes["sin"])
+
+
+def test_measured_prices_of_a_program(nodes, tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    price = price_of("measured", nodes["mm"].graph)
+    seconds = {name: price(node) for name, node in nodes.items()}
+    assert all(value >= 0 for value in seconds.values()) and seconds["mm"] > 0
+    again = price_of("measured")  # measures when asked, and finds what is kept
+    assert {name: again(node) for name, node in nodes.items()} == seconds
+
+
+def test_the_roofline_is_one_of_the_prices():
+    assert price_of("roofline") is node_seconds

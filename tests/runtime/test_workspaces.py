@@ -1,0 +1,195 @@
+"""workspace_bytes: what single calls allocate inside themselves, and the file that keeps the figures."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from aottrain.ir.tensor import TensorSpec, tensor_spec
+from aottrain.runtime import cache, workspaces
+from aottrain.runtime.calls import OpCall
+from aottrain.runtime.workspaces import workspace_bytes
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(workspaces, "_failed", set())
+    cache.forget_tables()
+    yield tmp_path
+    cache.forget_tables()
+
+
+def spec(*shape, dtype=torch.float32):
+    return tensor_spec(torch.empty(shape, dtype=dtype))
+
+
+def call(target, *args, **kwargs):
+    return OpCall(target, args, kwargs)
+
+
+def batch_norm_backward():
+    x, c = spec(8, 16, 32, 32), spec(16)
+    return call(aten.native_batch_norm_backward.default, x, x, c, c, c, c, c, True, 1e-5, [True, True, True])
+
+
+def convolution():
+    return call(
+        aten.convolution.default,
+        spec(8, 16, 32, 32),
+        spec(16, 16, 3, 3),
+        None,
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        False,
+        [0, 0],
+        1,
+    )
+
+
+def integer_sum():
+    return call(aten.mul.Tensor, spec(1000), spec(1000, dtype=torch.int64))
+
+
+def the_file(folder):
+    (path,) = folder.glob("workspaces-*.json")
+    return path
+
+
+def test_known_workspaces():
+    # Batch norm's backward keeps one more tensor of its input's size; the operand that is converted is a copy.
+    assert workspace_bytes([batch_norm_backward(), integer_sum()]).num_bytes == (8 * 16 * 32 * 32 * 4, 4000)
+    assert workspace_bytes([convolution()]).num_bytes[0] >= 0
+
+
+def test_calls_without_a_workspace():
+    x = spec(64, 64)
+    calls = [call(aten.mm.default, x, x), call(aten.sin.default, x), call(aten.t.default, x), call(aten.sum.default, x)]
+    found = workspace_bytes(calls)
+    assert found.num_bytes == (0, 0, 0, 0) and not found.unknown
+    assert found.num_run == 2  # the pointwise op and the view are known to need none
+
+
+def test_equal_calls_run_once_and_other_processes_read_the_file(folder):
+    first = workspace_bytes([batch_norm_backward(), batch_norm_backward(), convolution()])
+    assert first.num_run == 2
+    assert workspace_bytes([convolution(), batch_norm_backward()]).num_run == 0
+    cache.forget_tables()
+    again = workspace_bytes([batch_norm_backward(), batch_norm_backward(), convolution()])
+    assert again.num_run == 0 and again.num_bytes == first.num_bytes
+
+
+def test_figures_are_the_same_when_measured_again(folder):
+    first = workspace_bytes([batch_norm_backward(), convolution(), integer_sum()])
+    the_file(folder).unlink()
+    cache.forget_tables()
+    assert workspace_bytes([batch_norm_backward(), convolution(), integer_sum()]) == first
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[1, 2]", "null", "\udc80"])
+def test_a_damaged_file_is_measured_again(folder, damage):
+    first = workspace_bytes([integer_sum()])
+    the_file(folder).write_bytes(damage.encode("utf-8", "surrogateescape"))
+    cache.forget_tables()
+    assert workspace_bytes([integer_sum()]) == first
+    assert json.loads(the_file(folder).read_text()) == {integer_sum().text: 4000}
+
+
+@pytest.mark.parametrize("value", ["7", -1, None, True, float("nan")])
+def test_a_wrong_figure_is_measured_again(folder, value):
+    workspace_bytes([integer_sum()])
+    the_file(folder).write_text(json.dumps({integer_sum().text: value}))
+    cache.forget_tables()
+    assert workspace_bytes([integer_sum()]).num_bytes == (4000,)
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path / "file"))
+    assert workspace_bytes([integer_sum()]).num_bytes == (4000,)
+    assert workspace_bytes([integer_sum()]).num_run == 0
+
+
+def test_another_number_of_threads_is_another_figure(folder):
+    threads = torch.get_num_threads()
+    q = spec(1, 2, 64, 16)
+    attention = call(aten._scaled_dot_product_flash_attention_for_cpu.default, q, q, q)
+    try:
+        torch.set_num_threads(1)
+        (one,) = workspace_bytes([attention]).num_bytes
+        torch.set_num_threads(2)
+        (two,) = workspace_bytes([attention]).num_bytes
+    finally:
+        torch.set_num_threads(threads)
+    assert two == 2 * one > 0
+
+
+def test_nothing_is_left_behind():
+    x = torch.randn(4, requires_grad=True)
+    state = torch.get_rng_state()
+    with torch.enable_grad():
+        workspace_bytes([convolution(), batch_norm_backward()])
+        assert torch.is_grad_enabled() and x.sin().requires_grad
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_indices_are_valid():
+    weight, index = spec(10, 8), spec(4, 6, dtype=torch.int64)
+    embedding = call(aten.embedding.default, weight, index)
+    backward = call(aten.embedding_dense_backward.default, spec(4, 6, 8), index, 10, -1, False)
+    loss = call(aten.nll_loss_forward.default, spec(6, 10), spec(6, dtype=torch.int64), None, 1, -100)
+    assert not workspace_bytes([embedding, backward, loss]).unknown
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        call(aten.mm.default, spec(2, 3), spec(2, 3)),  # raises
+        call(aten.bernoulli.default, spec(3)),  # draws from the generator
+        call(aten.cumsum_.default, spec(3), 0),  # writes
+        call(aten.sort.default, object(), 0),
+        call(aten.sort.default, TensorSpec((1 << 40,), (1,), torch.float32, torch.device("cpu"), 0), 0),
+        call(aten.sort.default, tensor_spec(torch.empty(3, device="meta")), 0),
+    ],
+    ids=lambda value: str(value.target),
+)
+def test_what_cannot_be_measured_counts_nothing_and_is_named(unknown):
+    state = torch.get_rng_state()
+    found = workspace_bytes([unknown, integer_sum()])
+    assert found.num_bytes == (0, 4000) and found.unknown == (unknown,)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_results_count_against_the_memory_that_is_free():
+    big = OpCall(aten.cumsum.default, (spec(3), 0), {}, result_bytes=1 << 60)
+    assert workspace_bytes([big]).unknown == (big,)
+
+
+def test_inside_the_callers_own_profiler_nothing_runs():
+    call = convolution()
+    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as record:
+        found = workspace_bytes([call])
+    assert found.unknown and found.num_run == 0
+    assert not [event for event in record.kineto_results.events() if event.name() == "[memory]"]
+    assert not workspace_bytes([call]).unknown
+
+
+def test_of_two_writers_the_first_is_believed(folder):
+    mine, other = cache.Table(folder / "t.json"), cache.Table(folder / "t.json")
+    other.add({"a": 1, "b": 2})
+    mine.add({"a": 9, "c": 3})
+    assert mine.get("a") == 1 and mine.get("b") == 2
+    assert json.loads((folder / "t.json").read_text()) == {"a": 1, "b": 2, "c": 3}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_allocators_events_count():
+    x = tensor_spec(torch.empty(512, 512, device="cuda"))
+    found = workspace_bytes([call(aten.sort.default, x, 0), call(aten.cumsum.default, x, 0)])
+    assert not found.unknown and found.num_bytes[0] > 0
