@@ -28,7 +28,7 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """num_heads: query heads; num_kv_heads: heads of keys and values, each read by num_heads / num_kv_heads query heads;
+    """num_heads: query heads; num_kv_heads: heads of keys and values, each read by as many query heads as another;
     mlp_width: of the gated layer, about 8/3 of width for as many weights as a plain 4 * width; rope_base: the slowest
     pair of a head turns by about 1 / rope_base radians a position; tie_head: the head is the embedding's matrix.
     """
@@ -85,7 +85,7 @@ class Rotary(nn.Module):
         super().__init__()
         rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), rates)
-        # Of (context, head_width / 2); computed in float64, because float32 angles are off by 1e-4 after 1000 positions.
+        # Of (context, head_width / 2). In float64 until here: float32 angles would be off by 1e-4 after 2000 positions.
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
@@ -168,7 +168,7 @@ class Llama(nn.Module):
         self._initialise(options.num_layers)
 
     def _initialise(self, num_layers: int) -> None:
-        """N(0, 0.02); what writes into the residual stream scaled by 1/sqrt(number of writes), as for the transformer."""
+        """N(0, 0.02); what writes into the residual stream scaled by 1/sqrt(number of writes), as in GPT-2."""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))

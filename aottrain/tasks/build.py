@@ -46,9 +46,18 @@ def build_job(config: RunConfig) -> Job:
         optimizer=build_optimizer(module, config.optimizer),
         batches=batches,
         device=device,
-        flops_per_token=recipe.flops_per_token(options) if hasattr(recipe, "flops_per_token") else None,
+        flops_per_sample=flops_per_sample(recipe, options, batches),
         sample=_sampler(recipe, model, config.seed),
     )
+
+
+def flops_per_sample(recipe: ModuleType, options: Any, batches: Batches) -> int | None:
+    """What the recipe counts for one example, as such or by its tokens; None where it counts nothing."""
+    if hasattr(recipe, "flops_per_sample"):
+        return recipe.flops_per_sample(options)
+    if hasattr(recipe, "flops_per_token"):
+        return recipe.flops_per_token(options) * (batches.tokens_per_batch // batches.batch_size)
+    return None
 
 
 def find_device(name: str) -> torch.device:
