@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from aottrain.config import RunConfig
+from aottrain.config import RunConfig, load_recipe
 from aottrain.errors import ConfigError
 from aottrain.schema import Mistake
 
@@ -54,8 +54,13 @@ def unusable(config: RunConfig, known_wrong: Iterable[str]) -> list[Mistake]:
 
 
 def without_text(config: RunConfig) -> list[Mistake]:
-    """A data folder whose files are all of other kinds. Imports torch."""
-    if config.data.path is None or Path(config.data.path).is_file():
+    """A path for a recipe that reads none, or a data folder whose files are all of other kinds. Imports torch."""
+    if config.data.path is None:
+        return []
+    if hasattr(load_recipe(config.recipe.name), "make_batch"):
+        text = f"recipe {config.recipe.name} makes its own data and reads no text; leave it out"
+        return [Mistake("data.path", text, config.data.path)]
+    if Path(config.data.path).is_file():
         return []
     from aottrain.data.text import TEXT_SUFFIXES
 

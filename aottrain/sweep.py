@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-FIGURES = ("last_loss", "step_ms_median", "tokens_per_s", "peak_bytes", "saved_bytes")
+FIGURES = ("last_loss", "step_ms_median", "tokens_per_s", "samples_per_s", "peak_bytes", "saved_bytes")
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     keys = list(dict.fromkeys(key for outcome in outcomes for key in outcome.job.overrides))
     if len(outcomes) > 1:
         keys = [key for key in keys if len({outcome.job.overrides.get(key) for outcome in outcomes}) > 1]
-    names = [name for name in FIGURES if any(name in outcome.figures for outcome in outcomes)]
+    names = [name for name in FIGURES if any(outcome.figures.get(name) is not None for outcome in outcomes)]
+    if "tokens_per_s" in names:
+        names.remove("samples_per_s")
     rows = [["job", *keys, "status", *names]]
     for outcome in outcomes:
         overrides = [outcome.job.overrides.get(key, "") for key in keys]

@@ -9,7 +9,7 @@ A recipe is one module that says *what* is trained and imports nothing but torch
 
 and, where they make sense,
 
-    flops_per_token(options)         for the model FLOP/s in summary.json
+    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options)
     generate(model, prompt, ...)     for the sample that is printed after training
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own; a recipe without it is trained on text: (inputs, targets),

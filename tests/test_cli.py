@@ -91,6 +91,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("data.path=empty_folder", "data.path=", "holds no text"),
     ("data.path=empty_file.txt", "data.path=", "the file is empty"),
     ("data.path=binary_folder", "data.path=", ".txt"),
+    ("recipe=resnet data.path=some_text.txt", "data.path=", "makes its own data"),
     ("data.path=${oc.env:NO_SUCH_VARIABLE}", "data.path:", "NO_SUCH_VARIABLE"),
     ("data.held_out=1", "data.held_out=1:", "< 1"),
     ("logger.mode=ofline", "logger.mode=ofline:", "offline, online, disabled"),
@@ -101,7 +102,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("device=tpu", "device=tpu:", "cuda:N"),
     ("device=cuda:99", "device=cuda:99:", "CUDA"),
     ("resume=nowhere", "resume=", "no such file or folder"),
-    ("recipe.name=nothing", "recipe.name=nothing:", "recipes: transformer"),
+    ("recipe.name=nothing", "recipe.name=nothing:", "recipes: llama, resnet, transformer"),
     ("recipe.model.num_heads=5", "recipe.model.num_heads=5:", "width=192"),
     ("recipe.model.dropout=1.5", "recipe.model.dropout=1.5:", "below 1"),
     ("recipe.model.width=wide", "recipe.model.width=wide:", "a whole number"),
@@ -125,6 +126,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
 def test_a_wrong_command_line_is_refused(here, capsys, line, start, says):
     (here / "empty_folder").mkdir()
     (here / "empty_file.txt").touch()
+    (here / "some_text.txt").write_text("text")
     (here / "binary_folder").mkdir()
     (here / "binary_folder" / "x.bin").write_bytes(b"x")
     mistakes = refusal(capsys, *line.split())

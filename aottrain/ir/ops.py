@@ -156,5 +156,26 @@ def uses_generator(target: Any) -> bool:
 
 
 def flop_formula(target: Any) -> Callable[..., int] | None:
-    """torch's own FLOP formula for the op (arguments as tensors, `out_val=` the output), or None."""
-    return flop_registry.get(getattr(target, "overloadpacket", None))
+    """The op's FLOP formula (arguments as tensors, `out_val=` the output), or None: torch's own, but for attention.
+
+    torch has none for attention on a CPU, and that of torch 2.11 fails where heads of keys and values are shared.
+    """
+    packet = getattr(target, "overloadpacket", None)
+    return _ATTENTION_FLOPS.get(getattr(packet, "__name__", "")) or flop_registry.get(packet)
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """query of (batch, heads, time, width): the scores, and their product with the values. Masked ones count too."""
+    return 2 * query[..., 0].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward_flops(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Two products for each of the forward's two, and the scores once more, which no kernel keeps."""
+    return 2 * query[..., 0].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+_ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+_ATTENTION_FLOPS: dict[str, Callable[..., int]] = {
+    **{f"_scaled_dot_product_{kernel}": _attention_flops for kernel in _ATTENTION},
+    **{f"_scaled_dot_product_{kernel}_backward": _attention_backward_flops for kernel in _ATTENTION},
+}

@@ -48,7 +48,7 @@ def build_job(config: RunConfig) -> Job:
         optimizer=build_optimizer(module, config.optimizer),
         batches=batches,
         device=device,
-        flops_per_token=recipe.flops_per_token(options) if hasattr(recipe, "flops_per_token") else None,
+        flops_per_sample=flops_per_sample(recipe, options, batches),
         sample=_sampler(recipe, model, config.seed),
     )
 
@@ -58,6 +58,15 @@ def accumulation_bytes(module: LossModule, batches: Batches) -> int:
     others = batches.at(1)[1:]
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return distinct_bytes([*parameters, *(tensor for batch in others for tensor in batch)]) if others else 0
+
+
+def flops_per_sample(recipe: ModuleType, options: Any, batches: Batches) -> int | None:
+    """What the recipe counts for one example, as such or by its tokens; None where it counts nothing."""
+    if hasattr(recipe, "flops_per_sample"):
+        return recipe.flops_per_sample(options)
+    if hasattr(recipe, "flops_per_token"):
+        return recipe.flops_per_token(options) * (batches.tokens_per_batch // batches.batch_size)
+    return None
 
 
 def find_device(name: str) -> torch.device:

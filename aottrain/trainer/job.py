@@ -28,5 +28,5 @@ class Job:
     optimizer: torch.optim.Optimizer
     batches: Batches
     device: torch.device
-    flops_per_token: int | None = None
+    flops_per_sample: int | None = None  # of forward and backward, as the recipe counts them
     sample: Callable[[int], str] | None = None  # text of that many bytes by the model as it is now

@@ -236,14 +236,14 @@ def save(
 def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
     """The figures that need the whole run."""
     step_ms = meter.timer.read()
-    tokens_per_step = job.batches.tokens_per_batch * config.trainer.accumulate
+    samples_per_step = job.batches.batch_size * config.trainer.accumulate
     output.summary.update(
         summarise(
             [step_ms[step] for step in sorted(step_ms)],
             warmup_steps=config.measure.warmup_steps,
-            samples_per_step=job.batches.batch_size * config.trainer.accumulate,
-            tokens_per_step=tokens_per_step,
-            flops_per_step=job.flops_per_token * tokens_per_step if job.flops_per_token else None,
+            samples_per_step=samples_per_step,
+            tokens_per_step=job.batches.tokens_per_batch * config.trainer.accumulate,
+            flops_per_step=job.flops_per_sample * samples_per_step if job.flops_per_sample else None,
         )
     )
     output.summary["peak_bytes"] = meter.peak_bytes

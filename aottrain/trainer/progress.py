@@ -18,8 +18,9 @@ FIGURES = {
     "train/lr": "lr {:.2e}",
     "perf/step_ms": "{:.0f} ms",
     "perf/tokens_per_s": "{:,.0f} tokens/s",
+    "perf/samples_per_s": "{:,.0f} samples/s",
 }
-ON_THE_BAR = ("train/loss", "perf/tokens_per_s")
+ON_THE_BAR = ("train/loss", "perf/tokens_per_s", "perf/samples_per_s")
 
 
 class Progress:
@@ -77,5 +78,8 @@ def _has_size() -> bool:
 
 
 def describe(row: Row, names: Iterable[str] = tuple(FIGURES)) -> list[str]:
-    """Those of the named figures that a row has, each as a person reads it."""
-    return [FIGURES[name].format(row[name]) for name in names if row.get(name) is not None]
+    """Those of the named figures that a row has, each as a person reads it; samples only where there are no tokens."""
+    shown = [name for name in names if row.get(name) is not None]
+    if "perf/tokens_per_s" in shown:
+        shown = [name for name in shown if name != "perf/samples_per_s"]
+    return [FIGURES[name].format(row[name]) for name in shown]

@@ -6,6 +6,7 @@ import operator
 
 import pytest
 import torch
+from torch.utils.flop_counter import flop_registry
 
 from aottrain.ir.ops import HIDDEN_MUTATIONS, OpKind, flop_formula, hidden_mutation, is_pure, op_info
 
@@ -143,3 +144,15 @@ def test_formulas_of_the_arithmetic_ops():
     a, b = torch.zeros(3, 4), torch.zeros(4, 5)
     assert flop_formula(aten.mm.default)(a, b, out_val=a @ b) == 2 * 3 * 4 * 5
     assert flop_formula(aten.add.Tensor) is None and flop_formula(operator.getitem) is None
+
+
+@pytest.mark.parametrize("kernel", ["flash_attention", "efficient_attention", "cudnn_attention"])
+def test_attention_is_counted_as_torch_counts_it_and_on_a_cpu_too(kernel):
+    forward, backward = (getattr(aten, f"_scaled_dot_product_{kernel}{end}") for end in ("", "_backward"))
+    q, k, v = torch.zeros(2, 4, 5, 8), torch.zeros(2, 4, 7, 8), torch.zeros(2, 4, 7, 6)
+    out = torch.zeros(2, 4, 5, 6)
+    assert flop_formula(forward.default)(q, k, v) == flop_registry[forward](q, k, v, out_val=out)
+    assert flop_formula(backward.default)(out, q, k, v) == flop_registry[backward](out, q, k, v, out_val=q)
+    on_cpu = aten._scaled_dot_product_flash_attention_for_cpu.default
+    shared = k[:, :2], v[:, :2]
+    assert flop_formula(on_cpu)(q, *shared) == flop_formula(forward.default)(q, k, v) == 2 * 2 * 4 * 5 * 7 * (8 + 6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from aottrain.trainer.progress import Progress
+from aottrain.trainer.progress import Progress, describe
 
 ROW = {"step": 2, "train/loss": 1.5, "train/lr": 1e-3, "perf/tokens_per_s": 1234.5, "val/loss": None}
 
@@ -39,3 +39,8 @@ def test_a_file_gets_lines_and_no_bar(capsys):
         "step 2/4  loss 1.5000  lr 1.00e-03  1,234 tokens/s",
         "step 3/4  loss 1.5000  lr 1.00e-03  1,234 tokens/s",
     ]
+
+
+def test_samples_are_counted_where_there_are_no_tokens():
+    assert describe({"perf/samples_per_s": 12.3}) == ["12 samples/s"]
+    assert describe({"perf/samples_per_s": 12.3, "perf/tokens_per_s": 1234.5}) == ["1,234 tokens/s"]

@@ -1,0 +1,235 @@
+"""A Llama-shaped decoder that reads and writes bytes; the contract of a recipe is told in recipes/transformer.py.
+
+What differs from a GPT-2, and where each part is from:
+
+    RMSNorm                  Zhang & Sennrich (2019), "Root Mean Square Layer Normalization", arXiv:1910.07467
+    rotary embedding         Su et al. (2021), "RoFormer: Enhanced Transformer with Rotary Position Embedding",
+                             arXiv:2104.09864
+    SwiGLU                   Shazeer (2020), "GLU Variants Improve Transformer", arXiv:2002.05202
+    grouped-query attention  Ainslie et al. (2023), "GQA: Training Generalized Multi-Query Transformer Models from
+                             Multi-Head Checkpoints", arXiv:2305.13245
+    the whole                Touvron et al. (2023), "LLaMA: Open and Efficient Foundation Language Models",
+                             arXiv:2302.13971
+
+No layer has a bias and there is no dropout, as in the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+NORM_EPS = 1e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """num_heads: query heads; num_kv_heads: heads of keys and values, each read by as many query heads as another;
+    mlp_width: of the gated layer, about 8/3 of width for as many weights as a plain 4 * width; rope_base: the slowest
+    pair of a head turns by about 1 / rope_base radians a position; tie_head: the head is the embedding's matrix.
+    """
+
+    num_layers: int = 4
+    width: int = 192
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    mlp_width: int = 512
+    context: int = 128
+    rope_base: float = 10000.0
+    tie_head: bool = False
+    vocab_size: int = 256
+
+    def check(self) -> list[str]:
+        """Every mistake as "field=value: what is allowed"; an empty list if there is none."""
+        mistakes = []
+        for name in ("num_layers", "width", "num_heads", "num_kv_heads", "mlp_width", "context", "vocab_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                mistakes.append(f"{name}={value!r}: must be a whole number of at least 1")
+        if not mistakes:
+            mistakes += self._check_heads()
+        base = self.rope_base
+        if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < math.inf:
+            mistakes.append(f"rope_base={base!r}: must be a finite number above 1")
+        if not isinstance(self.tie_head, bool):
+            mistakes.append(f"tie_head={self.tie_head!r}: must be true or false")
+        return mistakes
+
+    def _check_heads(self) -> list[str]:
+        mistakes = []
+        if self.width % (2 * self.num_heads) != 0:
+            text = f"twice it must divide width={self.width}, because rotary embedding turns pairs of a head's numbers"
+            mistakes.append(f"num_heads={self.num_heads}: {text}")
+        if self.num_heads % self.num_kv_heads != 0:
+            mistakes.append(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
+        return mistakes
+
+    @property
+    def head_width(self) -> int:
+        return self.width // self.num_heads
+
+
+class Rotary(nn.Module):
+    """Turns pair i of a head's numbers at position t by the angle t * base^(-2i / head_width).
+
+    x of (batch, heads, time, head_width) -> the same shape, so that q @ k depends on positions by their difference
+    alone. A pair is (i, i + head_width / 2); the paper's (2i, 2i + 1) is the same model with the weights in another
+    order.
+    """
+
+    def __init__(self, head_width: int, context: int, base: float):
+        super().__init__()
+        rates = base ** (-torch.arange(0, head_width, 2, dtype=torch.float64) / head_width)
+        angles = torch.outer(torch.arange(context, dtype=torch.float64), rates)
+        # Of (context, head_width / 2). In float64 until here: float32 angles would be off by 1e-4 after 2000 positions.
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time = x.shape[-2]
+        cos, sin = self.cos[:time], self.sin[:time]
+        first, second = x.chunk(2, dim=-1)
+        turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return turned.type_as(x)  # under autocast x is bfloat16 and the product with cos float32
+
+
+class Attention(nn.Module):
+    """Causal grouped-query self-attention over (batch, time, width); query head h reads kv head h // group.
+
+    `enable_gqa` leaves the repetition of keys and values to the kernel: those that can (flash attention, on CPU and
+    CUDA) never make it, for the others PyTorch does.
+    """
+
+    def __init__(self, options: Options):
+        super().__init__()
+        self.head_width = options.head_width
+        kv_width = options.num_kv_heads * options.head_width
+        self.query = nn.Linear(options.width, options.width, bias=False)
+        self.key = nn.Linear(options.width, kv_width, bias=False)
+        self.value = nn.Linear(options.width, kv_width, bias=False)
+        self.out = nn.Linear(options.width, options.width, bias=False)
+        self.grouped = options.num_kv_heads < options.num_heads
+
+    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        q, k, v = (self._heads(project(x)) for project in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(rotary(q), rotary(k), v, is_causal=True, enable_gqa=self.grouped)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, time, heads * head_width) -> (batch, heads, time, head_width)"""
+        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x))"""
+
+    def __init__(self, width: int, mlp_width: int):
+        super().__init__()
+        self.gate = nn.Linear(width, mlp_width, bias=False)
+        self.up = nn.Linear(width, mlp_width, bias=False)
+        self.down = nn.Linear(mlp_width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Pre-norm: x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, options: Options):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(options.width, eps=NORM_EPS)
+        self.attention = Attention(options)
+        self.mlp_norm = nn.RMSNorm(options.width, eps=NORM_EPS)
+        self.mlp = SwiGLU(options.width, options.mlp_width)
+
+    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(nn.Module):
+    """tokens, int64 of (batch, time) with time <= context -> logits of (batch, time, vocab_size)."""
+
+    def __init__(self, options: Options):
+        super().__init__()
+        self.context = options.context
+        self.token_embedding = nn.Embedding(options.vocab_size, options.width)
+        self.rotary = Rotary(options.head_width, options.context, options.rope_base)  # one table for all blocks
+        self.blocks = nn.ModuleList(Block(options) for _ in range(options.num_layers))
+        self.final_norm = nn.RMSNorm(options.width, eps=NORM_EPS)
+        self.head = nn.Linear(options.width, options.vocab_size, bias=False)
+        if options.tie_head:
+            self.head.weight = self.token_embedding.weight
+        self._initialise(options.num_layers)
+
+    def _initialise(self, num_layers: int) -> None:
+        """N(0, 0.02); what writes into the residual stream scaled by 1/sqrt(number of writes), as in GPT-2."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim >= 2:
+                writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_layers) if writes_residual else 0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token_embedding(tokens)
+        for block in self.blocks:
+            x = block(x, self.rotary)
+        return self.head(self.final_norm(x))
+
+
+def build(options: Options) -> nn.Module:
+    """The initialised model; ValueError lists every mistake in the options."""
+    mistakes = options.check()
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    return Llama(options)
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Mean cross-entropy in nats per byte; batch = (inputs, targets), each int64 of (batch_size, context)."""
+    inputs, targets = batch
+    logits = model(inputs)
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def flops_per_token(options: Options) -> int:
+    """FLOPs of forward and backward for one token, without recomputation.
+
+    Forward: 2 per weight of a matrix product: in each block 2 width^2 (query, out), 2 width * kv_width (key, value) and
+    3 width * mlp_width; vocab_size * width in the head; and 4 * context * width in each block for the two attention
+    products, counted whole as if nothing were masked. The backward has two products for each of the forward; that a
+    fused attention kernel computes the scores once more there is not counted.
+    """
+    kv_width = options.num_kv_heads * options.head_width
+    block = 2 * options.width**2 + 2 * options.width * kv_width + 3 * options.width * options.mlp_width
+    weights = options.num_layers * block + options.vocab_size * options.width
+    attention = options.num_layers * 4 * options.context * options.width
+    return 3 * (2 * weights + attention)
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module, prompt: bytes, num_bytes: int, temperature: float = 0.8, generator: torch.Generator | None = None
+) -> bytes:
+    """`num_bytes` bytes that follow `prompt` (at least one byte); temperature 0 takes the likeliest byte each time.
+
+    generator: a CPU generator to draw from. The model is left in the mode it was in.
+    """
+    if not prompt:
+        raise ValueError("prompt: must have at least one byte")
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    tokens = torch.tensor([list(prompt)], dtype=torch.int64)
+    for _ in range(num_bytes):
+        logits = model(tokens[:, -model.context :].to(device))[:, -1].float().cpu()
+        if temperature == 0:
+            token = logits.argmax(dim=-1, keepdim=True)
+        else:
+            token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
+        tokens = torch.cat((tokens, token), dim=1)
+    model.train(was_training)
+    return bytes(tokens[0, len(prompt) :].tolist())
