@@ -26,6 +26,7 @@ from aottrain.schema import Mistake, build, join, setting, show, suggest
 TASKS = ("train", "compare", "plan")
 ENGINES = ("aot", "eager", "torch_compile")
 STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
+COSTS = ("roofline", "measured")
 KERNELS = ("aten", "custom")
 
 
@@ -39,6 +40,7 @@ class RecipeConfig:
 class PartitionConfig:
     strategy: str = setting("budget", one_of=STRATEGIES)
     budget: Any = 1.0
+    cost: str = setting("roofline", one_of=COSTS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,6 +260,7 @@ def compile(
     dynamic: bool = False,
     on_unsupported: str = "eager",
     reserved_bytes: int = 0,
+    cost: str = "roofline",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -269,6 +270,8 @@ def compile(
     budget: what the peak memory of a call and its backward may be (budget strategy only). Bytes ("6GiB", "800MB"):
         parameters, buffers, inputs, gradients, saved values and temporaries together; a fraction 0..1 lies between the
         lowest peak of any plan and that of min_cut; "auto": the fastest plan that fits into the free memory.
+    cost: how a budget's plans price recompute: "roofline" (FLOPs and bytes at this machine's rates, measured once), or
+        "measured" (each distinct operator call is timed once; both are kept on disk).
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
     kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
@@ -284,7 +287,7 @@ def compile(
     `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options; calls
     raise BudgetError where no plan's peak is within the budget.
     """
-    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes)
+    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

@@ -12,6 +12,7 @@ from aottrain.ir.budget import Budget, parse_budget
 STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
 KERNELS = ("aten",)
 CAPTURES = ("dynamo", "trace")
+COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")
 ON_UNSUPPORTED = ("eager", "error")
 
@@ -30,6 +31,7 @@ class CompileOptions:
     dynamic: bool = False
     on_unsupported: str = "eager"
     reserved_bytes: int = 0
+    cost: str = "roofline"
 
     @property
     def kernel_name(self) -> str:
@@ -38,7 +40,7 @@ class CompileOptions:
 
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
-    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes")
+    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost")
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
@@ -55,6 +57,7 @@ def check_options(
     dynamic: bool,
     on_unsupported: str,
     reserved_bytes: int = 0,
+    cost: str = "roofline",
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -76,10 +79,12 @@ def check_options(
         mistakes.append(f"rng={rng!r} is not known; allowed: {', '.join(RNGS)}")
     if not isinstance(reserved_bytes, int) or isinstance(reserved_bytes, bool) or reserved_bytes < 0:
         mistakes.append(f"reserved_bytes={reserved_bytes!r} is no number of bytes; allowed: 0 and above")
+    if cost not in COSTS:
+        mistakes.append(f"cost={cost!r} is not known; allowed: {', '.join(COSTS)}")
     if not isinstance(dynamic, bool):
         mistakes.append(f"dynamic={dynamic!r} is not known; allowed: True, False")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes)
+    return CompileOptions(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost)

@@ -10,6 +10,7 @@ from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.cost import node_flops, total_flops
 from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
 from aottrain.ir.graph import (
     InputKind,
     JointGraph,
@@ -36,7 +37,9 @@ def describe(
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
     by_name = {node.name: node for node in joint.graph.nodes}
-    peak = predict_peak(parts, options.reserved_bytes)
+    # Measuring what operators need within themselves takes a moment; who gives no budget does not wait for it.
+    workspace = workspaces_of(joint.graph) if options.partition == "budget" else no_workspace
+    peak = predict_peak(parts, options.reserved_bytes, workspace)
     trains = parts.backward is not None
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)

@@ -110,7 +110,11 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "budget": config.partition.budget,
         "kernel": load_kernel(config),
     }
-    options = {"on_unsupported": config.engine.on_unsupported, "reserved_bytes": reserved_bytes}
+    options = {
+        "on_unsupported": config.engine.on_unsupported,
+        "reserved_bytes": reserved_bytes,
+        "cost": config.partition.cost,
+    }
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
     def explain(batch: Batch) -> str:

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from aottrain.compiler.partition.cost import node_seconds
+from aottrain.compiler.partition.cost import price_of
 from aottrain.compiler.partition.frontier import Frontier, Point, find_frontier, schedule_of
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.storages import StorageGraph, contract
+from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import Budget
 from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
@@ -56,10 +57,10 @@ class Family:
 
 
 def find_family(
-    joint: JointGraph, others: Iterable[PartitionPlan], marks: dict[fx.Node, Mark], reserved: int
+    joint: JointGraph, others: Iterable[PartitionPlan], marks: dict[fx.Node, Mark], reserved: int, cost: str
 ) -> Family:
     """others: plans of other strategies, min_cut first; they join the family."""
-    graph = contract(joint, node_seconds, lambda node: 0)
+    graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
     graph.must = graph.must | (must & graph.demanded)

@@ -78,25 +78,30 @@ def find_demand(joint: JointGraph) -> Demand:
 
 
 def plan_partition(
-    joint: JointGraph, strategy: str = "min_cut", budget: Budget | None = None, reserved_bytes: int = 0
+    joint: JointGraph,
+    strategy: str = "min_cut",
+    budget: Budget | None = None,
+    reserved_bytes: int = 0,
+    cost: str = "roofline",
 ) -> PartitionPlan:
     """The plan of one strategy; "budget" takes a fraction (float) between the lowest peak of any plan and that
     of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
+    cost: what recompute is priced by: "roofline", or "measured" times.
 
     Raises BudgetError where no plan's peak is that low.
     """
     if strategy == "budget":
         assert budget is not None
-        return plan_of(plan_family(joint, reserved_bytes), budget)
+        return plan_of(plan_family(joint, reserved_bytes, cost), budget)
     return _STRATEGIES[strategy](find_demand(joint))
 
 
-def plan_family(joint: JointGraph, reserved_bytes: int = 0) -> Family:
-    """Every plan that a budget may choose from."""
+def plan_family(joint: JointGraph, reserved_bytes: int = 0, cost: str = "roofline") -> Family:
+    """Every plan that a budget may choose from; cost: how recompute is priced, "roofline" or "measured"."""
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
     others += [knapsack_cut(demand, fraction) for fraction in _KNAPSACKS]
-    return find_family(joint, others, dict(demand.marks), reserved_bytes)
+    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost)
 
 
 def save_all(demand: Demand) -> PartitionPlan:
