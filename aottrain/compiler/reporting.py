@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import fx
 
 from aottrain.compiler.options import CompileOptions
@@ -18,13 +19,17 @@ from aottrain.ir.graph import (
     calls,
     descendants,
     info,
+    is_tuple,
     module_of,
     source_of,
     spec_of,
     storage_bytes,
+    value_of,
 )
+from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.report import GraphReport, StageRecord, ValueRecord
+from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.text import graph_text
 
 
@@ -51,8 +56,8 @@ def describe(
         budget=options.budget,
         kernel=options.kernel_name,
         stages=tuple(records),
-        saved=tuple(_record(by_name[name], plan) for name in plan.saved),
-        recomputed=tuple(_record(by_name[name], plan) for name in plan.recomputed),
+        saved=tuple(_record(by_name[name], plan, _producer(by_name[name])) for name in plan.saved),
+        recomputed=tuple(_record(by_name[name], plan, by_name[name]) for name in plan.recomputed),
         saved_bytes=plan.saved_bytes,
         min_cut_saved_bytes=plan_partition(joint, "min_cut").saved_bytes if trains else 0,
         save_all_bytes=plan_partition(joint, "save_all").saved_bytes if trains else 0,
@@ -73,16 +78,26 @@ def describe(
     )
 
 
-def _record(node: fx.Node, plan: PartitionPlan) -> ValueRecord:
+def _producer(node: fx.Node) -> fx.Node:
+    """The op that computes a value: for an item of a tuple the one that gives the tuple."""
+    source = node.args[0] if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE else node
+    return source if isinstance(source, fx.Node) else node
+
+
+def _record(node: fx.Node, plan: PartitionPlan, producer: fx.Node) -> ValueRecord:
+    """producer: whose operator and cost are told. A tuple has the shape of its first item, and no bytes of its own."""
     spec = spec_of(node)
+    if is_tuple(node):
+        first = next(iter(value_of(node)), None)
+        spec = tensor_spec(first) if isinstance(first, torch.Tensor) else None
     return ValueRecord(
         name=node.name,
-        op=info(node).name if node.op == "call_function" else "input",
+        op=info(producer).name if producer.op == "call_function" else "input",
         module=module_of(node),
         source=source_of(node),
         shape=() if spec is None else spec.shape,
         dtype="tuple" if spec is None else str(spec.dtype).removeprefix("torch."),
         num_bytes=storage_bytes(node),
-        recompute_flops=node_flops(node),
+        recompute_flops=node_flops(producer),
         reason=plan.reasons.get(node.name, ""),
     )

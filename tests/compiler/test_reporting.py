@@ -43,6 +43,26 @@ def test_saved_values_are_described():
     assert any(record.source.startswith("test_reporting.py:") for record in report.saved)
 
 
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        x = self.norm(x).view(2, 4, 4, 16)
+        return F.scaled_dot_product_attention(x, x, x).sigmoid()
+
+
+def test_items_of_a_tuple_are_named_by_their_op_and_have_its_cost():
+    saved = report_of("save_all", Normed()).saved
+    attention = [record for record in saved if "attention" in record.op]
+    assert attention and all(record.recompute_flops == 2 * 8 * 4 * 4 * (16 + 16) for record in attention)
+    assert not any("getitem" in record.op for record in saved)
+    again = report_of("recompute_all", Normed()).recomputed
+    norms = [record for record in again if "batch_norm" in record.op]
+    assert [(record.shape, record.dtype, record.num_bytes) for record in norms] == [((32, 16), "float32", 0)]
+
+
 def test_saved_bytes_count_neither_parameters_nor_the_batch():
     report = compiled(lambda x, w: x @ w, "save_all").prepare(leaf(64, 64), leaf(64, 64, seed=1))
     assert report.saved_bytes == 0 and report.saved == ()
