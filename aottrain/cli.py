@@ -34,7 +34,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from aottrain import __version__
 from aottrain.config import RunConfig, absolute_paths, read_config, read_model
-from aottrain.errors import AottrainError, ConfigError
+from aottrain.errors import AottrainError, BudgetError, ConfigError
 from aottrain.preflight import missing_paths, unusable, unwritable, without_text
 from aottrain.schema import Mistake, find, join, leaves, show, suggest
 from aottrain.sweep import SweepJob, run_sweep
@@ -276,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except AottrainError as error:
         print(f"aottrain: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, BudgetError) else 1  # a budget is refused before any step
     except KeyboardInterrupt:
         print("aottrain: interrupted", file=sys.stderr)
         return 130

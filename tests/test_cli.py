@@ -244,7 +244,7 @@ def test_wrong_input_is_answered_without_torch_and_traceback(here):
 def test_a_task_s_own_error_is_one_line(here):
     process = command("partition.budget=0.5", "logger=csv", folder=here, stub=TASK)
     _, err = process.communicate()
-    assert process.returncode == 1 and err == "aottrain: BudgetError: the smallest budget is 0.6\n"
+    assert process.returncode == 2 and err == "aottrain: BudgetError: the smallest budget is 0.6\n"
 
 
 def test_a_bug_keeps_its_traceback(here):
@@ -258,11 +258,11 @@ def test_a_failing_job_does_not_stop_a_sweep(here):
     process = command("-m", "partition.budget=0.1,0.5,1.0", "hydra.sweep.dir=all", folder=here, stub=TASK)
     out, err = process.communicate()
     assert process.returncode == 1
-    assert f"job 1 failed (partition.budget=0.5): exit code 1, {here / 'all' / '1'}" in err
+    assert f"job 1 failed (partition.budget=0.5): exit code 2, {here / 'all' / '1'}" in err
     assert out.count("group sweep-all") == 3
     rows = list(csv.DictReader((here / "all" / "sweep.csv").open()))
     assert [row["status"] for row in rows] == ["finished", "failed", "finished"]
-    assert [row["exit_code"] for row in rows] == ["0", "1", "0"]
+    assert [row["exit_code"] for row in rows] == ["0", "2", "0"]
     assert [row["partition.budget"] for row in rows] == ["0.1", "0.5", "1.0"]
     assert [row["last_loss"] for row in rows] == ["2.5", "", "2.5"]
     for number, budget in enumerate(("0.1", "0.5", "1.0")):

@@ -24,7 +24,7 @@ def test_a_recipe_runs_from_the_command_line(name, tmp_path, monkeypatch, capsys
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["recipe"] == name and summary["fallbacks"] == 0 and summary["verify_max_error"] == 0
     assert summary["samples_per_s"] > 0 and summary["model_flops_per_s"] > 0 and summary["val_loss"] > 0
-    assert summary["saved_bytes"] < 0.5 * summary["eager_saved_bytes"]
+    assert summary["saved_bytes"] < 0.9 * summary["eager_saved_bytes"]
 
     unit, other = ("samples", "tokens") if name == "resnet" else ("tokens", "samples")
     out = capsys.readouterr().out
