@@ -10,6 +10,7 @@ from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.cost import node_flops, total_flops
 from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.ir.graph import (
     InputKind,
     JointGraph,
@@ -36,7 +37,8 @@ def describe(
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
     by_name = {node.name: node for node in joint.graph.nodes}
-    peak = predict_peak(parts)
+    graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
+    peak = predict_peak(parts, workspace=workspaces_of(*graphs))
     trains = parts.backward is not None
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
