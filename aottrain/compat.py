@@ -371,5 +371,5 @@ def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> 
 
 
 def profiling() -> bool:
-    """Whether torch's profiler records: another session must not be started inside."""
-    return torch._C._autograd._profiler_enabled()
+    """Whether torch's profiler records, in any thread: starting a second session crashes the process."""
+    return torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()

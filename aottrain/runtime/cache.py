@@ -90,9 +90,10 @@ def _is_number(value: object) -> bool:
 
 
 def _write(path: Path, values: Mapping[str, float]) -> None:
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-        json.dump(values, file, indent=0, sort_keys=True)
-    os.replace(file.name, path)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        written = Path(scratch) / path.name
+        written.write_text(json.dumps(values, indent=0, sort_keys=True), encoding="utf-8")
+        os.replace(written, path)
 
 
 @contextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from aottrain.runtime.cache import processor
 # Ops of other libraries may have effects that their schemas do not tell.
 _NAMESPACES = ("aten", "aottrain", "prims")
 _BLOCK = 1 << 16
+_CGROUP = Path("/sys/fs/cgroup")
+_alone = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -83,28 +87,34 @@ def environment(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free now."""
+    """Memory that is free now, on the machine and in the container."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
         with open("/proc/meminfo") as file:
-            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+            free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError, StopIteration):
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file"))
+        free = min(free, limit - used + cached)
+    return max(free, 0)
 
 
 @contextmanager
 def quiet() -> Iterator[bool]:
-    """Around the running of made-up calls: no autograd, no modes, no garbage collection. False where the caller's own
-    profiler would see them: then nothing should run."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.no_grad(), disable_modes(), disable_autocast():
+    """Around the running of made-up calls, one thread at a time: no autograd, no modes, no garbage collection. False
+    where a profiler of the caller's records: then nothing should run."""
+    with _alone, torch.no_grad(), disable_modes(), disable_autocast():
+        collects = gc.isenabled()
+        gc.disable()
+        try:
             yield not profiling()
-    finally:
-        if collects:
-            gc.enable()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def distinct(calls: Sequence[OpCall]) -> list[OpCall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -177,6 +178,29 @@ def test_inside_the_callers_own_profiler_nothing_runs():
     assert found.unknown and found.num_run == 0
     assert not [event for event in record.kineto_results.events() if event.name() == "[memory]"]
     assert not workspace_bytes([call]).unknown
+
+
+def test_while_another_thread_is_profiled_nothing_runs():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(workspace_bytes([integer_sum()])))
+    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True):
+        thread.start()
+        thread.join()
+    assert found[0].unknown and found[0].num_run == 0
+
+
+def test_threads_measure_one_after_another():
+    found = {}
+
+    def measure(n):
+        found[n] = workspace_bytes([call(aten.mul.Tensor, spec(n), spec(n, dtype=torch.int64))]).num_bytes
+
+    threads = [threading.Thread(target=measure, args=(n,)) for n in range(100, 120)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: (4 * n,) for n in range(100, 120)}
 
 
 def test_of_two_writers_the_first_is_believed(folder):
