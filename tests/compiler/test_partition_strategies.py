@@ -95,8 +95,9 @@ def test_min_cut_saves_no_more_than_save_all():
 def test_a_knapsack_keeps_its_capacity(percent):
     joint = mlp()
     demand = find_demand(joint)
-    plan = knapsack_cut(demand, percent / 100)
-    assert plan.saved_bytes <= percent / 100 * plan_partition(joint, "min_cut").saved_bytes
+    capacity = percent * plan_partition(joint, "min_cut").saved_bytes // 100
+    plan = knapsack_cut(demand, capacity)
+    assert plan.saved_bytes <= capacity
     verify_partition(joint, apply_partition(joint, plan))
 
 

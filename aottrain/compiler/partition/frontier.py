@@ -129,9 +129,8 @@ def _candidates(graph: StorageGraph, timeline: Timeline, fused: bool) -> list[in
     scored = []
     for storage in sorted(waiting):
         added, own = _added_seconds(graph, schedule.saved - {storage}, storage, running, fused)
-        freed = graph.sizes[storage] - sum(
-            graph.sizes[s] for s in _needed_musts(graph, schedule.saved, storage) - schedule.saved
-        )
+        needed = _needed_musts(graph, schedule.saved, storage) - schedule.saved
+        freed = graph.sizes[storage] - sum(graph.sizes[s] for s in needed)
         if freed > 0:
             scored.append((freed / (added + 0.05 * own + 1e-9), storage))
     return [storage for _, storage in sorted(scored, key=lambda pair: (-pair[0], -pair[1]))]
@@ -159,6 +158,8 @@ def _price(graph: StorageGraph, op: int, fused: bool) -> float:
 
 def _needed_musts(graph: StorageGraph, saved: frozenset[int], dropped: int) -> frozenset[int]:
     """What may not be made again and is not saved yet, but would be read to make the dropped value again."""
+    if graph.must <= saved:
+        return frozenset()
     found: set[int] = set()
     seen: set[int] = set()
     stack = [dropped]

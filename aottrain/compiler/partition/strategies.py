@@ -100,7 +100,7 @@ def plan_family(joint: JointGraph, reserved_bytes: int = 0, cost: str = "rooflin
     """Every plan that a budget may choose from; cost: how recompute is priced, "roofline" or "measured"."""
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
-    others += [knapsack_cut(demand, fraction) for fraction in _KNAPSACKS]
+    others += [knapsack_cut(demand, int(fraction * others[0].saved_bytes)) for fraction in _KNAPSACKS]
     return find_family(joint, others, dict(demand.marks), reserved_bytes, cost)
 
 
@@ -134,20 +134,19 @@ def min_cut(demand: Demand) -> PartitionPlan:
     return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
 
 
-def knapsack_cut(demand: Demand, fraction: float) -> PartitionPlan:
-    """At most a fraction of min_cut's saved bytes, or what must be saved: a knapsack keeps the products worth most.
+def knapsack_cut(demand: Demand, capacity: int) -> PartitionPlan:
+    """At most `capacity` saved bytes, or what must be saved: a knapsack keeps the products that are worth most.
 
     Any set of values that is kept from being recomputed is itself a cut (all else follows from the inputs), so the
     minimum cut under that set never holds more bytes than the set: the capacity is kept by construction.
     """
-    capacity = int(fraction * min_cut(demand).saved_bytes)
     must = {node for node in demand.region if _must_save(node, demand)}
     room = max(capacity - sum(storage_bytes(node) for node in must), 0)
     compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
     sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
     kept = {compute[i] for i in knapsack(sizes, worth, room)}
     return _plan(
-        f"knapsack {fraction:g}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept)
+        f"knapsack {capacity}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept)
     )
 
 
