@@ -26,6 +26,8 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 
 def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     """Inputs: primals, sizes, (seed, offset), then one tangent for each differentiable output. Outputs: the computed

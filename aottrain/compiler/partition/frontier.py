@@ -16,7 +16,7 @@ from aottrain.compiler.partition.storages import StorageGraph
 
 # Emissions and simulations are linear in the ops; deep graphs drop several values a round to stay within a second.
 _ROUNDS_TIMES_OPS = 60_000
-_LEAST_ROUNDS = 40
+_LEAST_ROUNDS = 16
 
 
 @dataclass(frozen=True)
