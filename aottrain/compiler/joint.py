@@ -96,6 +96,9 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
             if several and len(node._input_metadata) > 1:
                 # It may be given None, or zeros, for some: what it makes of that cannot be cut out of one trace.
                 raise UnsupportedError("a custom autograd.Function with several results, of which some may go unused")
+        if node.name().startswith("ProdBackward") and node._input_metadata[0].dtype in _HALVES:
+            # Eager looks for zeros, and divides by the factor where there is none; a trace cannot look.
+            raise UnsupportedError("the gradient of prod in half precision")
         if hasattr(node, "variable") and id(node.variable) not in known and not _is_forgotten(node):
             raise UnsupportedError("a gradient flows to a tensor that is not an input of the program")
         for following, _ in node.next_functions:
