@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from aottrain.compiler.partition.min_cut import min_vertex_cut
+from aottrain.compiler.partition.min_cut import min_vertex_cut, reference_cut
 
 
 def separates(cut, edges, sources, sinks):
@@ -95,3 +95,20 @@ def test_the_same_graph_is_always_cut_the_same_way():
     edges = [(a, b) for a in range(8) for b in range(a + 1, 8)]
     cuts = [min_vertex_cut({v: 3 for v in range(8)}, edges, [0, 1], [6, 7]) for _ in range(5)]
     assert all(cut == cuts[0] for cut in cuts)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_cut_is_that_of_networkx(seed):
+    rng = random.Random(seed)
+    num = rng.randint(2, 14)
+    weights = {i: None if rng.random() < 0.15 else rng.randint(0, 9) for i in range(num)}
+    edges = [(a, b) for a in range(num) for b in range(a + 1, num) if rng.random() < 0.3]
+    sources, sinks = rng.sample(range(num), rng.randint(1, 2)), rng.sample(range(num), rng.randint(1, 2))
+
+    def result(solve):
+        try:
+            return solve(weights, edges, sources, sinks)
+        except ValueError as error:
+            return str(error)
+
+    assert result(min_vertex_cut) == result(reference_cut)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -186,3 +188,31 @@ def test_budgets_as_people_write_them(given, wanted) -> None:
 def test_what_is_no_budget(given) -> None:
     with pytest.raises(ValueError, match="allowed"):
         parse_budget(given)
+
+
+@pytest.mark.parametrize("depth", [3, 4])
+def test_on_a_chain_of_products_the_family_is_the_optimum_by_brute_force(depth: int) -> None:
+    def chain(x: Tensor, *weights: Tensor) -> Tensor:
+        for weight in weights:
+            x = x @ weight
+        return x.sum()
+
+    joint = joint_of(chain, leaf(64, 32), *(leaf(32, 32, seed=i) for i in range(depth)))
+    family = plan_family(joint)
+    graph = family.frontier.graph
+    emitter = Emitter(graph)
+    early = [s for op in graph.ops if not op.late for s in op.writes if s not in graph.outputs]
+    whole = emitter.emit(graph.demanded, False)
+    once = sum(graph.ops[i].cost for i in {*whole.forward, *whole.backward})
+    found = []
+    for count in range(len(early) + 1):
+        for saved in itertools.combinations(early, count):
+            for forget in (False, True):
+                schedule = emitter.emit(frozenset(saved) | (graph.outputs & graph.demanded), forget)
+                seconds = sum(graph.ops[i].cost for i in (*schedule.forward, *schedule.backward)) - once
+                found.append((simulate(graph, schedule).peak_bytes, seconds))
+    assert family.frontier.lowest.peak_bytes == min(peak for peak, _ in found)
+    for tenth in range(11):
+        limit = family.limit(tenth / 10)
+        best = min(seconds for peak, seconds in found if peak <= limit)
+        assert family.frontier.within(limit).seconds == pytest.approx(best, abs=1e-12)

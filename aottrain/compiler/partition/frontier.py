@@ -17,6 +17,8 @@ from aottrain.compiler.partition.storages import StorageGraph
 # Emissions and simulations are linear in the ops; deep graphs drop several values a round to stay within a second.
 _ROUNDS_TIMES_OPS = 60_000
 _LEAST_ROUNDS = 16
+# In a small graph so many other drops are tried where the best one does not lower the peak.
+_NUM_TRIALS, _SMALL = 32, 64
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,8 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
         for forget in (False, True):
             note(saved, forget, name)
     start = _start(graph)
-    for forget in (False, True):
-        for fused in (False, True):
-            _descend(graph, start, forget, fused, lambda s, f=forget: note(s, f, "greedy")[0])  # type: ignore[misc]
+    for forget, price in ((False, "time"), (False, "fused"), (True, "time"), (True, "fused")):
+        _descend(graph, start, forget, price, lambda s, f=forget: note(s, f, "greedy")[0])  # type: ignore[misc]
     return Frontier(graph, _undominated(points))
 
 
@@ -96,21 +97,42 @@ def _start(graph: StorageGraph) -> frozenset[int]:
 
 
 def _descend(
-    graph: StorageGraph, saved: frozenset[int], forget: bool, fused: bool, note: Callable[[frozenset[int]], Timeline]
+    graph: StorageGraph, saved: frozenset[int], forget: bool, price: str, note: Callable[[frozenset[int]], Timeline]
 ) -> None:
-    """Drop values until the peak cannot be lowered by dropping one; `note` simulates and archives each state."""
+    """Drop values until the peak cannot be lowered by dropping one; `note` simulates and archives each state.
+
+    Where the best drop of a small graph does not lower the peak, others are tried.
+    """
     rounds = max(_LEAST_ROUNDS, _ROUNDS_TIMES_OPS // max(len(graph.ops), 1))
     several = -(-len(saved) // rounds)
+    trials = _NUM_TRIALS if len(graph.ops) <= _SMALL else 0
+
+    def without(dropped: list[int]) -> frozenset[int]:
+        left = saved
+        for storage in dropped:
+            left = (left - {storage}) | _needed_musts(graph, left, storage)
+        return left
+
+    timeline = note(saved)
     while True:
-        timeline = note(saved)
-        ranked = _candidates(graph, timeline, fused)
-        if not ranked:
+        ranked = _candidates(graph, timeline, price)
+        rest = sorted(saved - graph.must - graph.outputs - set(ranked), key=lambda s: (-graph.sizes[s], s))
+        attempts = [ranked[:several]] if ranked else []
+        attempts += [[storage] for storage in [*ranked[several:], *rest][:trials]]
+        best: tuple[Timeline, frozenset[int]] | None = None
+        for dropped in attempts:
+            left = without(dropped)
+            found = note(left)
+            if best is None or found.peak_bytes < best[0].peak_bytes:
+                best = found, left
+            if found.peak_bytes < timeline.peak_bytes:
+                break
+        if best is None or (not ranked and best[0].peak_bytes >= timeline.peak_bytes):
             return
-        for dropped in ranked[:several]:
-            saved = (saved - {dropped}) | _needed_musts(graph, saved, dropped)
+        timeline, saved = best
 
 
-def _candidates(graph: StorageGraph, timeline: Timeline, fused: bool) -> list[int]:
+def _candidates(graph: StorageGraph, timeline: Timeline, price: str) -> list[int]:
     """Saved values that lie unused through the peak, best first: bytes for each second that their recompute adds."""
     schedule = timeline.schedule
     end = len(schedule.forward)
@@ -128,7 +150,7 @@ def _candidates(graph: StorageGraph, timeline: Timeline, fused: bool) -> list[in
     running = {i for i in schedule.backward if not graph.ops[i].late}
     scored = []
     for storage in sorted(waiting):
-        added, own = _added_seconds(graph, schedule.saved - {storage}, storage, running, fused)
+        added, own = _added_seconds(graph, schedule.saved - {storage}, storage, running, price)
         needed = _needed_musts(graph, schedule.saved, storage) - schedule.saved
         freed = graph.sizes[storage] - sum(graph.sizes[s] for s in needed)
         if freed > 0:
@@ -137,7 +159,7 @@ def _candidates(graph: StorageGraph, timeline: Timeline, fused: bool) -> list[in
 
 
 def _added_seconds(
-    graph: StorageGraph, saved: frozenset[int], storage: int, running: set[int], fused: bool
+    graph: StorageGraph, saved: frozenset[int], storage: int, running: set[int], price: str
 ) -> tuple[float, float]:
     """Of computing this storage again, what is not computed again already; and of its own op."""
     total, seen, stack = 0.0, set(), [storage]
@@ -146,14 +168,15 @@ def _added_seconds(
         if producer < 0 or producer in seen or producer in running:
             continue
         seen.add(producer)
-        total += _price(graph, producer, fused)
+        total += _price(graph, producer, price)
         stack += [s for s in graph.ops[producer].reads if s not in saved and s not in graph.at_hand]
     own = graph.producers[storage]
-    return total, _price(graph, own, fused) if own >= 0 else 0.0
+    return total, _price(graph, own, price) if own >= 0 else 0.0
 
 
-def _price(graph: StorageGraph, op: int, fused: bool) -> float:
-    return graph.ops[op].fused_cost if fused else graph.ops[op].cost
+def _price(graph: StorageGraph, op: int, price: str) -> float:
+    """Recompute by its time, or by its time where what only moves memory is free."""
+    return graph.ops[op].fused_cost if price == "fused" else graph.ops[op].cost
 
 
 def _needed_musts(graph: StorageGraph, saved: frozenset[int], dropped: int) -> frozenset[int]:
