@@ -81,7 +81,7 @@ def memory_plot(
         x, y = place(size, seconds)
         caption = f"<title>{escape(label)}: {format_bytes(size)}, {format_seconds(seconds)}</title>"
         drawn.append(f'<circle class="{classes}" cx="{x:.1f}" cy="{y:.1f}" r="6">{caption}</circle>')
-        drawn.append(f'<text class="label" x="{x + 10:.1f}" y="{y + 4:.1f}">{escape(label)}</text>')
+        drawn.append(f'<text class="label" x="{x + 8:.1f}" y="{y - 8:.1f}">{escape(label)}</text>')
     drawn.append(f'<text x="{right}" y="{height - 8}" text-anchor="end">{escape(axes[0])}</text>')
     drawn.append(f'<text x="{left + 6}" y="{top + 14}">{escape(axes[1])}</text>')
     name = escape(f"{axes[1]} against {axes[0]}", quote=True)

@@ -136,7 +136,7 @@ def point_config(config: RunConfig, name: str, engine: str, budget: float | None
 
 
 def _measure(config: RunConfig, engine: str, budget: float | None) -> Point:
-    name = engine if budget is None else f"budget-{budget:g}"
+    name = engine if budget is None else f"budget-{budget}"
     run_config = point_config(config, name, engine, budget)
     errors = train_apart(run_config, name, f"{config.pareto.steps} steps timed")
     if errors:

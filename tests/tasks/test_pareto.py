@@ -76,15 +76,15 @@ def test_a_small_run(tmp_path, monkeypatch, capsys):
     assert pareto.run(small(tmp_path, task="pareto", pareto=settings)) == 0
     with (tmp_path / "pareto.csv").open(newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["eager", "budget-1", "budget-0"]
-    roomy, tight = rows["budget-1"], rows["budget-0"]
+    assert list(rows) == ["eager", "budget-1.0", "budget-0.0"]
+    roomy, tight = rows["budget-1.0"], rows["budget-0.0"]
     assert int(tight["predicted_peak_bytes"]) < int(roomy["predicted_peak_bytes"])
     assert int(tight["saved_bytes"]) < int(roomy["saved_bytes"]) < int(rows["eager"]["saved_bytes"])
     assert all(float(row["step_ms_median"]) > 0 and int(row["peak_bytes"]) > 0 for row in rows.values())
     peaks = [peak for peak, _ in json.loads((tmp_path / "plan" / "plan.json").read_text())["graph"]["curve"]]
     assert {int(roomy["predicted_peak_bytes"]), int(tight["predicted_peak_bytes"])} <= set(peaks)
     page = (tmp_path / "pareto.html").read_text()
-    assert page.count("<circle") == 3 and "<polyline" in page and "budget-0" in page
+    assert page.count("<circle") == 3 and "<polyline" in page and "budget-0.0" in page
     assert "predicted peak" in capsys.readouterr().out
 
 
