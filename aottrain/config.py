@@ -23,7 +23,7 @@ from aottrain.errors import ConfigError
 from aottrain.ir.budget import ALLOWED, parse_budget
 from aottrain.schema import Mistake, build, join, setting, show, suggest
 
-TASKS = ("train", "compare", "plan")
+TASKS = ("train", "compare", "plan", "pareto")
 ENGINES = ("aot", "eager", "torch_compile")
 STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
 COSTS = ("roofline", "measured")
@@ -132,6 +132,13 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParetoConfig:
+    budgets: tuple[float, ...] = setting((1.0, 0.7, 0.4, 0.2, 0.0), low=0, high=1)
+    engines: tuple[str, ...] = setting(("eager", "torch_compile"), one_of=("eager", "torch_compile"))
+    steps: int = setting(30, low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     task: str = setting("train", one_of=TASKS)
     seed: int = setting(1234, low=0, below=2**63)
@@ -149,6 +156,7 @@ class RunConfig:
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    pareto: ParetoConfig = field(default_factory=ParetoConfig)
     output_dir: str = "."
 
 
@@ -192,6 +200,13 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):
         found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
+    if not config.pareto.budgets or len(set(config.pareto.budgets)) < len(config.pareto.budgets):
+        text = "must name at least one budget, and none twice"
+        found.append(Mistake("pareto.budgets", text, show(config.pareto.budgets)))
+    if len(set(config.pareto.engines)) < len(config.pareto.engines):
+        found.append(Mistake("pareto.engines", "must name none twice", show(config.pareto.engines)))
+    if config.task == "pareto" and partition.strategy != "budget":
+        found.append(Mistake("partition", "task=pareto varies the budget; use partition=budget", partition.strategy))
     if config.logger.name == "wandb" and not config.logger.project.strip():
         found.append(Mistake("logger.project", "must not be empty"))
     return found

@@ -202,7 +202,7 @@ def _convert(value: Any, kind: type) -> Any:
 
 def _describe(kind: Any, limits: Range) -> str:
     if typing.get_origin(kind) is tuple:
-        inner = str(limits) if limits.one_of else "names"
+        inner = f"numbers {limits}" if typing.get_args(kind)[0] is float else str(limits) if limits.one_of else "names"
         return f"a list of {inner}, written [a,b]"
     if limits.one_of:
         return str(limits)

@@ -19,6 +19,7 @@ Examples
   python -m aottrain data.path=books/ trainer.steps=2000     your own text: a file or a folder
   python -m aottrain partition.budget=0.4 trainer.precision=bf16
   python -m aottrain task=compare                            eager, torch.compile, aot in one table
+  python -m aottrain task=pareto                             memory against speed, a run per budget
   python -m aottrain -m partition.budget=0.1,0.4,1.0 engine=aot,eager    one process per job
   python -m aottrain resume=outputs/transformer/<run> trainer.steps=4000 go on with a run
 
@@ -26,7 +27,7 @@ Groups: group=option (files of conf/, each key explained there; {default} marks 
 {groups}
 
 Keys most used
-  task=train|compare|plan                 seed=1234              device=auto|cpu|cuda|cuda:N
+  task=train|compare|plan|pareto          seed=1234              device=auto|cpu|cuda|cuda:N
   trainer.steps=300                       data.batch_size=16     optimizer.lr=2e-3
   recipe.model.num_layers=4               recipe.model.width=192 recipe.model.context=128
   partition.budget=0..1                   verify.steps=1         logger.mode=offline|online|disabled

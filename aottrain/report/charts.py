@@ -1,12 +1,15 @@
-"""The two pictures of the compile report, as inline SVG: a stacked bar with its legend, and bars under one another.
+"""The pictures of the reports, as inline SVG: a stacked bar with its legend, bars, memory against time.
 
 Shapes carry CSS classes only; the colours are in style.py, so that light and dark need no second drawing.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from html import escape
+
+from aottrain.ir.units import format_bytes, format_seconds
 
 NUM_COLOURS = 8
 WIDTH = 1000
@@ -45,3 +48,52 @@ def bars(rows: Sequence[tuple[str, float, str]], *, emphasised: str) -> str:
             f"<b>{escape(text)}</b></div>"
         )
     return f'<div class="bars">{"".join(lines)}</div>'
+
+
+def memory_plot(
+    points: Sequence[tuple[str, float, float, str]], line: Sequence[tuple[float, float]], *, axes: tuple[str, str]
+) -> str:
+    """Points (label, bytes, seconds, CSS classes), and behind them a line of (bytes, seconds). Axes are cut off."""
+    if not points:
+        return '<p class="dim">nothing to show</p>'
+    left, top, right, bottom, height = 90.0, 20.0, WIDTH - 120.0, 400.0, 450
+    sizes, times = zip(*(row[1:3] for row in points), *line, strict=True)
+    size_ticks = _ticks(sizes, 1024.0 ** math.floor(math.log(max(*sizes, 1), 1024)))
+    time_ticks = _ticks(times, 1.0)
+
+    def place(size: float, seconds: float) -> tuple[float, float]:
+        along = (size - size_ticks[0]) / (size_ticks[-1] - size_ticks[0])
+        up = (seconds - time_ticks[0]) / (time_ticks[-1] - time_ticks[0])
+        return left + (right - left) * along, bottom - (bottom - top) * up
+
+    drawn = []
+    for tick in size_ticks:
+        x, _ = place(tick, 0)
+        drawn.append(f'<line class="grid" x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{bottom}"/>')
+        drawn.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{format_bytes(tick)}</text>')
+    for tick in time_ticks:
+        _, y = place(0, tick)
+        drawn.append(f'<line class="grid" x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"/>')
+        drawn.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{format_seconds(tick)}</text>')
+    path = " ".join("{:.1f},{:.1f}".format(*place(*at)) for at in line)
+    drawn.append(f'<polyline points="{path}"/>' if line else "")
+    for label, size, seconds, classes in points:
+        x, y = place(size, seconds)
+        caption = f"<title>{escape(label)}: {format_bytes(size)}, {format_seconds(seconds)}</title>"
+        drawn.append(f'<circle class="{classes}" cx="{x:.1f}" cy="{y:.1f}" r="6">{caption}</circle>')
+        drawn.append(f'<text class="label" x="{x + 8:.1f}" y="{y - 8:.1f}">{escape(label)}</text>')
+    drawn.append(f'<text x="{right}" y="{height - 8}" text-anchor="end">{escape(axes[0])}</text>')
+    drawn.append(f'<text x="{left + 6}" y="{top + 14}">{escape(axes[1])}</text>')
+    name = escape(f"{axes[1]} against {axes[0]}", quote=True)
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">{"".join(drawn)}</svg>'
+
+
+def _ticks(values: Sequence[float], unit: float) -> list[float]:
+    """Around all `values`, in at most nine steps that are round numbers of `unit`."""
+    low, high = min(values) / unit, max(values) / unit
+    width = max(high - low, 0.1 * high) or 1.0
+    power = 10.0 ** math.floor(math.log10(width))
+    step = next(power * part for part in (0.2, 0.5, 1.0, 2.0) if width / (power * part) <= 8)
+    first = math.floor(low / step)
+    last = max(math.ceil(high / step), first + 1)
+    return [unit * step * i for i in range(first, last + 1)]

@@ -37,8 +37,27 @@ def render(report: CompileReport, summary: Mapping[str, Any] | None = None) -> s
         body += [_cards(main, report, summary), _saved_comparison(main, summary)]
     for number, graph in enumerate(report.graphs, 1):
         body.append(_program(graph, number, len(report.graphs)))
+    return _page("compile report", body)
+
+
+def render_curve(
+    facts: str, plot: str, header: Sequence[str], rows: Iterable[Sequence[str]], notes: Sequence[str]
+) -> str:
+    """A page about memory against speed. plot: as SVG; the first column of the rows is text, as is the last."""
+    numbers = range(1, len(header) - 1)
+    cells = [_row(*(_cell(text, "number" if i in numbers else "") for i, text in enumerate(row))) for row in rows]
+    body = [
+        f'<h1>Memory against speed</h1>\n<p class="dim">{escape(facts)}</p>',
+        f'<div class="panel">{plot}</div>',
+        _table(header, cells, numbers=numbers),
+        *(f"<p>{escape(note)}</p>" for note in notes),
+    ]
+    return _page("memory against speed", body)
+
+
+def _page(title: str, body: Iterable[str]) -> str:
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: compile report</title>\n'
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: {title}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<style>{CSS}</style></head>\n'
         f"<body><main>\n{chr(10).join(part for part in body if part)}\n</main></body></html>\n"
     )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aottrain.config import RunConfig
+from aottrain.config import LoggerConfig, RunConfig
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.text import table
 from aottrain.tasks.worker import run_apart
@@ -92,13 +92,13 @@ def render(rows: Sequence[Row], baseline: str, config: RunConfig) -> str:
     lines = [
         (
             row.engine,
-            _shown(format_seconds, row.compile_s or None),  # eager's 0 s is no compile time
-            _shown(lambda value: format_seconds(value / 1e3), row.step_ms_median),
-            _shown(lambda value: format_count(round(value)), row.tokens_per_s or row.samples_per_s),
+            shown(format_seconds, row.compile_s or None),  # eager's 0 s is no compile time
+            shown(lambda value: format_seconds(value / 1e3), row.step_ms_median),
+            shown(lambda value: format_count(round(value)), row.tokens_per_s or row.samples_per_s),
             _speed(row),
-            _shown(format_bytes, row.peak_bytes),
-            _shown(format_bytes, row.saved_bytes),
-            _shown(lambda value: f"{value:.1e}", row.max_loss_error),
+            shown(format_bytes, row.peak_bytes),
+            shown(format_bytes, row.saved_bytes),
+            shown(lambda value: f"{value:.1e}", row.max_loss_error),
             row.verdict,
         )
         for row in rows
@@ -119,10 +119,9 @@ def timed_config(config: RunConfig, engine: str, index: int) -> RunConfig:
     """As configured; nothing beside the steps, and `compare.steps` measured ones after the warm-up."""
     name = "timed" if config.compare.rounds == 1 else f"timed-{index + 1}"
     directory = Path(config.output_dir)
-    group = config.logger.group or f"compare-{directory.name}"
-    logger = dataclasses.replace(config.logger, group=group, run_name=engine)
     steps = config.measure.warmup_steps + config.compare.steps
-    return _for_engine(config, engine, steps, logger=logger, output_dir=str(directory / engine / name))
+    logger = grouped_logger(config, engine)
+    return for_engine(config, engine, steps, logger=logger, output_dir=str(directory / engine / name))
 
 
 def loss_config(config: RunConfig, engine: str) -> RunConfig:
@@ -130,7 +129,7 @@ def loss_config(config: RunConfig, engine: str) -> RunConfig:
     model = config.recipe.model
     if any(field.name == "dropout" for field in dataclasses.fields(model)):
         model = dataclasses.replace(model, dropout=0.0)
-    return _for_engine(
+    return for_engine(
         config,
         engine,
         config.compare.loss_steps,
@@ -141,7 +140,14 @@ def loss_config(config: RunConfig, engine: str) -> RunConfig:
     )
 
 
-def _for_engine(config: RunConfig, engine: str, steps: int, **changes: Any) -> RunConfig:
+def grouped_logger(config: RunConfig, run_name: str) -> LoggerConfig:
+    """Logs under `run_name`, in one group with the other runs of this task."""
+    group = config.logger.group or f"{config.task}-{Path(config.output_dir).name}"
+    return dataclasses.replace(config.logger, group=group, run_name=run_name)
+
+
+def for_engine(config: RunConfig, engine: str, steps: int, **changes: Any) -> RunConfig:
+    """The first `steps` training steps by `engine`, and nothing beside them."""
     trainer = dataclasses.replace(
         config.trainer, steps=steps, eval_every=0, eval_batches=1, save_every=0, sample_bytes=0
     )
@@ -170,7 +176,7 @@ def _timed_round(config: RunConfig, index: int, errors: dict[str, str]) -> dict[
         if engine not in errors:
             run_config = timed_config(config, engine, index)
             part = f"round {index + 1} of {config.compare.rounds}, {config.compare.steps} steps timed"
-            errors.update(_train(run_config, engine, part))
+            errors.update(train_apart(run_config, engine, part))
             if engine not in errors:
                 summaries[engine] = json.loads((Path(run_config.output_dir) / "summary.json").read_text())
     return summaries
@@ -181,18 +187,19 @@ def _losses(config: RunConfig, errors: dict[str, str]) -> dict[str, list[float]]
     for engine in config.compare.engines:
         if engine not in errors:
             run_config = loss_config(config, engine)
-            errors.update(_train(run_config, engine, f"losses of {config.compare.loss_steps} steps"))
+            errors.update(train_apart(run_config, engine, f"losses of {config.compare.loss_steps} steps"))
             if engine not in errors:
                 losses[engine] = _read_losses(Path(run_config.output_dir) / "metrics.csv")
     return losses
 
 
-def _train(config: RunConfig, engine: str, part: str) -> dict[str, str]:
-    print(f"{engine}: {part}", flush=True)
+def train_apart(config: RunConfig, name: str, part: str) -> dict[str, str]:
+    """Train in a process of its own; {name: error} if that failed."""
+    print(f"{name}: {part}", flush=True)
     error = run_apart(config)
     # The weights after a few steps of a comparison are of no use, and large.
     shutil.rmtree(Path(config.output_dir) / "checkpoints", ignore_errors=True)
-    return {engine: error} if error else {}
+    return {name: error} if error else {}
 
 
 def _read_losses(path: Path) -> list[float]:
@@ -280,7 +287,8 @@ def _speed(row: Row) -> str:
     return f"{row.speedup:.2f}x{spread}"
 
 
-def _shown(write: Callable[[Any], str], value: float | None) -> str:
+def shown(write: Callable[[Any], str], value: float | None) -> str:
+    """A figure, or a dash where there is none."""
     return "-" if value is None else write(value)
 
 

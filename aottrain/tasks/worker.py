@@ -1,4 +1,4 @@
-"""A training run in a process of its own: `python -m aottrain.tasks.worker config.json`.
+"""A run in a process of its own: `python -m aottrain.tasks.worker config.json`.
 
 Memory peaks, compile caches and threads of one engine must not reach the next, and a crash must not end the comparison.
 The configuration travels as it was resolved, not as overrides that would be resolved again.
@@ -7,6 +7,7 @@ The configuration travels as it was resolved, not as overrides that would be res
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import signal
 import subprocess
@@ -21,7 +22,7 @@ LOG_FILE = "log.txt"
 
 
 def run_apart(config: RunConfig) -> str:
-    """Train as `config` says in a new process; "" if it went well, else the last line of its error.
+    """Run the task of `config` in a new process; "" if it went well, else the last line of its error.
 
     Everything that the process prints is in log.txt in its output directory.
     """
@@ -52,11 +53,10 @@ def load(path: Path) -> RunConfig:
 
 
 def main(arguments: list[str]) -> int:
-    from aottrain.tasks import train
-
     # `-m` puts the working directory on the path, as `python -m aottrain` does: kernel.target may live there.
     try:
-        return train.run(load(Path(arguments[0])))
+        config = load(Path(arguments[0]))
+        return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
     except AottrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

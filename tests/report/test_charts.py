@@ -1,0 +1,33 @@
+"""Memory against time: every point lies within the axes, whose ticks are round."""
+
+import re
+
+import pytest
+
+from aottrain.report.charts import memory_plot
+
+MIB, GIB = 1024.0**2, 1024.0**3
+POINTS = {
+    "far apart": [(22 * MIB, 0.05), (900 * MIB, 3.0)],
+    "close": [(1.50 * GIB, 0.1), (1.51 * GIB, 0.101)],
+    "one": [(80 * GIB, 12.0)],
+    "little": [(1024.0, 0.0)],
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_points_lie_within_the_axes(name):
+    places = POINTS[name]
+    drawn = memory_plot([("<a>", *place, "ours") for place in places], places, axes=("peak", "step"))
+    x_grid = [float(x) for x in re.findall(r'<line class="grid" x1="([\d.]+)" y1="20.0"', drawn)]
+    assert 3 <= len(x_grid) <= 11  # with the uppermost line across
+    circles = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
+    assert len(circles) == len(places)
+    assert all(min(x_grid) <= float(x) <= max(x_grid) and 20 <= float(y) <= 400 for x, y in circles)
+    ticks = re.findall(r'text-anchor="middle">([^<]*)<', drawn)
+    assert len(set(ticks)) == len(ticks)
+    assert "&lt;a&gt;" in drawn and "<a>" not in drawn
+
+
+def test_without_points_there_is_nothing_to_show():
+    assert "nothing to show" in memory_plot([], [(1.0, 1.0)], axes=("peak", "step"))
