@@ -46,10 +46,10 @@ def render(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
         lines.append(f"    del {', '.join(unread)}")
     for node in graph.nodes:
         if node.op == "call_function":
-            lines.append(f"    {node.name} = {_call(node, names)}")
+            lines.append(f"    {node.name} = {call_text(node, names)}")
             lines += _laid_out(node, names)
         elif node.op == "output":
-            lines.append(f"    return {_value(list(node.args[0]), names)}")
+            lines.append(f"    return {value_text(list(node.args[0]), names)}")
             continue
         dead = [value.name for value in last_use.get(node, []) if value.op != "output" and not is_size(value)]
         if node.op == "call_function" and not node.users:
@@ -99,27 +99,27 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
-def _call(node: fx.Node, names: dict[str, Any]) -> str:
+def call_text(node: fx.Node, names: dict[str, Any]) -> str:
     if node.target is operator.getitem:
-        return f"{_value(node.args[0], names)}[{_value(node.args[1], names)}]"
+        return f"{value_text(node.args[0], names)}[{value_text(node.args[1], names)}]"
     schema = getattr(node.target, "_schema", None)
     name = str(node.target).replace(".", "_") if schema is not None else f"k_{len(names)}"
     names[name] = node.target
-    arguments = [_value(value, names) for value in node.args]
+    arguments = [value_text(value, names) for value in node.args]
     # `self`, `from` and the like are legal names of ATen arguments, but not all of them of Python's.
     plain = {key: value for key, value in node.kwargs.items() if key.isidentifier() and key not in ("from", "lambda")}
-    arguments += [f"{key}={_value(value, names)}" for key, value in plain.items()]
+    arguments += [f"{key}={value_text(value, names)}" for key, value in plain.items()]
     odd = {key: value for key, value in node.kwargs.items() if key not in plain}
     if odd:
-        arguments.append("**{" + ", ".join(f"{key!r}: {_value(value, names)}" for key, value in odd.items()) + "}")
+        arguments.append("**{" + ", ".join(f"{key!r}: {value_text(value, names)}" for key, value in odd.items()) + "}")
     return f"{name}({', '.join(arguments)})"
 
 
-def _value(value: Any, names: dict[str, Any]) -> str:
+def value_text(value: Any, names: dict[str, Any]) -> str:
     if isinstance(value, fx.Node):
         return value.name
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item, names) for item in value) + "]"
+        return "[" + ", ".join(value_text(item, names) for item in value) + "]"
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format, torch.device)):

@@ -22,14 +22,14 @@ _TIMEOUT_S = 120
 
 
 @cache
-def load(source: str) -> ctypes.CDLL | None:
+def load(source: str, more_flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
     """The shared object of a self-contained C++ source; None where no compiler works on this machine."""
     compiler = find_compiler()
     if compiler is None:
         return None
     for folder in cache_folders():
         try:
-            return ctypes.CDLL(str(_build(compiler, source, folder)))
+            return ctypes.CDLL(str(_build(compiler, source, folder, more_flags)))
         except (OSError, subprocess.SubprocessError):
             continue  # a folder that cannot be written, or a damaged object: the next one is tried
     return None
@@ -42,8 +42,8 @@ def find_compiler() -> str | None:
     return next((found for name in names if name and (found := shutil.which(name))), None)
 
 
-def _build(compiler: str, source: str, folder: Path) -> Path:
-    key = hashlib.sha256("\0".join([source, *_FLAGS, compiler, processor()]).encode()).hexdigest()[:24]
+def _build(compiler: str, source: str, folder: Path, more_flags: tuple[str, ...]) -> Path:
+    key = hashlib.sha256("\0".join([source, *_FLAGS, *more_flags, compiler, processor()]).encode()).hexdigest()[:24]
     target = folder / f"{key}.so"
     if target.exists():
         return target
@@ -51,7 +51,7 @@ def _build(compiler: str, source: str, folder: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         text, built = Path(scratch) / "program.cpp", Path(scratch) / "program.so"
         text.write_text(source)
-        command = [compiler, *_FLAGS, str(text), "-o", str(built)]
+        command = [compiler, *_FLAGS, *more_flags, str(text), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
         os.replace(built, target)
     return target

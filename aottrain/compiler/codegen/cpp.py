@@ -1,0 +1,398 @@
+"""Render a KernelIR as a C++ function: rows in parallel by OpenMP, the row's innermost loop in SIMD.
+
+A row is passed over as often as its reductions depend on each other. What a later pass needs and is costly to compute
+again is held in a row buffer on the stack. Reductions over rows are summed per thread, and then over threads in order.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from aottrain.compiler.codegen.cpp_text import (
+    COMPUTED,
+    STORED,
+    affine_text,
+    arithmetic,
+    combined,
+    folded,
+    identity,
+    literal,
+    rounded,
+    to_stored,
+    tracks_nan,
+)
+from aottrain.compiler.codegen.passes import is_element, plan_passes, store_stage
+from aottrain.ir.affine import Affine
+from aottrain.ir.kernel import (
+    Address,
+    Column,
+    Compute,
+    Constant,
+    KernelIR,
+    Level,
+    Load,
+    Position,
+    Reduce,
+    Store,
+    levels,
+    stages,
+)
+
+# Below this many elements a kernel runs on the calling thread: starting the others costs more.
+_PARALLEL_FROM = 16384
+# Rows up to this many elements may be held on the stack.
+_LONGEST_BUFFER = 16384
+# Partial sums of this many rows (or of this many elements of a row) are added up on their own: keeps errors small.
+_FLUSH_ROWS, _FLUSH_ELEMENTS = 64, 4096
+
+
+class _Renderer:
+    def __init__(self, kernel: KernelIR):
+        self.kernel = kernel
+        self.levels, self.stages = levels(kernel), stages(kernel)
+        self.plan = plan_passes(kernel, kernel.row_size <= _LONGEST_BUFFER)
+        self.lines: list[str] = []
+
+    def render(self) -> str:
+        kernel = self.kernel
+        parallel = kernel.num_rows * kernel.row_size >= _PARALLEL_FROM
+        self._out(0, f"static int {kernel.name}(void* const* p, char* scratch, int num_threads) {{")
+        for i, parameter in enumerate(kernel.parameters):
+            const = "" if parameter.written else "const "
+            kind = STORED[parameter.dtype]
+            self._out(1, f"{const}{kind}* __restrict const p{i} = ({const}{kind}*)p[{i}];")
+        self._out(1, "int failed = 0;")
+        self._values(1, Level.CONSTANT, 0)
+        single = not self._passes_needed() and not kernel.columns and kernel.num_outer == 0 and parallel
+        if single:
+            self._single(parallel)
+        else:
+            self._rows(parallel and kernel.num_rows > 1)
+        self._out(1, "return failed;")
+        self._out(0, "}")
+        return "\n".join(self.lines) + "\n"
+
+    def _passes_needed(self) -> bool:
+        return any(isinstance(i, Reduce) for i in self.kernel.body)
+
+    def _single(self, parallel: bool) -> None:
+        """No rows, no reductions: one long loop, in blocks."""
+        size = self.kernel.row_size
+        self._out(1, "#pragma omp parallel for schedule(static) reduction(|:failed) num_threads(num_threads)")
+        self._out(1, f"for (i64 block = 0; block < {-(-size // 4096)}; block++) {{")
+        self._out(2, f"const i64 begin = block * 4096, end = begin + 4096 < {size} ? begin + 4096 : {size};")
+        for value, before in self.plan.holds.items():
+            if before == -1:
+                self._out(2, f"alignas(64) float r{value}[4096];")
+                self._run(2, value, "begin", "end - begin")
+        self._pass(2, 0, ("begin", "end"), "begin")
+        self._out(1, "}")
+
+    def _rows(self, parallel: bool) -> None:
+        kernel = self.kernel
+        if parallel:
+            self._out(1, "#pragma omp parallel num_threads(num_threads) reduction(|:failed)")
+        self._out(1, "{")
+        if parallel:
+            self._out(2, "const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();")
+        else:
+            self._out(2, "const i64 thread = 0, threads = 1;")
+        self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
+        self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
+        for value in self.plan.holds:
+            kind = COMPUTED[kernel.body[value].dtype]
+            self._out(2, f"alignas(64) {kind} r{value}[{kernel.row_size}];")
+        self._column_start()
+        self._out(2, "for (i64 row = begin; row < end; row++) {")
+        self._outer_index(3)
+        self._values(3, Level.ROW, 0)
+        for value, before in self.plan.holds.items():
+            if before == -1:
+                self._run(3, value, None, str(kernel.row_size))
+        for number in range(len(self.plan.passes)):
+            self._pass(3, number, None, None)
+            self._values(3, Level.ROW, number + 1)
+        self._row_stores(3)
+        self._column_flush(3)
+        self._out(2, "}")
+        self._column_end(parallel)
+        self._out(1, "}")
+
+    def _outer_index(self, depth: int) -> None:
+        ranges = self.kernel.ranges[: self.kernel.num_outer]
+        step = 1
+        for loop in reversed(range(len(ranges))):
+            part = "row" if step == 1 else f"row / {step}"
+            self._out(depth, f"const i64 i{loop} = {part}" + (f" % {ranges[loop]};" if loop else ";"))
+            step *= ranges[loop]
+
+    def _values(self, depth: int, level: Level, stage: int) -> None:
+        """Values of a level that are known once the passes before `stage` are done."""
+        for value, instruction in enumerate(self.kernel.body):
+            if self.levels[value] is not level or isinstance(instruction, Reduce):
+                continue
+            if level is Level.ROW and self.stages[value] != stage:
+                continue
+            self._define(depth, value)
+
+    def _define(self, depth: int, value: int) -> None:
+        instruction = self.kernel.body[value]
+        kind = COMPUTED[instruction.dtype]
+        if isinstance(instruction, Compute) and instruction.op == "checked":
+            index, size = (f"v{v}" for v in instruction.args)
+            self._out(depth, f"failed |= ({index} < -{size}) | ({index} >= {size});")
+            self._out(depth, f"const i64 v{value} = ({index} < -{size}) | ({index} >= {size}) ? 0 : {index};")
+            return
+        self._out(depth, f"const {kind} v{value} = {self._expression(value)};")
+
+    def _run(self, depth: int, value: int, begin: str | None, count: str) -> None:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Compute)
+        seed, position, element = instruction.args
+        offset = self.kernel.body[element]
+        assert isinstance(offset, Position)
+        last = len(self.kernel.ranges) - 1
+        rest = Affine.of({loop: c for loop, c in offset.offset.terms if loop != last}, offset.offset.constant)
+        first = affine_text(rest) + (f" + {begin}" if begin else "")
+        self._out(depth, f"philox_row((u64)v{seed}, (u64)v{position}, (u64)({first}), {count}, r{value});")
+
+    def _pass(self, depth: int, number: int, bounds: tuple[str, str] | None, base: str | None) -> None:
+        """One pass over the row: the values that it needs, its stores, its reductions."""
+        kernel = self.kernel
+        reductions = [v for v, i in enumerate(kernel.body) if isinstance(i, Reduce) and self.stages[i.value] == number]
+        elements = [s for s in kernel.stores if is_element(kernel, self.levels, s)]
+        stores = [s for s in elements if store_stage(self.stages, s) == number]
+        columns = [(k, c) for k, c in enumerate(kernel.columns) if self.stages[c.value] == number]
+        if not (reductions or stores or columns):
+            return
+        wide = any(column.whole for _, column in columns)
+        flushed = bounds is None and kernel.row_size > _FLUSH_ELEMENTS and (bool(reductions) or wide)
+        clauses = []
+        for value in reductions:
+            self._reduction_start(depth, value)
+        inner = list(range(kernel.num_outer, len(kernel.ranges)))
+        last = inner[-1] if inner else None
+        for loop in inner[:-1]:
+            self._out(depth, f"for (i64 i{loop} = 0; i{loop} < {kernel.ranges[loop]}; i{loop}++) {{")
+            depth += 1
+        for value in reductions:
+            clauses += self._clauses(value, "b" if last is not None else "a")
+        wholes = [(k, column) for k, column in columns if column.whole and last is not None]
+        clauses += [f"reduction({'+' if c.op == 'sum' else '*'}:w{k})" for k, c in wholes if c.op in ("sum", "prod")]
+        if last is not None:
+            begin, end = bounds or ("0", str(kernel.ranges[last]))
+            if flushed and kernel.ranges[last] > _FLUSH_ELEMENTS:
+                self._out(depth, f"for (i64 part = 0; part < {kernel.ranges[last]}; part += {_FLUSH_ELEMENTS}) {{")
+                depth += 1
+                size = kernel.ranges[last]
+                begin = "part"
+                end = f"(part + {_FLUSH_ELEMENTS} < {size} ? part + {_FLUSH_ELEMENTS} : {size})"
+            for value in reductions:
+                self._reduction_part(depth, value)
+            for k, column in wholes:
+                self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
+            simd = " ".join(["#pragma omp simd", *clauses])
+            if not self._has_check(number) and all(column.op in ("sum", "prod") for _, column in wholes):
+                self._out(depth, simd)
+            self._out(depth, f"for (i64 i{last} = {begin}; i{last} < {end}; i{last}++) {{")
+            depth += 1
+        place = self._row_position(base)
+        for value in self.plan.passes[number]:
+            if value in self.plan.holds and self.plan.holds[value] < number:
+                kind = COMPUTED[kernel.body[value].dtype]
+                self._out(depth, f"const {kind} v{value} = r{value}[{place}];")
+                continue
+            self._define(depth, value)
+            if value in self.plan.holds:
+                self._out(depth, f"r{value}[{place}] = v{value};")
+        for store in stores:
+            self._store(depth, store)
+        for value in reductions:
+            self._accumulate(depth, value, "b" if last is not None else "a")
+        for k, column in columns:
+            target = f"w{k}" if (k, column) in wholes else f"l{k}[{self._column_place(column)}]"
+            self._out(depth, folded(column.op, target, f"v{column.value}"))
+        if last is not None:
+            depth -= 1
+            self._out(depth, "}")
+            for k, column in wholes:
+                self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
+            for value in reductions:
+                self._reduction_join(depth, value)
+            if flushed and kernel.ranges[last] > _FLUSH_ELEMENTS:
+                depth -= 1
+                self._out(depth, "}")
+        for _ in inner[:-1]:
+            depth -= 1
+            self._out(depth, "}")
+        for value in reductions:
+            self._reduction_end(depth, value)
+
+    def _has_check(self, number: int) -> bool:
+        return any(
+            isinstance(i, Compute) and i.op == "checked"
+            for value in self.plan.passes[number]
+            for i in [self.kernel.body[value]]
+        )
+
+    def _row_position(self, base: str | None) -> str:
+        """The running number of an element in its row."""
+        ranges = self.kernel.ranges
+        step, parts = 1, []
+        for loop in reversed(range(self.kernel.num_outer, len(ranges))):
+            parts.append(f"i{loop}" if step == 1 else f"{step} * i{loop}")
+            step *= ranges[loop]
+        text = " + ".join(reversed(parts)) or "0"
+        return f"{text} - {base}" if base else text
+
+    def _reduction_start(self, depth: int, value: int) -> None:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Reduce)
+        kind = COMPUTED[instruction.dtype]
+        self._out(depth, f"{kind} a{value} = {identity(instruction.op, instruction.dtype)};")
+        if tracks_nan(instruction):
+            self._out(depth, f"int n{value} = 0;")
+
+    def _reduction_part(self, depth: int, value: int) -> None:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Reduce)
+        kind = COMPUTED[instruction.dtype]
+        self._out(depth, f"{kind} b{value} = {identity(instruction.op, instruction.dtype)};")
+
+    def _clauses(self, value: int, name: str) -> list[str]:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Reduce)
+        sign = {"sum": "+", "prod": "*"}.get(instruction.op, instruction.op)
+        found = [f"reduction({sign}:{name}{value})"]
+        if tracks_nan(instruction):
+            found.append(f"reduction(|:n{value})")
+        return found
+
+    def _accumulate(self, depth: int, value: int, name: str) -> None:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Reduce)
+        self._out(depth, combined(instruction.op, f"{name}{value}", f"v{instruction.value}"))
+        if tracks_nan(instruction):
+            self._out(depth, f"n{value} |= v{instruction.value} != v{instruction.value};")
+
+    def _reduction_join(self, depth: int, value: int) -> None:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Reduce)
+        self._out(depth, combined(instruction.op, f"a{value}", f"b{value}"))
+
+    def _reduction_end(self, depth: int, value: int) -> None:
+        instruction = self.kernel.body[value]
+        kind = COMPUTED[instruction.dtype]
+        total = rounded(instruction.dtype, f"a{value}")
+        if isinstance(instruction, Reduce) and tracks_nan(instruction):
+            nan = '__builtin_nan("")' if kind == "double" else '__builtin_nanf("")'
+            total = f"n{value} ? {nan} : {total}"
+        self._out(depth, f"const {kind} v{value} = {total};")
+
+    def _column_size(self, column: Column) -> int:
+        return 1 if column.whole else self.kernel.row_size
+
+    def _column_start(self) -> None:
+        """Each thread has, per column, what it has added up, and the part of the latest rows."""
+        offset = 0
+        for k, column in enumerate(self.kernel.columns):
+            kind = COMPUTED[column.dtype]
+            size = self._column_size(column)
+            padded = -(-size * 8 // 64) * 64
+            place = f"scratch + {offset} * num_threads + thread * {2 * padded}"
+            self._out(2, f"{kind}* __restrict const t{k} = ({kind}*)({place});")
+            self._out(2, f"{kind}* __restrict const l{k} = ({kind}*)({place} + {padded});")
+            start = identity(column.op, column.dtype)
+            self._out(2, f"for (i64 j = 0; j < {size}; j++) {{ t{k}[j] = {start}; l{k}[j] = {start}; }}")
+            offset += 2 * padded
+
+    def _column_place(self, column: Column) -> str:
+        return "0" if column.whole else self._row_position(None)
+
+    def _column_flush(self, depth: int) -> None:
+        if not self.kernel.columns:
+            return
+        self._out(depth, f"if ((row - begin) % {_FLUSH_ROWS} == {_FLUSH_ROWS - 1} || row == end - 1) {{")
+        for k, column in enumerate(self.kernel.columns):
+            combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")
+            start = identity(column.op, column.dtype)
+            size = self._column_size(column)
+            self._out(depth + 1, f"for (i64 j = 0; j < {size}; j++) {{ {combine} l{k}[j] = {start}; }}")
+        self._out(depth, "}")
+
+    def _column_end(self, parallel: bool) -> None:
+        if not self.kernel.columns:
+            return
+        if parallel:
+            self._out(2, "#pragma omp barrier")
+        offset = 0
+        for column in self.kernel.columns:
+            kind, size = COMPUTED[column.dtype], self._column_size(column)
+            padded = -(-size * 8 // 64) * 64
+            self._out(2, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
+            self._out(3, f"{kind} total = {identity(column.op, column.dtype)};")
+            self._out(3, "for (i64 t = 0; t < threads; t++) {")
+            self._out(4, f"const {kind} part = (({kind}*)(scratch + {offset} * num_threads + t * {2 * padded}))[j];")
+            self._out(4, folded(column.op, "total", "part"))
+            self._out(3, "}")
+            if not column.whole:
+                step = self.kernel.row_size
+                for loop in range(self.kernel.num_outer, len(self.kernel.ranges)):
+                    step //= self.kernel.ranges[loop]
+                    part = "j" if step == 1 else f"j / {step}"
+                    self._out(3, f"const i64 i{loop} = {part} % {self.kernel.ranges[loop]};")
+            result = "total" if column.divisor == 1 else f"total / ({kind}){column.divisor}"
+            target = f"p{column.buffer}[{affine_text(column.address.offset)}]"
+            self._out(3, f"{target} = {to_stored(self.kernel.parameters[column.buffer].dtype, result)};")
+            self._out(2, "}")
+            offset += 2 * padded
+
+    def _row_stores(self, depth: int) -> None:
+        for store in self.kernel.stores:
+            if not is_element(self.kernel, self.levels, store):
+                self._store(depth, store)
+
+    def _store(self, depth: int, store: Store) -> None:
+        dtype = self.kernel.parameters[store.buffer].dtype
+        self._out(depth, f"p{store.buffer}[{self._address(store.address)}] = {to_stored(dtype, f'v{store.value}')};")
+
+    def _address(self, address: Address) -> str:
+        parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
+        for value, stride, size in address.indirect:
+            wrapped = f"(v{value} < 0 ? v{value} + {size} : v{value})"
+            parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
+        return " + ".join(parts) or "0"
+
+    def _expression(self, value: int) -> str:
+        instruction = self.kernel.body[value]
+        if isinstance(instruction, Load):
+            text = f"p{instruction.buffer}[{self._address(instruction.address)}]"
+            if instruction.dtype in (torch.bfloat16, torch.float16):
+                text = f"widen({text})"
+            if instruction.guard is None:
+                return text
+            return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"
+        if isinstance(instruction, Constant):
+            return literal(instruction.value, instruction.dtype)
+        if isinstance(instruction, Position):
+            return affine_text(instruction.offset)
+        assert isinstance(instruction, Compute)
+        kinds = [self.kernel.body[v].dtype for v in instruction.args]
+        return rounded(instruction.dtype, arithmetic(instruction, kinds))
+
+    def _out(self, depth: int, text: str) -> None:
+        self.lines.append("  " * depth + text)
+
+
+def scratch_bytes(kernel: KernelIR) -> int:
+    """Memory that one run needs for partial sums, for each thread."""
+    sizes = [1 if column.whole else kernel.row_size for column in kernel.columns]
+    return sum(2 * (-(-size * 8 // 64) * 64) for size in sizes)
+
+
+def render_cpp(kernel: KernelIR) -> str:
+    """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`.
+
+    p: the parameters' memory; scratch: `scratch_bytes` for each thread. It returns 1 for an index out of range.
+    """
+    return _Renderer(kernel).render()

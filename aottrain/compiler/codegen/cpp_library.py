@@ -1,0 +1,172 @@
+"""The C++ functions that generated kernels call: self-contained, so that a program compiles in a second.
+
+Each is written so that a compiler vectorises a loop around it: no branches, no tables. Polynomials are least-squares
+fits, weighted towards the largest error (Lawson's method), made for this file; arguments are reduced as Cody and Waite
+do (Software Manual for the Elementary Functions, 1980). tests/numerics bound the errors.
+"""
+
+LIBRARY = """\
+typedef __INT8_TYPE__ i8; typedef __UINT8_TYPE__ u8; typedef __INT16_TYPE__ i16; typedef __UINT16_TYPE__ u16;
+typedef __INT32_TYPE__ i32; typedef __UINT32_TYPE__ u32; typedef __INT64_TYPE__ i64; typedef __UINT64_TYPE__ u64;
+typedef _Float16 f16;
+struct bf16 { u16 bits; };
+#define INLINE static inline __attribute__((always_inline))
+extern "C" {
+int omp_get_thread_num(void); int omp_get_num_threads(void); int omp_get_max_threads(void);
+double exp(double); double expm1(double); double log(double); double log1p(double); double sin(double);
+double cos(double); double tanh(double); double erf(double); double erfc(double); double pow(double, double);
+double tan(double); double atan(double); double atan2(double, double); double exp2(double); double log2(double);
+double log10(double); float powf(float, float); float sinf(float); float cosf(float); float tanf(float);
+float atanf(float); float atan2f(float, float); float erfcf(float); float log1pf(float); float expm1f(float);
+float log10f(float); float log2f(float); float exp2f(float);
+}
+#ifdef __FMA__
+INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+INLINE float fma_(float a, float b, float c) { return a * b + c; }
+#endif
+template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }
+INLINE float widen(float x) { return x; }
+INLINE double widen(double x) { return x; }
+INLINE float widen(f16 x) { return (float)x; }
+INLINE float widen(bf16 x) { return bits_<float>((u32)x.bits << 16); }
+// Round to nearest, ties to even; a NaN stays one.
+INLINE bf16 to_bf16(float x) {
+  const u32 u = bits_<u32>(x);
+  const u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return bf16{(u16)(x != x ? 0x7fc0u : rounded)};
+}
+INLINE float round_bf16(float x) { return widen(to_bf16(x)); }
+INLINE float round_f16(float x) { return (float)(f16)x; }
+INLINE float max_(float a, float b) { return (a > b || a != a) ? a : b; }
+INLINE float min_(float a, float b) { return (a < b || a != a) ? a : b; }
+INLINE double max_(double a, double b) { return (a > b || a != a) ? a : b; }
+INLINE double min_(double a, double b) { return (a < b || a != a) ? a : b; }
+INLINE i64 max_(i64 a, i64 b) { return a > b ? a : b; }
+INLINE i64 min_(i64 a, i64 b) { return a < b ? a : b; }
+INLINE i32 max_(i32 a, i32 b) { return a > b ? a : b; }
+INLINE i32 min_(i32 a, i32 b) { return a < b ? a : b; }
+// exp: x = n log 2 + r; scaled by 2^n in two factors, so that results near the ends of the range come out right.
+INLINE float exp_(float x) {
+  const float c = x > 89.0f ? 89.0f : (x < -104.0f ? -104.0f : x);
+  const float n = __builtin_rintf(c * 1.44269504f);
+  float r = fma_(n, -0.693145752f, c);
+  r = fma_(n, -1.42860677e-6f, r);
+  float p = fma_(0.0013813141f, r, 0.0083694197f);
+  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
+  const float y = 1.0f + fma_(r * r, p, r);
+  const i32 k = (i32)n, h = k >> 1;
+  const float out = y * bits_<float>((h + 127) << 23) * bits_<float>((k - h + 127) << 23);
+  return x != x ? x : out;
+}
+INLINE float log_(float x) {
+  const bool tiny = x < 1.17549435e-38f;
+  const u32 u = bits_<u32>(tiny ? x * 8388608.0f : x);
+  // The exponent that leaves a significand between sqrt(1/2) and sqrt(2).
+  const i32 e = (i32)(u - 0x3f3504f3u) >> 23;
+  const float f = bits_<float>(u - ((u32)e << 23)) - 1.0f;
+  const float k = (float)(e - (tiny ? 23 : 0));
+  float p = fma_(0.0672965422f, f, -0.1149794385f);
+  p = fma_(p, f, 0.1179439276f); p = fma_(p, f, -0.1243143156f); p = fma_(p, f, 0.1423750371f);
+  p = fma_(p, f, -0.1666700840f); p = fma_(p, f, 0.2000104785f); p = fma_(p, f, -0.2500001490f);
+  p = fma_(p, f, 0.3333333135f);
+  const float s = f * f;
+  const float tail = fma_(k, 1.42860677e-6f, fma_(s * f, p, -0.5f * s));
+  const float y = fma_(k, 0.693145752f, f + tail);
+  const float inf = __builtin_inff();
+  return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
+}
+INLINE float tanh_(float x) {
+  const float t = __builtin_fabsf(x), s = x * x;
+  float p = fma_(0.0020746139f, s, -0.0081056375f);
+  p = fma_(p, s, 0.0216735005f); p = fma_(p, s, -0.0539423227f); p = fma_(p, s, 0.1333317757f);
+  p = fma_(p, s, -0.3333333135f);
+  const float small = fma_(x * s, p, x);
+  const float large = 1.0f - 2.0f / (exp_(2.0f * (t > 10.0f ? 10.0f : t)) + 1.0f);
+  return t < 0.65f ? small : (x != x ? x : __builtin_copysignf(large, x));
+}
+// 1 - exp(Q(t)) where log(erfc(t)) = Q(t), a series in t near zero.
+INLINE float erf_(float x) {
+  const float t = __builtin_fabsf(x), s = x * x;
+  float p = fma_(8.18508706e-5f, s, -0.0008097702f);
+  p = fma_(p, s, 0.0051969518f); p = fma_(p, s, -0.0268577058f); p = fma_(p, s, 0.1128366366f);
+  p = fma_(p, s, -0.3761263192f); p = fma_(p, s, 0.1283791661f);
+  const float small = fma_(x, p, x);
+  const float c = t > 4.0f ? 4.0f : t;
+  float q = fma_(9.38238233e-7f, c, -1.50299840e-5f);
+  q = fma_(q, c, 8.31721190e-5f); q = fma_(q, c, 2.30546193e-5f); q = fma_(q, c, -0.0031528422f);
+  q = fma_(q, c, 0.0234789290f); q = fma_(q, c, -0.1065581441f); q = fma_(q, c, -0.6344833374f);
+  q = fma_(q, c, -1.1290866137f); q = fma_(q, c, 0.0001044050f);
+  const float large = 1.0f - exp_(q);
+  return t < 0.95f ? small : (x != x ? x : __builtin_copysignf(large, x));
+}
+// Beyond this the reduction by a three-part pi / 2 loses digits; a scalar loop calls the library there.
+INLINE float circular_(float x, int quarter) {
+  const float n = __builtin_rintf(x * 0.636619772f);
+  float r = fma_(n, -1.57079601f, x);
+  r = fma_(n, -3.13916473e-7f, r);
+  r = fma_(n, -5.39030253e-15f, r);
+  const i32 k = (i32)n + quarter;
+  const float s = r * r;
+  float a = fma_(2.71736644e-6f, s, -0.0001983923f);
+  a = fma_(a, s, 0.0083333291f); a = fma_(a, s, -0.1666666717f);
+  const float sine = fma_(r * s, a, r);
+  float b = fma_(-2.69566982e-7f, s, 2.47973694e-5f);
+  b = fma_(b, s, -0.0013888882f); b = fma_(b, s, 0.0416666679f);
+  const float cosine = fma_(s * s, b, fma_(-0.5f, s, 1.0f));
+  const float y = (k & 1) ? cosine : sine;
+  return (k & 2) ? -y : y;
+}
+static __attribute__((noinline)) float far_sin_(float x) { return sinf(x); }
+static __attribute__((noinline)) float far_cos_(float x) { return cosf(x); }
+INLINE float sin_(float x) { return circular_(x, 0); }
+INLINE float cos_(float x) { return circular_(x, 1); }
+INLINE float sigmoid_(float x) { return 1.0f / (1.0f + exp_(-x)); }
+INLINE double sigmoid_(double x) { return 1.0 / (1.0 + exp(-x)); }
+INLINE float sign_(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : (x != x ? 0.0f : x * 0.0f)); }
+INLINE double sign_(double x) { return x > 0.0 ? 1.0 : (x < 0.0 ? -1.0 : (x != x ? 0.0 : x * 0.0)); }
+INLINE i64 sign_(i64 x) { return (x > 0) - (x < 0); }
+// Philox4x32-10: word `element % 4` of block `element / 4`.
+INLINE float philox_(u64 seed, u64 position, u64 element) {
+  u32 c0 = (u32)(element >> 2), c1 = (u32)(element >> 34), c2 = (u32)position, c3 = (u32)(position >> 32);
+  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+  #pragma GCC unroll 10
+  for (int round = 0; round < 10; round++) {
+    const u64 a = (u64)c0 * 0xD2511F53u, b = (u64)c2 * 0xCD9E8D57u;
+    const u32 n0 = (u32)(b >> 32) ^ c1 ^ k0, n2 = (u32)(a >> 32) ^ c3 ^ k1;
+    c0 = n0; c1 = (u32)b; c2 = n2; c3 = (u32)a;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  const u32 lane = (u32)element & 3u;
+  const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
+  return (float)(word >> 8) * 5.96046448e-8f;
+}
+// The same numbers for a run of elements, four to a block.
+INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __restrict out) {
+  const u64 begin = first >> 2, end = (first + (u64)count + 3) >> 2;
+  for (u64 block = begin; block < end; block += 16) {
+    u32 c0[16], c1[16], c2[16], c3[16];
+    for (int i = 0; i < 16; i++) {
+      c0[i] = (u32)(block + i); c1[i] = (u32)((block + i) >> 32); c2[i] = (u32)position; c3[i] = (u32)(position >> 32);
+    }
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+    for (int round = 0; round < 10; round++) {
+      #pragma omp simd
+      for (int i = 0; i < 16; i++) {
+        const u64 a = (u64)c0[i] * 0xD2511F53u, b = (u64)c2[i] * 0xCD9E8D57u;
+        const u32 n0 = (u32)(b >> 32) ^ c1[i] ^ k0, n2 = (u32)(a >> 32) ^ c3[i] ^ k1;
+        c0[i] = n0; c1[i] = (u32)b; c2[i] = n2; c3[i] = (u32)a;
+      }
+      k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    }
+    float lanes[64];
+    for (int i = 0; i < 16; i++) {
+      lanes[4 * i] = (float)(c0[i] >> 8) * 5.96046448e-8f; lanes[4 * i + 1] = (float)(c1[i] >> 8) * 5.96046448e-8f;
+      lanes[4 * i + 2] = (float)(c2[i] >> 8) * 5.96046448e-8f; lanes[4 * i + 3] = (float)(c3[i] >> 8) * 5.96046448e-8f;
+    }
+    const i64 from = (i64)(block * 4) - (i64)first;
+    const i64 low = from < 0 ? -from : 0, high = count - from < 64 ? count - from : 64;
+    for (i64 i = low; i < high; i++) out[from + i] = lanes[i];
+  }
+}
+"""

@@ -1,0 +1,133 @@
+"""evaluate: run a KernelIR in plain torch, one tensor op per instruction: the definition of what it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from aottrain.ir.affine import Affine
+from aottrain.ir.kernel import Address, Column, Compute, Constant, Instruction, KernelIR, Load, Position, Reduce
+from aottrain.runtime.philox import philox_words
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.true_divide, "neg": torch.neg, "abs": torch.abs,
+    "max": torch.maximum, "min": torch.minimum, "exp": torch.exp, "expm1": torch.expm1, "exp2": torch.exp2,
+    "log": torch.log, "log1p": torch.log1p, "log2": torch.log2, "log10": torch.log10, "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan, "tanh": torch.tanh, "atan": torch.atan,
+    "atan2": torch.atan2, "sigmoid": torch.sigmoid, "erf": torch.erf, "erfc": torch.erfc, "floor": torch.floor,
+    "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "sign": torch.sign, "pow": torch.pow,
+    "reciprocal": torch.reciprocal, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
+    "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
+    "not": torch.bitwise_not, "where": torch.where,
+}  # fmt: skip
+
+
+def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
+    """Fill the written buffers. buffers: for each parameter a one-dimensional view of its memory.
+
+    Raises IndexError for an index outside of what it indexes, as eager does.
+    """
+    device = buffers[0].device if buffers else torch.device("cpu")
+    rank = len(kernel.ranges)
+    inner = tuple(range(kernel.num_outer, rank))
+    grid = [
+        torch.arange(size, device=device).view([-1 if d == loop else 1 for d in range(rank)])
+        for loop, size in enumerate(kernel.ranges)
+    ]
+    values: list[Tensor] = []
+
+    def at(offset: Affine) -> Tensor:
+        total = torch.full([1] * rank, offset.constant, dtype=torch.int64, device=device)
+        for loop, c in offset.terms:
+            total = total + grid[loop] * c
+        return total
+
+    def where(address: Address) -> Tensor:
+        total = at(address.offset)
+        for value, stride, size in address.indirect:
+            total = total + torch.where(values[value] < 0, values[value] + size, values[value]) * stride
+        return total
+
+    def run(instruction: Instruction) -> Tensor:
+        if isinstance(instruction, Load):
+            if instruction.guard is None:
+                return buffers[instruction.buffer][where(instruction.address)]
+            guard, position = torch.broadcast_tensors(values[instruction.guard], where(instruction.address))
+            loaded = buffers[instruction.buffer][torch.where(guard, position, 0)]
+            return torch.where(guard, loaded, torch.tensor(instruction.other, dtype=instruction.dtype, device=device))
+        if isinstance(instruction, Constant):
+            return torch.tensor(instruction.value, dtype=instruction.dtype, device=device).view([1] * rank)
+        if isinstance(instruction, Position):
+            return at(instruction.offset)
+        if isinstance(instruction, Reduce):
+            shape = [
+                size if loop >= kernel.num_outer else known
+                for loop, (size, known) in enumerate(zip(kernel.ranges, values[instruction.value].shape, strict=True))
+            ]
+            return _reduced(instruction.op, values[instruction.value].expand(shape), inner)
+        return _compute(instruction, [values[value] for value in instruction.args])
+
+    for instruction in kernel.body:
+        values.append(run(instruction))
+    for store in kernel.stores:
+        position, value = torch.broadcast_tensors(where(store.address), values[store.value])
+        buffers[store.buffer][position] = value
+    for column in kernel.columns:
+        _store_column(kernel, column, buffers[column.buffer], values[column.value], where(column.address))
+
+
+def _compute(instruction: Compute, args: list[Tensor]) -> Tensor:
+    if instruction.op == "cast":
+        return args[0].to(instruction.dtype)
+    if instruction.op == "checked":
+        index, size = args
+        if bool(((index < -size) | (index >= size)).any()):
+            raise IndexError("index out of range in self")
+        return index
+    if instruction.op == "philox":
+        return _uniform(*args)
+    return _FUNCTIONS[instruction.op](*args).to(instruction.dtype)
+
+
+def _uniform(seed: Tensor, number: Tensor, element: Tensor) -> Tensor:
+    count = int(element.max()) + 1
+    state = torch.stack([seed.flatten()[0], number.flatten()[0]])
+    words = philox_words(state, 0, 0, -(-count // 4), element.device)
+    table = torch.stack(list(words), dim=1).flatten()
+    return (table[element] >> 8).to(torch.float32) * 2.0**-24
+
+
+def _reduced(op: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:
+    if not dims:
+        return value
+    if op == "sum":
+        return value.sum(dims, keepdim=True, dtype=value.dtype)
+    if op in ("max", "min"):
+        return value.amax(dims, keepdim=True) if op == "max" else value.amin(dims, keepdim=True)
+    for dim in dims:
+        value = value.prod(dim, keepdim=True)
+    return value
+
+
+def _store_column(kernel: KernelIR, column: Column, buffer: Tensor, value: Tensor, position: Tensor) -> None:
+    value = value.expand(kernel.ranges)
+    rank = len(kernel.ranges)
+    dims = tuple(range(rank)) if column.whole else tuple(range(kernel.num_outer))
+    total = _reduced(column.op, value, dims)
+    if column.divisor != 1:
+        total = total / column.divisor
+    position, total = torch.broadcast_tensors(position, total.to(column.dtype))
+    buffer[position] = total
+
+
+def memory_of(value: Tensor, span: int) -> Tensor:
+    """A one-dimensional view of `span` elements from a tensor's first one."""
+    return value.as_strided((span,), (1,), value.storage_offset())
+
+
+def num_operations(kernel: KernelIR) -> int:
+    """Arithmetic operations of one run, with those of reductions."""
+    return math.prod(kernel.ranges) * sum(isinstance(i, (Compute, Reduce)) for i in kernel.body)

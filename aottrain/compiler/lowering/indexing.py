@@ -1,0 +1,148 @@
+"""Ops that read at other places than their own: embeddings, concatenation, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+)
+from aottrain.ir.affine import ZERO, Affine
+from aottrain.ir.kernel import Position
+
+
+@lowers("aten.embedding.default")
+def _embedding(node: fx.Node) -> Rule | None:
+    table, tokens = arguments(node)[:2]
+    assert isinstance(table, fx.Node) and isinstance(tokens, fx.Node)
+    own = spec(node)
+    rank = len(own.shape)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        position = b.checked(b.cast(v[1], torch.int64), spec(table).shape[0])
+        return [b.load(v[0], (ZERO, b.index[rank - 1]), [(0, position)])]
+
+    operands = (Operand(table, free=True), Operand(tokens, _present(tokens, whole(rank - 1))))
+    return Rule(own.shape, operands, (Output(whole(rank), own.dtype),), formula)
+
+
+def _present(node: fx.Node, dims: tuple[int, ...]) -> tuple[int | None, ...]:
+    """These dims, None where the node has size 1."""
+    return tuple(None if size == 1 else d for size, d in zip(spec(node).shape, dims, strict=True))
+
+
+@lowers("aten.cat.default")
+def _cat(node: fx.Node) -> Rule | None:
+    """Each element from the one input whose part of the dimension it lies in."""
+    own = spec(node)
+    sources = [source for source in arguments(node)[0] if spec(source).shape != (0,)]
+    if any(spec(source).dtype is not own.dtype for source in sources) or len(sources) > 8:
+        return None
+    dim = argument(node, "dim", 1, 0) % len(own.shape)
+    starts = [0]
+    for source in sources:
+        starts.append(starts[-1] + spec(source).shape[dim])
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        where = b.position(dim)
+        result: int | None = None
+        for value, source, start in reversed(list(zip(v, sources, starts, strict=False))):
+            end = start + spec(source).shape[dim]
+            inside = b.compare("lt", where, b.constant(end, torch.int64))
+            if start:
+                after = b.compare("ge", where, b.constant(start, torch.int64))
+                inside = b.compute("and", after, inside)
+            index = list(b.index)
+            index[dim] = index[dim] + Affine((), -start)
+            part = b.load(value, index, guard=inside)
+            result = part if result is None else b.compute("where", inside, part, result)
+        assert result is not None
+        return [result]
+
+    operands = tuple(Operand(source, free=True) for source in sources)
+    return Rule(own.shape, operands, (Output(whole(len(own.shape)), own.dtype),), formula)
+
+
+@lowers("aten.slice_backward.default", "aten.select_backward.default")
+def _slice_backward(node: fx.Node) -> Rule | None:
+    """The gradient at the slice's place, zeros around it."""
+    gradient, sizes, dim, start = arguments(node)[:4]
+    assert isinstance(gradient, fx.Node) and isinstance(dim, int) and isinstance(start, int)
+    own = spec(node)
+    selected = "select" in str(node.target)
+    if not selected and arguments(node)[5] != 1:
+        return None
+    dim, rank = dim % len(own.shape), len(own.shape)
+    size = own.shape[dim]
+    start = start + size if start < 0 else start
+    start = min(start, size)
+    end = start + (1 if selected else spec(gradient).shape[dim])
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        where = b.position(dim)
+        after = b.compare("ge", where, b.constant(start, torch.int64))
+        before = b.compare("lt", where, b.constant(end, torch.int64))
+        index = list(b.index)
+        index[dim] = index[dim] + Affine((), -start)
+        if selected:
+            del index[dim]
+        return [b.load(v[0], index, guard=b.compute("and", after, before))]
+
+    return Rule(own.shape, (Operand(gradient, free=True),), (Output(whole(rank), own.dtype),), formula)
+
+
+@lowers("aten.constant_pad_nd.default")
+def _pad(node: fx.Node) -> Rule | None:
+    source, pads = arguments(node)[:2]
+    assert isinstance(source, fx.Node)
+    value = argument(node, "value", 2, 0)
+    own, rank = spec(node), len(spec(node).shape)
+    before = [0] * rank
+    for i in range(len(pads) // 2):
+        before[rank - 1 - i] = pads[2 * i]
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        guard: int | None = None
+        index = list(b.index)
+        for dim, size in enumerate(spec(source).shape):
+            index[dim] = index[dim] + Affine((), -before[dim])
+            if own.shape[dim] == size and before[dim] == 0:
+                continue
+            where = b.emit(Position(index[dim]))
+            inside = b.compute(
+                "and",
+                b.compare("ge", where, b.constant(0, torch.int64)),
+                b.compare("lt", where, b.constant(size, torch.int64)),
+            )
+            guard = inside if guard is None else b.compute("and", guard, inside)
+        return [b.load(v[0], index, guard=guard, other=value)]
+
+    return Rule(own.shape, (Operand(source, free=True),), (Output(whole(rank), own.dtype),), formula)
+
+
+@lowers("aten.tril.default", "aten.triu.default")
+def _triangle(node: fx.Node) -> Rule | None:
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    diagonal = argument(node, "diagonal", 1, 0)
+    own, rank = spec(node), len(spec(node).shape)
+    upper = "triu" in str(node.target)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        distance = b.emit(Position(b.index[rank - 1] + b.index[rank - 2] * -1))
+        keep = b.compare("ge" if upper else "le", distance, b.constant(diagonal, torch.int64))
+        return [b.compute("where", keep, v[0], b.constant(0, own.dtype))]
+
+    return Rule(own.shape, (Operand(source, whole(rank)),), (Output(whole(rank), own.dtype),), formula)

@@ -1,0 +1,339 @@
+"""Ops whose result at an index needs their operands at that index alone.
+
+Arithmetic is done in the type that eager does it in, operation by operation: a result of low precision is rounded
+where eager would store it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    aligned,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+    wide,
+)
+
+Formula = Callable[[Builder, Values], int]
+Scalar = float | int | bool
+
+
+def pointwise(node: fx.Node, tensors: Sequence[fx.Node], formula: Formula) -> Rule:
+    """A rule for one result of the node's own shape; `formula` gives it from the tensors' values."""
+    own = spec(node)
+    operands = tuple(Operand(tensor, aligned(spec(tensor).shape, own.shape)) for tensor in tensors)
+    outputs = (Output(whole(len(own.shape)), own.dtype),)
+
+    def emit(b: Builder, values: Values) -> Sequence[int]:
+        return [b.cast(formula(b, values), own.dtype)]
+
+    return Rule(own.shape, operands, outputs, emit)
+
+
+def scalar_arguments(node: fx.Node, names: Sequence[str]) -> list[Any]:
+    """The op's first arguments by these names, nodes or numbers."""
+    return [argument(node, name, i) for i, name in enumerate(names)]
+
+
+def mixed(node: fx.Node, sources: Sequence[Any], formula: Formula, compute: torch.dtype | None = None) -> Rule | None:
+    """Operands are nodes or Python numbers, all brought to `compute` (by default the result's type, widened)."""
+    if any(not isinstance(value, (fx.Node, int, float, bool)) for value in sources):
+        return None
+    tensors = [value for value in sources if isinstance(value, fx.Node)]
+    dtype = compute or spec(node).dtype
+
+    def with_numbers(b: Builder, values: Values) -> int:
+        given = iter(values)
+        taken = [
+            _rounded(b, next(given), dtype) if isinstance(value, fx.Node) else b.constant(value, wide(dtype))
+            for value in sources
+        ]
+        return formula(b, taken)
+
+    return pointwise(node, tensors, with_numbers)
+
+
+def _rounded(b: Builder, value: int, dtype: torch.dtype) -> int:
+    """Brought to a type as promotion does, then widened for the arithmetic."""
+    return b.cast(b.cast(value, dtype), wide(dtype))
+
+
+def promoted(sources: Sequence[Any]) -> torch.dtype:
+    """The type in which eager compares these operands."""
+    examples = [_example(value) if isinstance(value, fx.Node) else value for value in sources]
+    found = examples[0]
+    dtype = found.dtype if isinstance(found, torch.Tensor) else torch.result_type(found, found)
+    for value in examples[1:]:
+        dtype = torch.result_type(found, value)
+        found = torch.empty((0,), dtype=dtype)
+    return dtype
+
+
+def _example(node: fx.Node) -> torch.Tensor:
+    facts = spec(node)
+    return torch.empty((0,) if facts.shape else (), dtype=facts.dtype)
+
+
+# op: name of the operation in KernelIR. The result has the operand's type; integers are brought to the result's first.
+_UNARY = {
+    "neg": "neg", "abs": "abs", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
+    "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
+    "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "sign": "sign", "reciprocal": "reciprocal",
+    "bitwise_not": "not", "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
+}  # fmt: skip
+
+_BINARY = {
+    "mul.Tensor": "mul", "mul.Scalar": "mul", "maximum": "max", "minimum": "min", "atan2": "atan2",
+    "bitwise_and.Tensor": "and", "bitwise_or.Tensor": "or", "bitwise_xor.Tensor": "xor",
+    "bitwise_and.Scalar": "and", "bitwise_or.Scalar": "or", "bitwise_xor.Scalar": "xor",
+}  # fmt: skip
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+
+
+def _unary(op: str) -> Callable[[fx.Node], Rule | None]:
+    def make(node: fx.Node) -> Rule | None:
+        if spec(node).dtype is torch.bool and op not in ("not",):
+            return None
+        return mixed(node, arguments(node)[:1], lambda b, v: b.compute(op, *v))
+
+    return make
+
+
+def _binary(op: str) -> Callable[[fx.Node], Rule | None]:
+    def make(node: fx.Node) -> Rule | None:
+        if spec(node).dtype is torch.bool and op == "mul":
+            return mixed(node, arguments(node)[:2], lambda b, v: b.compute("and", *v))
+        return mixed(node, arguments(node)[:2], lambda b, v: b.compute(op, *v))
+
+    return make
+
+
+def _comparison(op: str) -> Callable[[fx.Node], Rule | None]:
+    def make(node: fx.Node) -> Rule | None:
+        return mixed(node, arguments(node)[:2], lambda b, v: b.compare(op, *v), promoted(arguments(node)[:2]))
+
+    return make
+
+
+for _name, _op in _UNARY.items():
+    lowers(f"aten.{_name}.default")(_unary(_op))
+for _name, _op in _BINARY.items():
+    lowers(f"aten.{_name}" if "." in _name else f"aten.{_name}.default")(_binary(_op))
+for _name in _COMPARISONS:
+    lowers(f"aten.{_name}.Tensor", f"aten.{_name}.Scalar")(_comparison(_name))
+
+
+@lowers("aten.add.Tensor", "aten.add.Scalar", "aten.sub.Tensor", "aten.sub.Scalar", "aten.rsub.Scalar")
+def _add(node: fx.Node) -> Rule | None:
+    """a + alpha * b, a - alpha * b, or b - alpha * a."""
+    name = str(node.target)
+    op = "add" if "add" in name else "sub"
+    alpha = argument(node, "alpha", 2, 1)
+    if spec(node).dtype is torch.bool or not isinstance(alpha, (int, float)):
+        return None
+    first, second = arguments(node)[:2] if "rsub" not in name else arguments(node)[1::-1]
+
+    def formula(b: Builder, v: Values) -> int:
+        right = v[1] if alpha == 1 else b.compute("mul", v[1], b.constant(alpha, b.dtype(v[1])))
+        return b.compute(op, v[0], right)
+
+    return mixed(node, (first, second), formula)
+
+
+@lowers("aten.div.Tensor", "aten.div.Scalar")
+def _div(node: fx.Node) -> Rule | None:
+    return mixed(node, arguments(node)[:2], lambda b, v: b.compute("div", *v))
+
+
+@lowers("aten.logical_and.default", "aten.logical_or.default", "aten.logical_xor.default", "aten.logical_not.default")
+def _logical(node: fx.Node) -> Rule | None:
+    op = str(node.target).split("_")[1].split(".")[0]
+    tensors = [value for value in arguments(node) if isinstance(value, fx.Node)]
+    return pointwise(node, tensors, lambda b, v: b.compute(op, *(_truth(b, value) for value in v)))
+
+
+def _truth(b: Builder, value: int) -> int:
+    if b.dtype(value) is torch.bool:
+        return value
+    return b.compare("ne", value, b.constant(0, b.dtype(value)))
+
+
+@lowers("aten.isnan.default")
+def _isnan(node: fx.Node) -> Rule | None:
+    (source,) = arguments(node)
+    return mixed(node, (source,), lambda b, v: b.compare("ne", v[0], v[0]), spec(source).dtype)
+
+
+@lowers("aten._to_copy.default", "aten.clone.default", "aten.alias.default", "prims.convert_element_type.default")
+def _copy(node: fx.Node) -> Rule | None:
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    if spec(source).device != spec(node).device or source.op == "get_attr":
+        return None
+    return pointwise(node, [source], lambda b, v: v[0])
+
+
+@lowers("aten.copy.default")
+def _copy_into(node: fx.Node) -> Rule | None:
+    """The second operand's values in the first one's type, shape and layout."""
+    source = arguments(node)[1]
+    if not isinstance(source, fx.Node) or spec(source).device != spec(node).device:
+        return None
+    return pointwise(node, [source], lambda b, v: v[0])
+
+
+def _filled(value: Callable[[fx.Node], Any]) -> Callable[[fx.Node], Rule | None]:
+    def make(node: fx.Node) -> Rule | None:
+        number = value(node)
+        if not isinstance(number, (bool, int, float)):
+            return None
+        return pointwise(node, [], lambda b, _: b.constant(number, spec(node).dtype))
+
+    return make
+
+
+for _name in ("zeros", "zeros_like", "new_zeros"):
+    lowers(f"aten.{_name}.default")(_filled(lambda node: 0))
+for _name in ("ones", "ones_like", "new_ones"):
+    lowers(f"aten.{_name}.default")(_filled(lambda node: 1))
+lowers("aten.full.default")(_filled(lambda node: argument(node, "fill_value", 1)))
+lowers("aten.full_like.default", "aten.fill.Scalar")(_filled(lambda node: arguments(node)[1]))
+lowers("aten.new_full.default")(_filled(lambda node: argument(node, "fill_value", 2)))
+lowers("aten.scalar_tensor.default")(_filled(lambda node: arguments(node)[0]))
+
+
+@lowers("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+def _where(node: fx.Node) -> Rule | None:
+    return _select(node, *arguments(node)[:3])
+
+
+@lowers("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(node: fx.Node) -> Rule | None:
+    source, mask, value = arguments(node)[:3]
+    return _select(node, mask, value, source)
+
+
+def _select(node: fx.Node, condition: Any, yes: Any, no: Any) -> Rule | None:
+    dtype = spec(node).dtype
+    if any(not isinstance(value, (fx.Node, int, float, bool)) for value in (yes, no)):
+        return None
+    tensors = [value for value in (condition, yes, no) if isinstance(value, fx.Node)]
+
+    def formula(b: Builder, v: Values) -> int:
+        given = iter(v)
+        truth = _truth(b, next(given))
+        sides = [
+            b.cast(next(given), dtype) if isinstance(side, fx.Node) else _number(b, side, dtype) for side in (yes, no)
+        ]
+        return b.compute("where", truth, *sides)
+
+    return pointwise(node, tensors, formula)
+
+
+def _number(b: Builder, value: Scalar, dtype: torch.dtype) -> int:
+    """A Python number in a type, rounded to it."""
+    return b.cast(b.constant(value, wide(dtype)), dtype)
+
+
+@lowers("aten.relu.default")
+def _relu(node: fx.Node) -> Rule | None:
+    return mixed(node, arguments(node)[:1], lambda b, v: b.compute("max", v[0], b.constant(0, b.dtype(v[0]))))
+
+
+@lowers("aten.threshold_backward.default")
+def _threshold_backward(node: fx.Node) -> Rule | None:
+    """The gradient where the input is above the threshold; where it is not, or is NaN, as eager: x <= t gives 0."""
+    gradient, x, threshold = arguments(node)[:3]
+
+    def formula(b: Builder, v: Values) -> int:
+        low = b.compare("le", v[1], b.constant(threshold, b.dtype(v[1])))
+        return b.compute("where", low, b.constant(0, b.dtype(v[0])), v[0])
+
+    return mixed(node, (gradient, x), formula)
+
+
+@lowers("aten.clamp.default", "aten.clamp_min.default", "aten.clamp_max.default", "aten.hardtanh.default")
+def _clamp(node: fx.Node) -> Rule | None:
+    name = str(node.target)
+    low = argument(node, "min", 1) if "max" not in name else None
+    high = argument(node, "max", 2 if "clamp.default" in name else 1) if "min" not in name else None
+    if "hardtanh" in name:
+        low, high = argument(node, "min_val", 1, -1), argument(node, "max_val", 2, 1)
+    if any(isinstance(bound, fx.Node) for bound in (low, high)):
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        value = v[0]
+        if low is not None:
+            value = b.compute("max", value, b.constant(low, b.dtype(value)))
+        if high is not None:
+            value = b.compute("min", value, b.constant(high, b.dtype(value)))
+        return value
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.pow.Tensor_Scalar")
+def _pow(node: fx.Node) -> Rule | None:
+    """Small powers as eager computes them, the others by the library's pow."""
+    power = arguments(node)[1]
+    if not isinstance(power, (int, float)) or not spec(node).dtype.is_floating_point:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        if power == 1:
+            return x
+        if power == 2:
+            return b.compute("mul", x, x)
+        if power == 3:
+            return b.compute("mul", b.compute("mul", x, x), x)
+        if power in (0.5, -0.5):
+            return b.compute("sqrt" if power > 0 else "rsqrt", x)
+        if power == -1:
+            return b.compute("reciprocal", x)
+        if power == -2:
+            return b.compute("reciprocal", b.compute("mul", x, x))
+        return b.compute("pow", x, b.constant(power, b.dtype(x)))
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.square.default")
+def _square(node: fx.Node) -> Rule | None:
+    return mixed(node, arguments(node)[:1], lambda b, v: b.compute("mul", v[0], v[0]))
+
+
+@lowers("aten.pow.Tensor_Tensor")
+def _pow_tensor(node: fx.Node) -> Rule | None:
+    if not spec(node).dtype.is_floating_point:
+        return None
+    return mixed(node, arguments(node)[:2], lambda b, v: b.compute("pow", *v))
+
+
+@lowers("aten.addcmul.default", "aten.addcdiv.default")
+def _addcmul(node: fx.Node) -> Rule | None:
+    op = "mul" if "addcmul" in str(node.target) else "div"
+    scale = argument(node, "value", 3, 1)
+    if not spec(node).dtype.is_floating_point:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        left = v[1] if scale == 1 else b.compute("mul", b.constant(scale, b.dtype(v[1])), v[1])
+        return b.compute("add", v[0], b.compute(op, left, v[2]))
+
+    return mixed(node, arguments(node)[:3], formula)

@@ -1,0 +1,62 @@
+"""Draws inside kernels: the same numbers as `runtime.philox` gives, computed where they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+)
+from aottrain.ir.affine import Affine, offset_of
+from aottrain.ir.kernel import Position
+
+
+@lowers("aottrain.philox_uniform.default")
+def _uniform(node: fx.Node) -> Rule | None:
+    """Element e of the draw: word e % 4 of block e // 4 as a number in [0, 1) of 24 bits."""
+    state, draw = arguments(node)[:2]
+    own = spec(node)
+    if own.dtype is not torch.float32 or not isinstance(state, fx.Node) or math.prod(own.shape) >= 1 << 31:
+        return None
+    steps = [math.prod(own.shape[d + 1 :]) for d in range(len(own.shape))]
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        seed, offset = (b.load(v[0], (Affine((), i),)) for i in (0, 1))
+        number = b.compute("add", offset, b.constant(draw, torch.int64))
+        element = b.emit(Position(offset_of(b.index, steps)))
+        return [b.compute("philox", seed, number, element, dtype=torch.float32)]
+
+    return Rule(own.shape, (Operand(state, free=True),), (Output(whole(len(own.shape)), own.dtype),), formula)
+
+
+@lowers("aten.arange.start_step", "aten.arange.default", "aten.arange.start")
+def _arange(node: fx.Node) -> Rule | None:
+    """Whole numbers, one step apart from each other."""
+    name = str(node.target)
+    if "default" in name:
+        start, step = 0, 1
+    else:
+        start = argument(node, "start", 0, 0)
+        step = argument(node, "step", 2, 1) if "start_step" in name else 1
+    own = spec(node)
+    if own.dtype.is_floating_point or not isinstance(start, int) or not isinstance(step, int):
+        return None
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        scaled = b.compute("mul", b.position(0), b.constant(step, torch.int64))
+        return [b.cast(b.compute("add", scaled, b.constant(start, torch.int64)), own.dtype)]
+
+    return Rule(own.shape, (), (Output((0,), own.dtype),), formula)

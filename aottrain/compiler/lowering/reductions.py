@@ -1,0 +1,175 @@
+"""Sums, means, extrema and variances over any dimensions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+    wide,
+)
+
+
+def reduced_dims(node: fx.Node, given: Any) -> tuple[int, ...]:
+    """The dimensions as non-negative numbers; None and () mean all."""
+    rank = len(spec(node).shape)
+    if given is None or given == [] or given == ():
+        return tuple(range(rank))
+    dims = [given] if isinstance(given, int) else list(given)
+    return tuple(sorted(d % rank for d in dims)) if rank else ()
+
+
+def kept_dims(rank: int, dims: Sequence[int], keepdim: bool) -> tuple[int | None, ...]:
+    """An output's dimensions after reducing `dims`."""
+    if keepdim:
+        return tuple(None if d in dims else d for d in range(rank))
+    return tuple(d for d in range(rank) if d not in dims)
+
+
+def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, divisor: int = 1) -> list[Rule]:
+    """As a row's reduction with readers in the kernel, and as one over the rows, or over all, without."""
+    source, own = arguments(node)[0], spec(node)
+    assert isinstance(source, fx.Node)
+    shape = spec(source).shape
+    operands = (Operand(source, whole(len(shape))),)
+    kept = kept_dims(len(shape), dims, keepdim)
+    compute = wide(own.dtype)
+
+    def row(b: Builder, v: Values) -> Sequence[int]:
+        total = b.reduce(op, b.cast(v[0], compute))
+        if divisor != 1:
+            total = b.compute("div", total, b.constant(divisor, compute))
+        return [b.cast(total, own.dtype)]
+
+    def column(b: Builder, v: Values) -> Sequence[int]:
+        return [b.cast(v[0], compute)]
+
+    return [
+        Rule(shape, operands, (Output(kept, own.dtype),), row, dims),
+        Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column),
+    ]
+
+
+@lowers("aten.sum.dim_IntList", "aten.sum.default")
+def _sum(node: fx.Node) -> list[Rule] | None:
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    dims = reduced_dims(source, argument(node, "dim", 1) if "dim" in str(node.target) else None)
+    if not dims or 0 in spec(source).shape:
+        return None
+    return _reduction(node, "sum", dims, argument(node, "keepdim", 2, False))
+
+
+@lowers("aten.mean.dim", "aten.mean.default")
+def _mean(node: fx.Node) -> list[Rule] | None:
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    dims = reduced_dims(source, argument(node, "dim", 1) if "dim" in str(node.target) else None)
+    if not dims or not spec(node).dtype.is_floating_point or 0 in spec(source).shape:
+        return None
+    divisor = math.prod(spec(source).shape[d] for d in dims)
+    return _reduction(node, "sum", dims, argument(node, "keepdim", 2, False), divisor)
+
+
+@lowers("aten.amax.default", "aten.amin.default")
+def _extremum(node: fx.Node) -> list[Rule] | None:
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    dims = reduced_dims(source, argument(node, "dim", 1, ()))
+    if not dims or spec(node).dtype is torch.bool:
+        return None
+    return _reduction(node, "max" if "amax" in str(node.target) else "min", dims, argument(node, "keepdim", 2, False))
+
+
+@lowers("aten.var_mean.correction", "aten.var.correction")
+def _variance(node: fx.Node) -> Rule | None:
+    """The mean of squared distances from the mean: two passes, no cancellation."""
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    facts = spec(source)
+    dims = reduced_dims(source, argument(node, "dim", 1))
+    correction = argument(node, "correction", 9, 1)
+    correction = 1 if correction is None else correction
+    count = math.prod(facts.shape[d] for d in dims)
+    if not dims or count - correction <= 0 or not facts.dtype.is_floating_point:
+        return None
+    kept = kept_dims(len(facts.shape), dims, argument(node, "keepdim", 9, False))
+    results = 2 if "var_mean" in str(node.target) else 1
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        x = b.cast(v[0], wide(facts.dtype))
+        mean = row_mean(b, x, count)
+        distance = b.compute("sub", x, mean)
+        total = b.reduce("sum", b.compute("mul", distance, distance))
+        variance = b.compute("div", total, b.constant(count - correction, b.dtype(total)))
+        return [b.cast(value, facts.dtype) for value in (variance, mean)][:results]
+
+    outputs = (Output(kept, facts.dtype),) * results
+    return Rule(facts.shape, (Operand(source, whole(len(facts.shape))),), outputs, formula, dims)
+
+
+def row_mean(b: Builder, value: int, count: int) -> int:
+    total = b.reduce("sum", value)
+    return b.compute("div", total, b.constant(count, b.dtype(total)))
+
+
+@lowers("aten._softmax.default", "aten._log_softmax.default")
+def _softmax(node: fx.Node) -> Rule | None:
+    """Shifted by the row's maximum, so that no exponential overflows."""
+    source = arguments(node)[0]
+    assert isinstance(source, fx.Node)
+    shape, own = spec(source).shape, spec(node)
+    if not shape:
+        return None
+    dim = argument(node, "dim", 1) % len(shape)
+    logarithmic = "log" in str(node.target)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        x = b.cast(v[0], wide(own.dtype))
+        shifted = b.compute("sub", x, b.reduce("max", x))
+        power = b.compute("exp", shifted)
+        total = b.reduce("sum", power)
+        if logarithmic:
+            return [b.cast(b.compute("sub", shifted, b.compute("log", total)), own.dtype)]
+        return [b.cast(b.compute("div", power, total), own.dtype)]
+
+    return Rule(shape, (Operand(source, whole(len(shape))),), (Output(whole(len(shape)), own.dtype),), formula, (dim,))
+
+
+@lowers("aten._softmax_backward_data.default", "aten._log_softmax_backward_data.default")
+def _softmax_backward(node: fx.Node) -> Rule | None:
+    """y * (g - sum(g * y)) of a softmax, g - exp(y) * sum(g) of its logarithm."""
+    gradient, result = arguments(node)[:2]
+    assert isinstance(gradient, fx.Node) and isinstance(result, fx.Node)
+    shape, own = spec(result).shape, spec(node)
+    if not shape or spec(gradient).shape != shape:
+        return None
+    dim = argument(node, "dim", 2) % len(shape)
+    logarithmic = "log" in str(node.target)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        g, y = (b.cast(value, wide(spec(result).dtype)) for value in v)
+        if logarithmic:
+            out = b.compute("sub", g, b.compute("mul", b.compute("exp", y), b.reduce("sum", g)))
+        else:
+            product = b.compute("mul", g, y)
+            out = b.compute("sub", product, b.compute("mul", y, b.reduce("sum", product)))
+        return [b.cast(out, own.dtype)]
+
+    dims = whole(len(shape))
+    operands = (Operand(gradient, dims), Operand(result, dims))
+    return Rule(shape, operands, (Output(dims, own.dtype),), formula, (dim,))

@@ -1,0 +1,232 @@
+"""What a lowering rule says of one op, and the builder that its formula is written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.ir.affine import Affine
+from aottrain.ir.graph import spec_of, value_of
+from aottrain.ir.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
+from aottrain.ir.tensor import TensorSpec
+
+Values = Sequence[int]
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+_SUPPORTED = {
+    torch.float32, torch.float64, torch.bfloat16, torch.float16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an op reads. dims: for each of its dimensions the domain's dimension that indexes it, None where
+    its size is 1. `free`: it is read at other places than the domain's own, so it must be in memory before the
+    kernel."""
+
+    node: fx.Node
+    dims: tuple[int | None, ...] = ()
+    free: bool = False
+
+
+@dataclass(frozen=True)
+class Output:
+    """One result. dims: as in Operand. column: it is reduced by this op over the domain's other dimensions, after the
+    formula, and divided by `divisor`."""
+
+    dims: tuple[int | None, ...]
+    dtype: torch.dtype
+    column: str | None = None
+    divisor: int = 1
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to do an op in a loop nest.
+
+    shape: the domain that it iterates over. reduced: dimensions that its formula reduces, which must be the row's.
+    formula(builder, values): the results' values from the operands' (a free operand's value is its position, for
+    `Builder.load`).
+    """
+
+    shape: tuple[int, ...]
+    operands: tuple[Operand, ...]
+    outputs: tuple[Output, ...]
+    formula: Callable[[Builder, Values], Sequence[int]]
+    reduced: tuple[int, ...] = ()
+
+    @property
+    def columns(self) -> bool:
+        return any(output.column is not None for output in self.outputs)
+
+
+RuleMaker = Callable[[fx.Node], "list[Rule] | Rule | None"]
+_MAKERS: dict[str, RuleMaker] = {}
+
+
+def lowers(*names: str) -> Callable[[RuleMaker], RuleMaker]:
+    """Register a maker of rules for overloads such as "aten.add.Tensor"."""
+
+    def register(maker: RuleMaker) -> RuleMaker:
+        for name in names:
+            _MAKERS[name] = maker
+        return maker
+
+    return register
+
+
+def lowered_names() -> tuple[str, ...]:
+    """The overloads that have a rule."""
+    return tuple(sorted(_MAKERS))
+
+
+def rules_for(node: fx.Node) -> list[Rule]:
+    """Ways to do this call in a kernel, the preferred one first; empty where the libraries do it."""
+    if node.op != "call_function":
+        return []
+    maker = _MAKERS.get(str(node.target))
+    if maker is None or not _plain(node):
+        return []
+    found = maker(node)
+    if found is None:
+        return []
+    rules = [found] if isinstance(found, Rule) else found
+    return [rule for rule in rules if all(size > 0 for size in rule.shape)]
+
+
+def _plain(node: fx.Node) -> bool:
+    """Whether all tensors of the call are strided, of supported types, on one device, and of fixed sizes."""
+    value = value_of(node)
+    results = list(value) if isinstance(value, (tuple, list)) else [value]
+    tensors = [spec_of(source) for source in node.all_input_nodes]
+    if any(spec is None for spec in tensors):
+        return False
+    specs = [spec for spec in tensors if spec is not None]
+    if any(spec.symbolic is not None or spec.dtype not in _SUPPORTED for spec in specs):
+        return False
+    own = spec_of(node)
+    if own is not None and own.symbolic is not None:
+        return False
+    return all(
+        result is None or (isinstance(result, torch.Tensor) and result.layout is torch.strided and _known(result))
+        for result in results
+    )
+
+
+def _known(result: torch.Tensor) -> bool:
+    return result.dtype in _SUPPORTED and all(isinstance(size, int) for size in (*result.shape, *result.stride()))
+
+
+def spec(node: fx.Node) -> TensorSpec:
+    found = spec_of(node)
+    assert found is not None
+    return found
+
+
+def arguments(node: fx.Node) -> tuple[Any, ...]:
+    """The call's positional arguments: nodes, numbers, lists of them."""
+    return node.args
+
+
+def argument(node: fx.Node, name: str, position: int, default: Any = None) -> Any:
+    """An argument by its schema name and position."""
+    if name in node.kwargs:
+        return node.kwargs[name]
+    return node.args[position] if position < len(node.args) else default
+
+
+def aligned(shape: Sequence[int], domain: Sequence[int]) -> tuple[int | None, ...]:
+    """Dims of a tensor broadcast against the domain from the right."""
+    shift = len(domain) - len(shape)
+    return tuple(None if size == 1 else d + shift for d, size in enumerate(shape))
+
+
+def whole(rank: int) -> tuple[int, ...]:
+    return tuple(range(rank))
+
+
+@dataclass
+class Builder:
+    """Writes a kernel's body; equal instructions become one value.
+
+    index: the domain's position, an affine function of the loops for each dimension. resolve(node, index): buffer and
+    position in it of an element of a free operand.
+    """
+
+    body: list[Instruction] = field(default_factory=list)
+    index: Sequence[Affine] = ()
+    resolve: Callable[[fx.Node, Sequence[Affine]], tuple[int, Affine]] | None = None
+    free: Mapping[int, fx.Node] = field(default_factory=dict)
+    row_size: int = 1
+    _known: dict[Instruction, int] = field(default_factory=dict)
+
+    def emit(self, instruction: Instruction) -> int:
+        # Constants that compare equal may differ: 0.0 and -0.0, True and 1.
+        key: Any = instruction
+        if isinstance(instruction, Constant):
+            key = (repr(instruction.value), instruction.dtype)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = len(self.body)
+            self.body.append(instruction)
+        return found
+
+    def dtype(self, value: int) -> torch.dtype:
+        return self.body[value].dtype
+
+    def constant(self, value: float | int | bool, dtype: torch.dtype) -> int:
+        kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
+        return self.emit(Constant(kind(value), dtype))
+
+    def compute(self, op: str, *args: int, dtype: torch.dtype | None = None) -> int:
+        """An operation on values of one type; the result has that type unless told otherwise."""
+        return self.emit(Compute(op, args, dtype or self.dtype(args[-1])))
+
+    def compare(self, op: str, a: int, b: int) -> int:
+        return self.compute(op, a, b, dtype=torch.bool)
+
+    def cast(self, value: int, dtype: torch.dtype) -> int:
+        if self.dtype(value) is dtype:
+            return value
+        known = self.body[value]
+        if isinstance(known, Constant) and known.dtype is not torch.bool and dtype in (torch.float32, torch.float64):
+            return self.constant(float(known.value), dtype)
+        return self.compute("cast", value, dtype=dtype)
+
+    def checked(self, value: int, size: int) -> int:
+        """An index into `size` elements: negative ones count from the end; the kernel reports one that is outside."""
+        return self.compute("checked", value, self.constant(size, torch.int64), dtype=torch.int64)
+
+    def reduce(self, op: str, value: int, dtype: torch.dtype | None = None) -> int:
+        """Over the row."""
+        return self.emit(Reduce(op, value, dtype or self.dtype(value)))
+
+    def position(self, dim: int) -> int:
+        """The index in a dimension of the domain, as int64."""
+        return self.emit(Position(self.index[dim]))
+
+    def load(
+        self,
+        operand: int,
+        index: Sequence[Affine],
+        indirect: Sequence[tuple[int, int]] = (),
+        guard: int | None = None,
+        other: float | int | bool = 0,
+    ) -> int:
+        """An element of a free operand at an affine index; `indirect` adds (dimension, value) to it. Where guard is
+        false the result is `other`."""
+        assert self.resolve is not None
+        node = self.free[operand]
+        buffer, offset = self.resolve(node, index)
+        facts = spec(node)
+        steps = tuple((value, facts.stride[dim], facts.shape[dim]) for dim, value in indirect if facts.shape[dim] > 1)
+        return self.emit(Load(buffer, Address(offset, steps), facts.dtype, guard, other))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type in which arithmetic of this type is done: low precision is computed in float32 and rounded."""
+    return torch.float32 if dtype in LOW_PRECISION else dtype

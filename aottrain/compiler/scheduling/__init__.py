@@ -1,0 +1,1 @@
+"""From one partitioned graph to an ordered list of kernels and library calls."""

@@ -1,0 +1,140 @@
+"""fuse: which calls of a graph become one kernel, and why the others do not.
+
+One pass in program order. A call joins the group of one of its producers (the latest first), or a group that reads what
+it reads, if it fits into that group's loop nest and no path leads from the group through other work back to the call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.scheduling.groups import Group, Placement, join, place, preferred, start, too_large
+from aottrain.ir.graph import calls, info, storage_root
+from aottrain.ir.ops import OpKind
+
+# How many of the latest groups that read the same buffer are asked.
+_MOST_SIBLINGS = 3
+
+
+@dataclass
+class Fusion:
+    """home: the group of each fused call. reasons: why a call and its producer are not one kernel."""
+
+    groups: list[Group] = field(default_factory=list)
+    home: dict[fx.Node, Group] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Order:
+    """Which units of work (a group, or a call on its own) depend on which, as bit sets over their numbers."""
+
+    above: list[int] = field(default_factory=list)
+    unit: dict[fx.Node, int] = field(default_factory=dict)
+
+    def new(self, sources: int) -> int:
+        self.above.append(sources)
+        return len(self.above) - 1
+
+    def closure(self, units: Iterable[int]) -> int:
+        found = 0
+        for unit in units:
+            found |= self.above[unit] | (1 << unit)
+        return found
+
+    def allows(self, unit: int, sources: Iterable[int]) -> bool:
+        """Whether nothing that the sources need, themselves aside, depends on the unit."""
+        return all(source == unit or not (self.above[source] >> unit) & 1 for source in sources)
+
+    def add(self, unit: int, sources: set[int]) -> None:
+        """The unit now also depends on these sources, and so does what depends on the unit."""
+        extra = self.closure(sources - {unit}) & ~self.above[unit]
+        if not extra:
+            return
+        self.above[unit] |= extra
+        for other, known in enumerate(self.above):
+            if (known >> unit) & 1:
+                self.above[other] = known | extra
+
+
+def fuse(graph: fx.Graph) -> Fusion:
+    """Groups of calls with a rule; calls without one, and views, stay on their own."""
+    fusion, order = Fusion(), _Order()
+    readers: dict[fx.Node, list[Group]] = {}
+    units: list[Group | None] = []
+    for node in calls(graph):
+        sources = {order.unit[source] for source in node.all_input_nodes if source in order.unit}
+        if info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
+            # Free, so it is no work of its own: what reads it depends on what it views.
+            if sources:
+                order.unit[node] = max(sources)
+            continue
+        rules = rules_for(node)
+        group = None
+        if rules:
+            roots = _shared(rules)
+            for unit in _candidates(sources, units, roots, readers):
+                known = units[unit]
+                if known is not None and order.allows(unit, sources) and _joins(known, node, rules, fusion):
+                    order.add(unit, sources)
+                    group = known
+                    break
+            if group is None:
+                group = start(len(units), node, rules)
+                if group is not None:
+                    fusion.groups.append(group)
+                    order.new(order.closure(sources))
+                    units.append(group)
+        if group is None:
+            order.new(order.closure(sources))
+            units.append(None)
+            order.unit[node] = len(units) - 1
+            continue
+        fusion.home[node] = group
+        order.unit[node] = group.number
+        for root in _shared(rules):
+            known_readers = readers.setdefault(root, [])
+            if group not in known_readers[-1:]:
+                known_readers.append(group)
+    return fusion
+
+
+def _shared(rules: Sequence[Rule]) -> list[fx.Node]:
+    """The buffers that are worth reading once for two calls: as large as the domain."""
+    rule = rules[0]
+    size = math.prod(rule.shape)
+    return [
+        storage_root(operand.node)
+        for operand in rule.operands
+        if not operand.free and math.prod(rule.shape[d] for d in operand.dims if d is not None) == size
+    ]
+
+
+def _candidates(
+    sources: set[int], units: list[Group | None], roots: Iterable[fx.Node], readers: dict[fx.Node, list[Group]]
+) -> list[int]:
+    """Groups to ask: those of the producers, the latest first, then those that read the same buffers."""
+    found = sorted((unit for unit in sources if units[unit] is not None), reverse=True)
+    for root in roots:
+        for group in reversed(readers.get(root, [])[-_MOST_SIBLINGS:]):
+            if group.number not in found:
+                found.append(group.number)
+    return found
+
+
+def _joins(group: Group, node: fx.Node, rules: Sequence[Rule], fusion: Fusion) -> bool:
+    if too_large(group):
+        fusion.reasons[node.name] = f"group {group.number} has as many buffers as a kernel may have"
+        return False
+    for rule in preferred(node, rules) if group.inner is None else rules:
+        placed = place(group, node, rule)
+        if isinstance(placed, Placement):
+            join(group, node, placed)
+            return True
+        fusion.reasons[node.name] = f"not with {group.members[-1].node.name}: {placed}"
+    return False

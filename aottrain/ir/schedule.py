@@ -1,0 +1,41 @@
+"""The order in which a graph's kernels and library calls run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from aottrain.ir.kernel import KernelIR
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A kernel and the graph's buffers that it is given, parameter by parameter."""
+
+    kernel: KernelIR
+    buffers: tuple[fx.Node, ...]
+
+    @property
+    def reads(self) -> tuple[fx.Node, ...]:
+        return tuple(n for n, p in zip(self.buffers, self.kernel.parameters, strict=True) if not p.written)
+
+    @property
+    def writes(self) -> tuple[fx.Node, ...]:
+        return tuple(n for n, p in zip(self.buffers, self.kernel.parameters, strict=True) if p.written)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """calls: a KernelCall, or a node that runs through ATen (a view among them), in order.
+
+    reasons: for a call that is not one kernel with its producer, why.
+    """
+
+    calls: tuple[KernelCall | fx.Node, ...]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kernels(self) -> tuple[KernelCall, ...]:
+        return tuple(call for call in self.calls if isinstance(call, KernelCall))

@@ -1,0 +1,116 @@
+"""Run a schedule: its kernels, and the library calls between them, as one straight-line function."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aottrain.compat import SIZE_NAMESPACE
+from aottrain.ir.graph import info, is_size, placeholders, results, spec_of
+from aottrain.ir.ops import OpKind
+from aottrain.ir.schedule import KernelCall, Schedule
+from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
+
+Launch = Callable[[Sequence[Tensor]], None]
+
+
+def scheduled_runner(graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch]) -> Runner:
+    """A function that takes the inputs as a list, which it empties, and returns the outputs as a list.
+
+    launches: for each kernel's name what runs it on its buffers.
+    """
+    source, names = render(graph, schedule, launches)
+    namespace: dict[str, Any] = dict(names)
+    exec(compile(source, "<aottrain program>", "exec"), namespace)
+    return namespace["run"]
+
+
+def render(graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch]) -> tuple[str, dict[str, Any]]:
+    """Python text of the program, and the names that it reads."""
+    names: dict[str, Any] = {
+        **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), "laid_out": laid_out,
+        "empty": torch.empty_strided, "cpu": torch.device("cpu"),
+    }  # fmt: skip
+    inputs = placeholders(graph)
+    lines = ["def run(inputs):"]
+    if inputs:
+        lines += [f"    {', '.join(node.name for node in inputs)}, = inputs", "    inputs.clear()"]
+    last_use = _last_uses(graph, schedule)
+    unread = [node.name for node in inputs if node not in last_use["all"] and not is_size(node)]
+    if unread:
+        lines.append(f"    del {', '.join(unread)}")
+    for position, call in enumerate(schedule.calls):
+        if isinstance(call, KernelCall):
+            lines += _kernel(call, launches[call.kernel.name], names)
+        else:
+            lines += _library_call(call, names)
+        dead = [node.name for node in last_use.get(position, ()) if not is_size(node)]
+        if dead:
+            lines.append(f"    del {', '.join(dead)}")
+    lines.append(f"    return {value_text(results(graph), names)}")
+    return "\n".join(lines) + "\n", names
+
+
+def _kernel(call: KernelCall, launch: Launch, names: dict[str, Any]) -> list[str]:
+    lines = []
+    for node in call.writes:
+        facts = spec_of(node)
+        assert facts is not None
+        dtype = "k_" + str(facts.dtype).replace(".", "_")
+        names[dtype] = facts.dtype
+        lines.append(f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype})")
+    name = f"launch_{call.kernel.name}"
+    names[name] = launch
+    lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
+    return lines
+
+
+def _library_call(node: fx.Node, names: dict[str, Any]) -> list[str]:
+    lines = [f"    {node.name} = {call_text(node, names)}"]
+    facts = spec_of(node)
+    if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW:
+        return lines
+    # Kernels were made for these strides; fakes and libraries disagree on some.
+    strides = "s_" + "_".join(map(str, facts.stride))
+    names[strides] = facts.stride
+    lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = laid_out({node.name}, {strides})")
+    return lines
+
+
+def _last_uses(graph: fx.Graph, schedule: Schedule) -> dict[Any, Any]:
+    """For each call's position the values that nothing reads after it; under "all" every value that is read."""
+    kept = {node for node in results(graph) if node is not None}
+    last: dict[fx.Node, int] = {}
+    for position, call in enumerate(schedule.calls):
+        touched = call.buffers if isinstance(call, KernelCall) else (call, *call.all_input_nodes)
+        for node in touched:
+            last[node] = position
+    found: dict[Any, Any] = {"all": set(last) | kept}
+    for node, position in last.items():
+        if node not in kept:
+            found.setdefault(position, []).append(node)
+    return found
+
+
+def cpp_launch(function: Any, scratch_bytes: int) -> Launch:
+    """Runs `int function(void* const* p, char* scratch, int num_threads)`.
+
+    Raises IndexError where the kernel met an index outside of what it indexes.
+    """
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    function.restype = ctypes.c_int
+    threads = torch.get_num_threads
+    pointer = Tensor.data_ptr
+
+    def launch(buffers: Sequence[Tensor]) -> None:
+        count = threads()
+        table = (ctypes.c_void_p * len(buffers))(*map(pointer, buffers))
+        scratch = torch.empty(scratch_bytes * count, dtype=torch.uint8) if scratch_bytes else None
+        if function(table, None if scratch is None else scratch.data_ptr(), count):
+            raise IndexError("index out of range in self")
+
+    return launch
