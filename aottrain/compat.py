@@ -370,6 +370,11 @@ def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> 
     return " and ".join(f"({check})" for check in checks) or "True"
 
 
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storage objects refer to this memory."""
+    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
 def profiling() -> bool:
     """Whether torch's profiler records, in any thread: starting a second session crashes the process."""
     return torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()

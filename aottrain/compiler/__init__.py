@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
 from aottrain.compiler.capture import CapturedStep, capture
+from aottrain.compiler.codegen.programs import FusedGraph, can_fuse, fuse_program
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
@@ -65,8 +66,11 @@ def compile_call(
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    program = log.run("link", link, parts, analysis, options.kernel, replay_of(step, functional))
-    return program, step, analysis, describe(joint, plan, parts, options, log.records)
+    fused: list[FusedGraph] = []
+    if options.kernel == "cpp" and can_fuse(parts):
+        fused = log.run("schedule", fuse_program, parts, options.partition != "budget")
+    program = log.run("link", link, parts, analysis, options.kernel, replay_of(step, functional), fused)
+    return program, step, analysis, describe(joint, plan, parts, options, log.records, fused)
 
 
 def capture_whole(

@@ -19,6 +19,7 @@ from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
 from aottrain.compiler.capture import CapturedStep, enter_primals
+from aottrain.compiler.codegen.programs import fuse_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
@@ -196,7 +197,9 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        values, outputs = {}, build_runner(parts.forward, kernel)(list(primals))
+        fused = fuse_program(parts) if kernel == "cpp" else []
+        runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
+        values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs
     residuals = dict(zip((name for name, _ in parts.residuals), outputs[count:], strict=True))
     flat = list(outputs[:count])
@@ -207,7 +210,8 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
             more, gradients = _record(parts.backward, [*residuals.values(), *late])
             values |= more
         else:
-            gradients = build_runner(parts.backward, kernel)([*residuals.values(), *late])
+            runner = fused[1].runner() if fused else build_runner(parts.backward, kernel)
+            gradients = runner([*residuals.values(), *late])
         flat += list(gradients)
     results = _named(joint, flat) | {f"residual {key}": value for key, value in residuals.items() if kernel != "aten"}
     return _Rung(name, results, values | residuals, nodes)

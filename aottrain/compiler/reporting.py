@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.cost import node_flops, total_flops
 from aottrain.compiler.partition.peak import predict_peak
@@ -39,6 +40,7 @@ def describe(
     parts: PartitionedGraph,
     options: CompileOptions,
     records: Sequence[StageRecord],
+    fused: Sequence[FusedGraph] = (),
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
     by_name = {node.name: node for node in joint.graph.nodes}
@@ -75,6 +77,8 @@ def describe(
         backward_text="" if parts.backward is None else graph_text(parts.backward),
         num_draws=joint.num_draws,
         curve=plan.curve,
+        kernels=tuple(call.kernel.name for part in fused for call in part.schedule.kernels),
+        arena_bytes=max((part.memory.arena_bytes for part in fused if part.memory is not None), default=0),
     )
 
 

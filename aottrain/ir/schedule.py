@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import fx
 
 from aottrain.ir.kernel import KernelIR
+
+aten = torch.ops.aten
+
+# Library calls that write to memory that they are given, and the call that does so.
+OUT_VARIANTS: dict[Any, Any] = {
+    aten.mm.default: aten.mm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+}
 
 
 @dataclass(frozen=True)
@@ -39,3 +51,15 @@ class Schedule:
     @property
     def kernels(self) -> tuple[KernelCall, ...]:
         return tuple(call for call in self.calls if isinstance(call, KernelCall))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """offsets: of the temporaries in the arena, in bytes. residuals: buffers that live until the backward is done with
+    them. All others are fresh memory. max_live_bytes: the least that any arena for these temporaries can have.
+    """
+
+    offsets: Mapping[fx.Node, int]
+    residuals: frozenset[fx.Node]
+    arena_bytes: int
+    max_live_bytes: int

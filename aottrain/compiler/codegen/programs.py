@@ -1,16 +1,20 @@
-"""A graph to a function that runs it by generated kernels, and libraries between them."""
+"""Both graphs of a program to functions that run them by generated kernels, and libraries between them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp, scratch_bytes
 from aottrain.compiler.codegen.cpp_library import LIBRARY
+from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.schedule import KernelCall
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import InputKind, PartitionedGraph, results
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
 from aottrain.runtime.native import load
@@ -18,11 +22,49 @@ from aottrain.runtime.native import load
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
 
 
-def cpp_runner(graph: fx.Graph) -> Runner:
-    """The graph's boxed function."""
-    planned = schedule(graph)
-    launches = _link(planned.kernels)
-    return scheduled_runner(graph, planned, launches)
+@dataclass(frozen=True)
+class FusedGraph:
+    """One graph, planned: what runs, where its values live, and its kernels, ready to be called."""
+
+    graph: fx.Graph
+    schedule: Schedule
+    memory: MemoryPlan | None
+    launches: dict[str, Launch]
+
+    def runner(self) -> Runner:
+        return scheduled_runner(self.graph, self.schedule, self.launches, self.memory)
+
+
+def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True) -> list[FusedGraph]:
+    """The forward and, where there is one, the backward; their kernels are compiled together, into one shared object.
+
+    reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
+    fresh and die at their last use, as a memory budget counts them.
+    """
+    given = [(parts.forward, parts.num_forward_outputs, "forward")]
+    if parts.backward is not None:
+        given.append((parts.backward, len(results(parts.backward)), "backward"))
+    return _fuse(given, reuse_memory)
+
+
+def fuse_graph(graph: fx.Graph, reuse_memory: bool = True) -> FusedGraph:
+    """A backward on its own, as for calls in which some tangents are undefined."""
+    return _fuse([(graph, len(results(graph)), "backward")], reuse_memory)[0]
+
+
+def can_fuse(parts: PartitionedGraph) -> bool:
+    """Kernels are made for fixed sizes, on a CPU."""
+    inputs = parts.signature.inputs
+    return all(value.kind is not InputKind.SIZE and value.spec.device.type == "cpu" for value in inputs)
+
+
+def _fuse(given: Sequence[tuple[fx.Graph, int, str]], reuse_memory: bool) -> list[FusedGraph]:
+    planned = [(graph, count, schedule(graph, f"{name}_")) for graph, count, name in given]
+    launches = _link([call for _, _, plan in planned for call in plan.kernels])
+    return [
+        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches)
+        for graph, count, plan in planned
+    ]
 
 
 def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
@@ -31,7 +73,8 @@ def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
     if not functions:
         return {}
     library = load(source, FLAGS)
-    assert library is not None
+    if library is None:
+        raise UnsupportedError("no C++ compiler works on this machine")
     return {
         call.kernel.name: cpp_launch(getattr(library, functions[call.kernel.name]), scratch_bytes(call.kernel))
         for call in kernels
