@@ -20,15 +20,24 @@ from aottrain.config import RunConfig
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
-from aottrain.report.charts import memory_plot
+from aottrain.report.charts import Mark, memory_plot
 from aottrain.report.html import render_curve
 from aottrain.report.text import table
 from aottrain.tasks.compare import for_engine, shown
 from aottrain.tasks.points import EQUAL_PEAK, Curve, Point, equal_peak_verdicts, judged, planned_peak, predicted_line
-from aottrain.tasks.turns import RunError, TimedRun
+from aottrain.tasks.turns import RunError, TimedRun, timed_training
 from aottrain.tasks.worker import run_apart
 
 HEADER = ("name", "predicted peak", "measured peak", "predicted/measured", "step (median)", "speed", "saved", "remark")
+
+# What a point's `series` is called beside the plot.
+SERIES = {
+    "aot": "aottrain, by budget",
+    "eager": "eager",
+    "eager_checkpoint": "eager, blocks checkpointed",
+    "inductor": "torch.compile, by its own ratio",
+    "aot_eager": "torch.compile with eager's kernels, by its own ratio",
+}
 
 
 def run(config: RunConfig) -> int:
@@ -123,7 +132,7 @@ class Runs:
         if point.name in self.points:
             return
         print(f"{point.name}: compiled, warmed up, its peak measured", flush=True)
-        timed = TimedRun(point_config(self.config, point))
+        timed = timed_training(point_config(self.config, point))
         self.points[point.name], self._running[point.name] = point, timed
         self._round_ms[point.name] = []
         try:
@@ -258,14 +267,15 @@ def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[
 
 
 def _plot(points: Sequence[Point], curve: Curve) -> str:
+    ours = sorted((point for point in points if point.engine == "aot"), key=lambda point: point.place or ())
     marks = []
-    for point in points:
+    for point in (*ours, *(point for point in points if point.engine != "aot")):
         if point.place is not None:
-            classes = ["ours" if point.engine == "aot" else "other"]
-            classes += ["beaten"] * point.dominated + ["knee"] * point.knee
+            remark = "knee" if point.knee else "beaten" if point.dominated else ""
             peak, step_ms = point.place
-            marks.append((point.name, peak, step_ms / 1e3, " ".join(classes)))
-    axes = ("peak memory (line: predicted for every plan, from the roomiest budget's step)", "step, median")
+            label = point.name if point.budget is None else point.name.rpartition("-")[2]
+            marks.append(Mark(SERIES[point.series], point.name, label, peak, step_ms / 1e3, remark))
+    axes = ("peak memory (dotted: predicted for every plan, from the roomiest budget's step)", "step, median")
     return memory_plot(marks, predicted_line(points, curve), axes=axes)
 
 

@@ -13,10 +13,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from aottrain.config import RunConfig
 from aottrain.errors import AottrainError
@@ -36,22 +36,21 @@ class RunError(AottrainError):
 
 
 class TimedRun:
-    """This side's end of one run. The process starts with `start` and lives until `close`."""
+    """This side's end of one run. The process starts with `start` and lives until `close`.
 
-    def __init__(self, config: RunConfig):
-        self.config = config
-        self.log = Path(config.output_dir) / LOG_FILE
+    command: runs `serve` at the other end. log: a file for all else that it prints.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path):
+        self.command, self.log = command, log
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> Mapping[str, Any]:
         """Its summary: compiled, warmed up, peak measured. Raises RunError."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        path = self.log.parent / CONFIG_FILE
-        dump(self.config, path)
-        command = [sys.executable, "-m", "aottrain.tasks.turns", str(path)]
         with self.log.open("w", encoding="utf-8") as log:
             pipe = subprocess.PIPE
-            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True)
+            self._process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=log, text=True)
         return self._answer()
 
     def time(self, steps: int) -> list[float]:
@@ -85,6 +84,30 @@ class TimedRun:
         return self._process
 
 
+def timed_training(config: RunConfig) -> TimedRun:
+    """A training run as configured, in its output directory."""
+    directory = Path(config.output_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    dump(config, directory / CONFIG_FILE)
+    return TimedRun([sys.executable, "-m", "aottrain.tasks.turns", str(directory / CONFIG_FILE)], directory / LOG_FILE)
+
+
+def serve(begin: Callable[[], tuple[Mapping[str, Any], Callable[[int], list[float]]]]) -> int:
+    """The other end: `begin()` gives the summary and the function that makes steps. Returns the exit code."""
+    # Libraries write to file descriptor 1, whatever sys.stdout is: the answers get a descriptor of their own.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        try:
+            summary, take = begin()
+            print(json.dumps(summary), file=answers, flush=True)
+            for order in sys.stdin:
+                print(json.dumps(take(int(order) + 1)[1:]), file=answers, flush=True)
+        except AottrainError as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
 class Steps:
     """The training loop, left after every step."""
 
@@ -110,8 +133,8 @@ class Steps:
         return [times[step] for step in range(first, first + count) if step in times]
 
 
-def serve(config: RunConfig, orders: IO[str], answers: IO[str]) -> None:
-    """This run's end: prepare, then steps as ordered, until there are no more orders."""
+def begin_training(config: RunConfig) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
+    """Build, compile, warm up, measure the peak; leaves summary.json and, of our engine, the compile report."""
     job = build_job(config)
     directory = Path(config.output_dir)
     summary = first_summary(config, job)
@@ -124,22 +147,8 @@ def serve(config: RunConfig, orders: IO[str], answers: IO[str]) -> None:
     write_summary(directory / "summary.json", summary)
     if job.step.report is not None:
         html.write(job.step.report, directory / "compile_report.html", summary)
-    print(json.dumps(summary), file=answers, flush=True)
-    for order in orders:
-        print(json.dumps(steps.take(int(order) + 1)[1:]), file=answers, flush=True)
-
-
-def main(arguments: list[str]) -> int:
-    # Libraries write to file descriptor 1, whatever sys.stdout is: the answers get a descriptor of their own.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
-        os.dup2(2, 1)
-        try:
-            serve(load(Path(arguments[0])), sys.stdin, answers)
-        except AottrainError as error:
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-            return 1
-    return 0
+    return summary, steps.take
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(serve(lambda: begin_training(load(Path(sys.argv[1])))))

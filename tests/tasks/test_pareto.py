@@ -10,7 +10,7 @@ from aottrain.errors import BudgetError
 from aottrain.tasks import pareto
 from aottrain.tasks.pareto import matching, peers, point_config
 from aottrain.tasks.points import Point, dominated, equal_peak_verdicts, judged, knee, planned_peak, predicted_line
-from aottrain.tasks.turns import RunError, TimedRun
+from aottrain.tasks.turns import RunError, timed_training
 from tests.tasks.test_compare_runs import ROOT, small
 
 
@@ -186,7 +186,7 @@ class FakeRun:
 @pytest.mark.parametrize("take_turns", [True, False])
 def test_runs_that_fail_are_shown_and_leave_the_others_alone(tmp_path, monkeypatch, capsys, take_turns):
     monkeypatch.setattr(pareto, "run_apart", lambda config: "RuntimeError: no plan")
-    monkeypatch.setattr(pareto, "TimedRun", FakeRun)
+    monkeypatch.setattr(pareto, "timed_training", FakeRun)
     monkeypatch.setattr(FakeRun, "log", [])
     settings = {"budgets": [0.4, 0.2], "engines": ["eager"], "rounds": 3, "take_turns": take_turns}
     assert pareto.run(small(tmp_path, task="pareto", pareto=settings)) == 1
@@ -205,7 +205,7 @@ def test_runs_that_fail_are_shown_and_leave_the_others_alone(tmp_path, monkeypat
 def test_a_process_that_ends_says_why(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     config = small(tmp_path, kernel={"name": "custom", "target": "tests.tasks.wrong_kernel:absent"})
-    run = TimedRun(config)
+    run = timed_training(config)
     with pytest.raises(RunError, match="ConfigError: kernel.target=tests.tasks.wrong_kernel:absent"):
         run.start()
     with pytest.raises(RunError, match="has ended"):
