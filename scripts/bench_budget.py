@@ -81,12 +81,12 @@ class Trunk(nn.Module):
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", action="append", choices=(*MODELS, "trunk"), help="may be given several times")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each run in each round")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--steps", type=whole, default=5, help="timed steps of each run in each round")
+    parser.add_argument("--rounds", type=whole, default=10)
     parser.add_argument("--budgets", default=BUDGETS, help="fractions and bytes, with commas between")
     parser.add_argument("--torch-budgets", default=TORCH_BUDGETS, help="torch's own ratio, as a list")
     parser.add_argument("--torch-backends", default="aot_eager,inductor", help="aot_eager: eager's kernels")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each run")
+    parser.add_argument("--threads", type=whole, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_budget") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     parser.add_argument("--point", help=argparse.SUPPRESS)  # a trunk's run, in its own process
     options, overrides = parser.parse_known_args()
@@ -101,6 +101,13 @@ def main() -> int:
         else:
             codes.append(bench_recipe(name, options, overrides))
     return max(codes)
+
+
+def whole(text: str) -> int:
+    """A number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
+    return int(text)
 
 
 def bench_recipe(name: str, options: argparse.Namespace, overrides: list[str]) -> int:
