@@ -24,7 +24,9 @@ from aottrain.ir.budget import ALLOWED, parse_budget
 from aottrain.schema import Mistake, build, join, setting, show, suggest
 
 TASKS = ("train", "compare", "plan", "pareto")
-ENGINES = ("aot", "eager", "torch_compile")
+ENGINES = ("aot", "eager", "eager_checkpoint", "torch_compile")
+PEERS = ("eager", "eager_checkpoint", "torch_compile")
+TORCH_BACKENDS = ("inductor", "aot_eager")
 STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
 COSTS = ("roofline", "measured")
 KERNELS = ("aten", "custom")
@@ -53,6 +55,8 @@ class KernelConfig:
 class EngineConfig:
     name: str = setting("aot", one_of=ENGINES)
     on_unsupported: str = setting("eager", one_of=("eager", "error"))
+    backend: str = setting("inductor", one_of=TORCH_BACKENDS)
+    activation_memory_budget: float | None = setting(None, low=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +137,14 @@ class CompareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoConfig:
-    budgets: tuple[float, ...] = setting((1.0, 0.7, 0.4, 0.2, 0.0), low=0, high=1)
-    engines: tuple[str, ...] = setting(("eager", "torch_compile"), one_of=("eager", "torch_compile"))
-    steps: int = setting(30, low=1)
+    budgets: tuple[Any, ...] = (1.0, 0.7, 0.4, 0.2, 0.0)
+    match_peaks: bool = True
+    engines: tuple[str, ...] = setting(PEERS, one_of=PEERS)
+    torch_backends: tuple[str, ...] = setting(("inductor", "aot_eager"), one_of=TORCH_BACKENDS)
+    torch_budgets: tuple[float, ...] = setting((1.0, 0.5, 0.2, 0.0), low=0, high=1)
+    rounds: int = setting(6, low=1)
+    steps: int = setting(5, low=1)
+    take_turns: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,15 +209,30 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):
         found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
-    if not config.pareto.budgets or len(set(config.pareto.budgets)) < len(config.pareto.budgets):
-        text = "must name at least one budget, and none twice"
-        found.append(Mistake("pareto.budgets", text, show(config.pareto.budgets)))
-    if len(set(config.pareto.engines)) < len(config.pareto.engines):
-        found.append(Mistake("pareto.engines", "must name none twice", show(config.pareto.engines)))
+    found += _pareto_mistakes(config.pareto)
     if config.task == "pareto" and partition.strategy != "budget":
         found.append(Mistake("partition", "task=pareto varies the budget; use partition=budget", partition.strategy))
     if config.logger.name == "wandb" and not config.logger.project.strip():
         found.append(Mistake("logger.project", "must not be empty"))
+    return found
+
+
+def _pareto_mistakes(pareto: ParetoConfig) -> list[Mistake]:
+    found = []
+    try:
+        budgets = [parse_budget(budget) for budget in pareto.budgets]
+        if not budgets or len(set(budgets)) < len(budgets):
+            text = "must name at least one budget, and none twice"
+            found.append(Mistake("pareto.budgets", text, show(pareto.budgets)))
+    except ValueError:
+        found.append(Mistake("pareto.budgets", f"each must be {ALLOWED}", show(pareto.budgets)))
+    if len(set(pareto.engines)) < len(pareto.engines):
+        found.append(Mistake("pareto.engines", "must name none twice", show(pareto.engines)))
+    for key in ("torch_backends", "torch_budgets"):
+        values = getattr(pareto, key)
+        if not values or len(set(values)) < len(values):
+            text = "must name at least one, and none twice; leave torch_compile out of pareto.engines for none"
+            found.append(Mistake(f"pareto.{key}", text, show(values)))
     return found
 
 

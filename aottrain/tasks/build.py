@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from aottrain.compat import torch_backend
 from aottrain.config import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.step import Batch, TrainStep
+from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
@@ -102,7 +104,13 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
     if engine == "eager":
         return ModuleStep(engine, module, tokens_per_batch=tokens_per_batch)
     if engine == "torch_compile":
-        return ModuleStep(engine, torch.compile(module), tokens_per_batch=tokens_per_batch)
+        compiled_by = torch_backend(config.engine.backend, config.engine.activation_memory_budget)
+        return ModuleStep(engine, torch.compile(module, backend=compiled_by), tokens_per_batch=tokens_per_batch)
+    if engine == "eager_checkpoint":
+        if not (blocks := repeated_blocks(module)):
+            text = f"recipe {config.recipe.name} repeats no block (an nn.ModuleList or nn.Sequential of one class)"
+            raise ConfigError(f"engine={engine}: {text}")
+        return ModuleStep(engine, checkpointed(module, blocks), tokens_per_batch=tokens_per_batch)
     import aottrain  # the compiler, which the other engines do without
 
     plan = {
