@@ -42,11 +42,13 @@ class KernelCall:
 class Schedule:
     """calls: a KernelCall, or a node that runs through ATen (a view among them), in order.
 
-    reasons: for a call that is not one kernel with its producer, why.
+    reasons: for a call that is not one kernel with its producer, why. libraries: for calls that another library than
+    ATen's own choice does, which, and why.
     """
 
     calls: tuple[KernelCall | fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def kernels(self) -> tuple[KernelCall, ...]:

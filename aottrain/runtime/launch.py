@@ -15,6 +15,7 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.arena import ArenaLayout, residual
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
+from aottrain.runtime.products import PRODUCTS
 
 Launch = Callable[[Sequence[Tensor]], None]
 
@@ -67,7 +68,7 @@ def render(
             arguments = call_text(call, names).split("(", 1)[1][:-1]
             lines.append(f"    {str(call.target).replace('.', '_')}_out({arguments}, out={call.name})")
         else:
-            lines += _library_call(call, names)
+            lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
         dead = [node.name for node in last_use.get(position, ()) if not is_size(node) and node not in planned]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
@@ -95,8 +96,13 @@ def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -
     return [f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype})"]
 
 
-def _library_call(node: fx.Node, names: dict[str, Any]) -> list[str]:
-    lines = [f"    {node.name} = {call_text(node, names)}"]
+def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
+    text = call_text(node, names)
+    if library:
+        function = library.replace(" ", "_")
+        names[function] = PRODUCTS[library]
+        text = f"{function}({text.split('(', 1)[1]}"
+    lines = [f"    {node.name} = {text}"]
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW:
         return lines

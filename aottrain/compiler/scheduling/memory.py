@@ -44,7 +44,7 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
                 born[node] = position
         else:
             touched = [call, *(storage_root(source) for source in call.all_input_nodes)]
-            if call.target in OUT_VARIANTS and _is_dense(call):
+            if call.target in OUT_VARIANTS and call not in schedule.libraries and _is_dense(call):
                 born[call] = position
         for node in touched:
             last[node] = position

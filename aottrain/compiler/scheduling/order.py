@@ -7,6 +7,7 @@ from torch import fx
 from aottrain.compiler.scheduling.fusion import Fusion, fuse
 from aottrain.compiler.scheduling.groups import Group, results_of
 from aottrain.compiler.scheduling.kernels import lower
+from aottrain.compiler.scheduling.products import choose_products
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
@@ -18,7 +19,7 @@ def schedule(graph: fx.Graph, prefix: str = "") -> Schedule:
     prefix: of the kernels' names.
     """
     fusion = fuse(graph)
-    return Schedule(tuple(_ordered(graph, fusion, prefix)), fusion.reasons)
+    return Schedule(tuple(_ordered(graph, fusion, prefix)), fusion.reasons, choose_products(graph))
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
