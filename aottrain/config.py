@@ -29,7 +29,7 @@ PEERS = ("eager", "eager_checkpoint", "torch_compile")
 TORCH_BACKENDS = ("inductor", "aot_eager")
 STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
 COSTS = ("roofline", "measured")
-KERNELS = ("aten", "custom")
+KERNELS = ("auto", "cpp", "aten", "inductor", "custom")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class PartitionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    name: str = setting("aten", one_of=KERNELS)
+    name: str = setting("auto", one_of=KERNELS)
     target: str | None = None
 
 

@@ -6,14 +6,16 @@ capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
+from aottrain.compiler.backends import choose_kernel
 from aottrain.compiler.capture import CapturedStep, capture
-from aottrain.compiler.codegen.programs import FusedGraph, can_fuse, fuse_program
+from aottrain.compiler.codegen.programs import FusedGraph, fuse_program
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
@@ -66,11 +68,13 @@ def compile_call(
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
+    kernel, reason = choose_kernel(options.kernel, parts)
     fused: list[FusedGraph] = []
-    if options.kernel == "cpp" and can_fuse(parts):
+    if kernel == "cpp":
         fused = log.run("schedule", fuse_program, parts, options.partition != "budget")
-    program = log.run("link", link, parts, analysis, options.kernel, replay_of(step, functional), fused)
-    return program, step, analysis, describe(joint, plan, parts, options, log.records, fused)
+    program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
+    chosen = replace(options, kernel=kernel)
+    return program, step, analysis, describe(joint, plan, parts, chosen, log.records, fused, reason)
 
 
 def capture_whole(

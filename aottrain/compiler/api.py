@@ -254,7 +254,7 @@ def compile(
     *,
     partition: str | None = None,
     budget: Budget | None = None,
-    kernel: Kernel = "aten",
+    kernel: Kernel = "auto",
     capture: str = "dynamo",
     rng: str = "philox",
     dynamic: bool = False,
@@ -273,7 +273,9 @@ def compile(
     cost: how a budget's plans price recompute: "roofline" (FLOPs and bytes at this machine's rates, measured once), or
         "measured" (each distinct operator call is timed once; both are kept on disk).
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
-    kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    kernel: "auto": generated kernels where they pay, C++ on a CPU, else PyTorch's operators. "cpp": always generated
+        ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's kernel compiler. Or a
+        callable (GraphModule, example_inputs) -> callable that runs both graphs.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be

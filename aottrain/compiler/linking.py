@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.codegen.inductor import inductor_kernel
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
@@ -57,9 +58,7 @@ def link(
     return program
 
 
-def _build_backward(
-    parts: PartitionedGraph, kernel: Kernel, fused: Sequence[FusedGraph], pattern: Pattern
-) -> Runner:
+def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[FusedGraph], pattern: Pattern) -> Runner:
     assert parts.backward is not None
     graph = specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern)
     if not fused:
@@ -69,7 +68,9 @@ def _build_backward(
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
-    """A boxed function that runs one graph by ATen, or by a callable backend."""
+    """A boxed function that runs one graph by ATen, by Inductor, or by a callable backend."""
+    if kernel == "inductor":
+        kernel = inductor_kernel
     if isinstance(kernel, str):
         return aten_runner(graph)
     examples = [value_of(node) for node in placeholders(graph)]

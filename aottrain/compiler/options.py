@@ -10,7 +10,7 @@ from aottrain.errors import ConfigError
 from aottrain.ir.budget import Budget, parse_budget
 
 STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
-KERNELS = ("aten", "cpp")
+KERNELS = ("auto", "cpp", "aten", "inductor")
 CAPTURES = ("dynamo", "trace")
 COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")
@@ -25,7 +25,7 @@ class CompileOptions:
 
     partition: str = "min_cut"
     budget: Budget | None = None
-    kernel: Kernel = "aten"
+    kernel: Kernel = "auto"
     capture: str = "dynamo"
     rng: str = "philox"
     dynamic: bool = False
@@ -44,7 +44,7 @@ def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
-    values = {"partition": None, "budget": None, "kernel": "aten", "rng": "philox", "on_unsupported": "eager"}
+    values = {"partition": None, "budget": None, "kernel": "auto", "rng": "philox", "on_unsupported": "eager"}
     return check_options(capture="dynamo", dynamic=False, **{**values, **given})
 
 

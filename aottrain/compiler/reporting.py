@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -41,6 +42,7 @@ def describe(
     options: CompileOptions,
     records: Sequence[StageRecord],
     fused: Sequence[FusedGraph] = (),
+    kernel_reason: str = "",
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
     by_name = {node.name: node for node in joint.graph.nodes}
@@ -77,9 +79,22 @@ def describe(
         backward_text="" if parts.backward is None else graph_text(parts.backward),
         num_draws=joint.num_draws,
         curve=plan.curve,
+        kernel_reason=kernel_reason,
+        library_calls=_library_calls(fused),
         kernels=tuple(call.kernel.name for part in fused for call in part.schedule.kernels),
         arena_bytes=max((part.memory.arena_bytes for part in fused if part.memory is not None), default=0),
     )
+
+
+def _library_calls(fused: Sequence[FusedGraph]) -> dict[str, int]:
+    """How often each operator runs outside of generated kernels; of products that oneDNN does, by that name."""
+    found: Counter[str] = Counter()
+    for part in fused:
+        for call in part.schedule.calls:
+            if isinstance(call, fx.Node) and info(call).kind not in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
+                library, _ = part.schedule.libraries.get(call, ("", ""))
+                found[f"{info(call).name} ({library})" if library else info(call).name] += 1
+    return dict(found.most_common())
 
 
 def _producer(node: fx.Node) -> fx.Node:

@@ -79,6 +79,8 @@ class GraphReport:
     curve: tuple[tuple[int, float], ...] = ()
     kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
     arena_bytes: int = 0
+    kernel_reason: str = ""  # why `kernel` is not what was asked for
+    library_calls: dict[str, int] = field(default_factory=dict)  # calls outside of generated kernels, by operator
 
     @property
     def compile_s(self) -> float:

@@ -13,7 +13,7 @@ from aottrain.compiler.codegen.cpp_library import LIBRARY
 from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import InputKind, PartitionedGraph, results
+from aottrain.ir.graph import PartitionedGraph, results
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
@@ -50,12 +50,6 @@ def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True) -> list[Fus
 def fuse_graph(graph: fx.Graph, reuse_memory: bool = True) -> FusedGraph:
     """A backward on its own, as for calls in which some tangents are undefined."""
     return _fuse([(graph, len(results(graph)), "backward")], reuse_memory)[0]
-
-
-def can_fuse(parts: PartitionedGraph) -> bool:
-    """Kernels are made for fixed sizes, on a CPU."""
-    inputs = parts.signature.inputs
-    return all(value.kind is not InputKind.SIZE and value.spec.device.type == "cpu" for value in inputs)
 
 
 def _fuse(given: Sequence[tuple[fx.Graph, int, str]], reuse_memory: bool) -> list[FusedGraph]:
