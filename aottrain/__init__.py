@@ -18,6 +18,7 @@ _PUBLIC = {
     "plan_partition": "aottrain.compiler.partition.strategies",
     "apply_partition": "aottrain.compiler.partition.split",
     "philox_eager": "aottrain.runtime.rng",
+    "ForwardValue": "aottrain.ir.plan",
     "CompileReport": "aottrain.ir.report",
 }
 

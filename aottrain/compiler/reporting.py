@@ -52,7 +52,7 @@ def describe(
     all_backward = total_flops(backward_nodes)
     return GraphReport(
         mode="train" if trains else "inference",
-        partition=options.partition,
+        partition=options.partition_name,
         budget=options.budget,
         kernel=options.kernel_name,
         stages=tuple(records),
