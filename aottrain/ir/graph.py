@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.ops import OpInfo, OpKind, op_info
-from aottrain.ir.sizes import is_symbolic
+from aottrain.ir.sizes import hint, is_symbolic
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 
@@ -229,6 +229,20 @@ def storage_bytes(node: fx.Node) -> int:
     """Bytes of the storage that a tensor node lives in; 0 for tuples and non-tensors."""
     spec = spec_of(node)
     return 0 if spec is None else spec.storage_bytes
+
+
+def allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """The storages that a call makes, with their bytes: its own, or those of the items of its tuple. Items that
+    nothing reads are the tuple's own: they die with it, when the last item is taken."""
+    if node.op != "call_function" or info(node).is_free:
+        return []
+    if not is_tuple(node):
+        return [(node, storage_bytes(node))]
+    users = [user for user in node.users if user.op == "call_function"]
+    items = [(user, storage_bytes(user)) for user in users]
+    read = {user.args[1] for user in users}
+    unread = [leaf for i, leaf in enumerate(value_of(node)) if i not in read and isinstance(leaf, torch.Tensor)]
+    return [*items, (node, sum(hint(leaf.untyped_storage().nbytes()) for leaf in unread))] if unread else items
 
 
 def module_of(node: fx.Node) -> str:

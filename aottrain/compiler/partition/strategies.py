@@ -301,7 +301,7 @@ _RECOMPUTE = "cheaper to compute again than to keep"
 
 
 def _plan(
-    strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str], budget: float | None = None
+    strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str]
 ) -> PartitionPlan:
     kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.mutated)
     reached = ancestors(demand.demanded, stop=saved)
@@ -317,10 +317,9 @@ def _plan(
         elif _is_dropped(node, demand):
             reasons[node.name] = demand.notes[node]
         else:
-            text = reason(node)
-            reasons[node.name] = text if "computed again" in text else _RECOMPUTE
+            reasons[node.name] = _RECOMPUTE
     total = sum({storage_root(node): storage_bytes(node) for node in kept}.values())
-    return PartitionPlan(strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total, budget)
+    return PartitionPlan(strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total)
 
 
 _STRATEGIES: dict[str, Callable[[Demand], PartitionPlan]] = {
