@@ -30,7 +30,7 @@ PLANS: tuple[Any, ...] = ("save_all", "min_cut", 1.0, 0.5, 0.1, 0.0, "recompute_
 
 
 def options(plan: Any) -> dict[str, Any]:
-    return {"budget": plan} if isinstance(plan, float) else {"partition": plan}
+    return {"budget": plan} if isinstance(plan, int | float) else {"partition": plan}
 
 
 def compiled(target: Any, plan: Any = "min_cut", capture: str = "trace", **more: Any) -> Any:
