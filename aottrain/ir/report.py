@@ -155,6 +155,13 @@ class CompileReport:
     def compile_s(self) -> float:
         return sum(graph.compile_s for graph in self.graphs)
 
+    def explain(self, *, max_rows: int | None = 20) -> str:
+        """What was decided and why, as tables: memory over the step, what is saved, what is computed again, and what
+        each saved value costs and brings. `max_rows` bounds each table of values; None prints all rows."""
+        from aottrain.ir.explain import explain  # it reads this module
+
+        return explain(self, max_rows=max_rows)
+
 
 def add_fallback(report: CompileReport, reason: str) -> bool:
     """Count a call that ran eagerly; True where this reason is new."""

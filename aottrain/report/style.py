@@ -49,6 +49,7 @@ svg.plot { display: block; width: 100%; font-size: 13px; }
 .plot text { fill: var(--dim); } .plot text.label { fill: var(--ink); } .plot .grid { stroke: var(--line); }
 .plot polyline { fill: none; stroke: var(--weak); stroke-width: 2; }
 .plot .ours { fill: var(--c0); } .plot .other { fill: var(--c1); } .plot .beaten { opacity: .4; }
+.plot .mark { stroke: var(--dim); stroke-dasharray: 3 4; }
 .plot .knee { stroke: var(--ink); stroke-width: 2; }
 .scroll { overflow: auto; max-height: 34rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; }

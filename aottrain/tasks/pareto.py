@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aottrain.config import RunConfig
+from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.charts import memory_plot
 from aottrain.report.html import render_curve
-from aottrain.report.text import table
 from aottrain.tasks.compare import for_engine, grouped_logger, shown, train_apart
 from aottrain.tasks.worker import run_apart
 

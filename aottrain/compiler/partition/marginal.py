@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from aottrain.compiler.partition.schedule import Emitter, Schedule, simulate
@@ -47,9 +47,9 @@ def marginals(
             continue
         position, ops = again
         left = saved - {storage}
-        without = Schedule(
-            left, emitter.emit(left, False).forward, (*backward[:position], *ops, *backward[position:])
-        )
+        # A plan with a schedule says when a value is computed again; without one it is once, and kept.
+        rest = backward[position:] if plan.schedule is not None else [i for i in backward[position:] if i not in ops]
+        without = Schedule(left, emitter.emit(left, False).forward, (*backward[:position], *ops, *rest))
         change = None
         if simulated < num_simulated:
             simulated += 1
@@ -87,22 +87,27 @@ class _Places:
         position = self.read.get(storage)
         if position is None:
             return None
-        ops: set[int] = set()
+        if self.written.get(storage, position) < position:  # beside another result of its op
+            return position, []
+        order: dict[int, None] = {}  # as the backward makes what is missing: depth first
         stack = [storage]
         while stack:
-            missing = stack.pop()
-            producer = self.graph.producers[missing]
-            if producer < 0 or missing in self.graph.must:
+            producer = self.graph.producers[stack[-1]]
+            if producer < 0 or stack[-1] in self.graph.must:
                 return None
-            if producer not in ops:
-                ops.add(producer)
-                stack += [s for s in self.graph.ops[producer].reads if not self._is_present(s, storage, position)]
-        return position, sorted(ops)
+            reads = self.graph.ops[producer].reads if producer not in order else ()
+            waiting = [s for s in reads if not self._is_there(s, storage, position, order)]
+            if waiting:
+                stack.extend(reversed(waiting))
+            else:
+                order.setdefault(producer)
+                stack.pop()
+        return position, list(order)
 
-    def _is_present(self, storage: int, without: int, position: int) -> bool:
+    def _is_there(self, storage: int, without: int, position: int, order: Container[int]) -> bool:
         if storage in self.graph.at_hand or (storage in self.schedule.saved and storage != without):
             return True
-        return self.written.get(storage, position) < position
+        return self.graph.producers[storage] in order or self.written.get(storage, position) < position
 
 
 def _first(places: dict[int, int], storages: Iterable[int], position: int) -> None:
