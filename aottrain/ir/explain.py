@@ -26,7 +26,7 @@ from aottrain.ir.units import (
 
 MAX_CELL = 40
 _NUM_ALIVE = 10
-_SAVED = "Saved for backward (recompute: seconds more a step without it; peak then: how the peak would change)"
+_MEANING = " (recompute: how much longer a step takes without it; peak then: how its peak changes)"
 
 
 def explain(report: CompileReport, *, max_rows: int | None = 20) -> str:
@@ -69,7 +69,8 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         rows = [(module, str(count), format_bytes(size)) for module, count, size in by_module(graph.saved)]
         modules = table(("module", "values", "size"), _limit(rows, max_rows), right=[1, 2])
         sections.append("Saved for backward, by module\n" + modules)
-        sections.append(f"{_SAVED}\n" + _value_table(by_size(graph.saved), max_rows))
+        meaning = _MEANING if any(value.peak_change is not None for value in graph.saved) else ""
+        sections.append(f"Saved for backward{meaning}\n" + _value_table(by_size(graph.saved), max_rows))
     if graph.recomputed:
         sections.append("Recomputed in the backward\n" + _value_table(by_cost(graph.recomputed), max_rows))
     stages = [

@@ -1,7 +1,7 @@
 import dataclasses
 
-from aottrain.ir.explain import explain, table
-from aottrain.ir.figures import by_module, with_optimizer
+from aottrain.ir.explain import explain, table, timeline_text
+from aottrain.ir.figures import binned, by_module, signed_bytes, with_optimizer
 from aottrain.ir.report import CompileReport
 from tests.report import example
 
@@ -54,3 +54,41 @@ def test_the_optimizer_counts_in_training_and_once():
 def test_a_program_without_counted_work_is_shown_too():
     graph = dataclasses.replace(example.train_graph(), forward_flops=0, backward_flops=0, recompute_flops=0)
     assert "0 FLOP" in explain(CompileReport(graphs=[graph]))
+
+
+def test_the_memory_over_the_step_is_drawn_in_plain_characters():
+    timeline = example.timeline()
+    lines = timeline_text(timeline, width=14, height=4).splitlines()
+    assert lines[0].startswith("Memory over the step: ") and "in the backward" in lines[0]
+    assert len(lines) == 6 and all(line.isascii() for line in lines)
+    rows = [line.split("|", 1)[1] for line in lines[1:5]]
+    assert rows[-1] == "#" * 14  # something is always alive
+    assert rows[0][timeline.peak // 2] == "#" and not rows[0].startswith("#") and "forward|backwar" in lines[-1]
+
+
+def test_the_largest_of_each_stretch_is_shown():
+    assert binned([1, 5, 2, 9, 3, 3], 3) == [1, 3, 4]
+    assert binned([4, 4], 10) == [0, 1]
+
+
+def test_what_a_value_costs_and_brings_is_in_its_row():
+    report = example.report_with_timeline()
+    text = report.explain(max_rows=None)
+    assert text == explain(report, max_rows=None)
+    line = next(line for line in text.splitlines() if line.startswith("addmm_0 "))
+    assert "1.50 ms" in line and "-1.00 MiB" in line
+    assert "peak then" not in explain(example.report())
+    assert "predicted peak" in text and ", without what library calls allocate inside themselves" in text
+    assert "Alive at the top, the largest 2 of 9" in text and "reserved for others" in text
+
+
+def test_the_optimizer_has_its_place_in_the_timeline():
+    (graph,) = with_optimizer(example.report_with_timeline(), 5 * example.MIB).graphs
+    assert graph.timeline.fixed["optimizer"] == 5 * example.MIB and graph.timeline.fixed["reserved"] == 2 * example.MIB
+    assert max(graph.timeline.totals) == graph.predicted_peak_bytes == sum(graph.memory.values())
+    (graph,) = with_optimizer(example.report_with_timeline(), 9 * example.MIB).graphs
+    assert max(graph.timeline.totals) == graph.predicted_peak_bytes
+
+
+def test_changes_of_bytes_have_a_sign():
+    assert [signed_bytes(n) for n in (-1536, 2**20, 0, None)] == ["-1.50 KiB", "+1.00 MiB", "none", ""]

@@ -53,30 +53,43 @@ def find_blocks(nodes: Iterable[fx.Node], patterns: Sequence[str] = ()) -> dict[
     """The block that each op is in; ops outside of all blocks are left out.
 
     patterns: module paths such as `blocks.*` or `layer.*.attention`. The last names of a path decide: `blocks.*` finds
-    `model.blocks.3` too. Without patterns: the outermost modules that stand in a list beside one alike, else those with
-    numbered names (`block1`, `block2`), else those that run several times.
+    `model.blocks.3` too. Without patterns: see `repeated_blocks`.
 
     Raises ConfigError where a pattern matches no module, or no module is repeated.
     """
-    around = {node: [Block(*entry) for entry in module_stack_of(node) if entry[0]] for node in nodes}
+    around = _modules_around(nodes)
     if patterns:
         return _outermost(around, _named(around, patterns))
+    found = repeated_blocks(around)
+    if not found:
+        raise ConfigError(
+            "partition=checkpoint: the program has no repeated block. Name modules with partition.modules"
+            f" (it has {_examples(around)}), or take another partition"
+        )
+    return found
+
+
+def repeated_blocks(nodes: Iterable[fx.Node]) -> dict[fx.Node, Block]:
+    """The block that each op is in: of the outermost modules that stand in a list beside one alike, else of those with
+    numbered names (`block1`, `block2`), else of those that run several times. Empty where there are none."""
+    around = _modules_around(nodes)
     contents: dict[Block, _Contents] = {}
     for node, candidates in around.items():
         for block in candidates:
             held = contents.setdefault(block, _Contents())
             held.modules.add(candidates[-1].path)
-            if info(node).kind not in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
+            if not info(node).is_free:
                 held.ops[str(node.target)] += 1
                 held.num_products += info(node).kind is OpKind.COMPUTE
     for family_of in (_in_a_list, _numbered, _itself):
         found = _repeated(contents, family_of)
         if found:
             return _outermost(around, found)
-    raise ConfigError(
-        "partition=checkpoint: the program has no repeated block. Name modules with partition.modules"
-        f" (it has {_examples(around)}), or take another partition"
-    )
+    return {}
+
+
+def _modules_around(nodes: Iterable[fx.Node]) -> dict[fx.Node, list[Block]]:
+    return {node: [Block(*entry) for entry in module_stack_of(node) if entry[0]] for node in nodes}
 
 
 def _named(around: Mapping[fx.Node, Sequence[Block]], patterns: Sequence[str]) -> set[Block]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from aottrain.compiler.partition.blocks import Block, find_blocks
+from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.cost import node_seconds
-from aottrain.compiler.partition.knapsack import knapsack
+from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.min_cut import min_vertex_cut
 from aottrain.compiler.partition.peaked import Family, find_family, plan_of
@@ -134,6 +134,8 @@ def plan_family(joint: JointGraph, reserved_bytes: int = 0, cost: str = "rooflin
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
     others += [knapsack_cut(demand, int(fraction * others[0].saved_bytes)) for fraction in _KNAPSACKS]
+    blocks = repeated_blocks(_early(joint))
+    others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
     return find_family(joint, others, dict(demand.marks), reserved_bytes, cost)
 
 
@@ -172,10 +174,13 @@ def checkpoint(joint: JointGraph, modules: Sequence[str] = ()) -> PartitionPlan:
 
     modules: paths of the blocks, as patterns; () finds them. Raises ConfigError where there are none.
     """
-    tangents = joint.inputs_of(InputKind.TANGENT)
-    late = descendants(tangents)
-    early = [node for node in calls(joint.graph) if node not in late and not is_size(node)]
-    return min_cut(find_demand(joint, find_blocks(early, modules) if tangents else None), "checkpoint")
+    trains = bool(joint.inputs_of(InputKind.TANGENT))
+    return min_cut(find_demand(joint, find_blocks(_early(joint), modules) if trains else None), "checkpoint")
+
+
+def _early(joint: JointGraph) -> list[fx.Node]:
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    return [node for node in calls(joint.graph) if node not in late and not is_size(node)]
 
 
 def by_policy(demand: Demand, policy: Policy) -> PartitionPlan:
@@ -201,7 +206,7 @@ def knapsack_cut(demand: Demand, capacity: int) -> PartitionPlan:
     room = max(capacity - sum(storage_bytes(node) for node in must), 0)
     compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
     sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
-    kept = {compute[i] for i in knapsack(sizes, worth, room)}
+    kept = {compute[i] for i in dp(sizes, worth, room)}
     return _plan(
         f"knapsack {capacity}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept)
     )
