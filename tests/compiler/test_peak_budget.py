@@ -235,15 +235,15 @@ class Tabled(nn.Module):
 
 @pytest.fixture(scope="module")
 def tabled() -> list[Family]:
-    """Families of the trunk on tables of 100 and of 100,000 rows."""
-    x, indices = torch.randn(64, 128, 16), torch.arange(64 * 128).view(64, 128) % 100
-    return [plan_family(joint_of(Tabled(rows), x, indices)) for rows in (100, 100_000)]
+    """Families of the trunk on tables of as many rows as there are tokens, and of 100,000."""
+    x, indices = torch.randn(64, 128, 16), torch.arange(64 * 128).view(64, 128)
+    return [plan_family(joint_of(Tabled(rows), x, indices)) for rows in (64 * 128, 100_000)]
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
 def test_an_untied_embedding_does_not_change_what_a_fraction_means(tabled: list[Family], fraction: float) -> None:
     few, many = tabled
-    assert many.fixed_bytes - few.fixed_bytes == (100_000 - 100) * 16 * 4  # the table: alive throughout, in no fraction
+    assert many.fixed_bytes - few.fixed_bytes == (100_000 - 64 * 128) * 16 * 4  # the table: alive throughout, in no fraction
     one, other = (plan_of(family, fraction) for family in tabled)
     assert (one.saved, one.recomputed, one.schedule) == (other.saved, other.recomputed, other.schedule)
     assert few.limit(fraction) == many.limit(fraction)

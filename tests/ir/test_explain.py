@@ -63,7 +63,7 @@ def test_the_memory_over_the_step_is_drawn_in_plain_characters():
     assert len(lines) == 6 and all(line.isascii() for line in lines)
     rows = [line.split("|", 1)[1] for line in lines[1:5]]
     assert rows[-1] == "#" * 14  # something is always alive
-    assert rows[0][timeline.peak // 2] == "#" and not rows[0].startswith("#") and "forward|backwar" in lines[-1]
+    assert rows[0][timeline.peak // 2] == "#" and not rows[0].startswith("#") and "forward|backwa" in lines[-1]
 
 
 def test_the_largest_of_each_stretch_is_shown():

@@ -16,8 +16,14 @@ from aottrain.ir.sizes import concrete, hint, is_symbolic
 from aottrain.runtime.rates import DEFAULT_RATES, rates_for
 from aottrain.runtime.timings import call_seconds
 
+aten = torch.ops.aten
+
 # A Philox block is ten rounds of two wide products and six word operations for four numbers.
 _FLOPS_PER_DRAW = 20
+
+
+# Of their first input they read as many elements as they give.
+_LOOKUPS = (aten.embedding, aten.index, aten.index_select, aten.gather)
 
 
 def node_flops(node: fx.Node) -> int:
@@ -36,10 +42,14 @@ def node_flops(node: fx.Node) -> int:
 
 
 def node_bytes(node: fx.Node) -> int:
-    """Bytes that one call reads and writes in main memory; 0 for views."""
+    """Bytes that one call reads and writes in main memory; 0 for views. Of a table only the rows that are looked up."""
     if node.op != "call_function" or info(node).is_free:
         return 0
-    return _value_bytes(node) + sum(_value_bytes(source) for source in node.all_input_nodes)
+    written = _value_bytes(node)
+    read = [_value_bytes(source) for source in node.all_input_nodes]
+    if getattr(node.target, "overloadpacket", None) in _LOOKUPS:
+        read[0] = min(read[0], written)
+    return written + sum(read)
 
 
 def node_seconds(node: fx.Node) -> float:
