@@ -243,7 +243,7 @@ def tabled() -> list[Family]:
 @pytest.mark.parametrize("fraction", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
 def test_an_untied_embedding_does_not_change_what_a_fraction_means(tabled: list[Family], fraction: float) -> None:
     few, many = tabled
-    assert many.fixed_bytes - few.fixed_bytes == (100_000 - 64 * 128) * 16 * 4  # the table: alive throughout, in no fraction
+    assert many.fixed_bytes - few.fixed_bytes == (100_000 - 64 * 128) * 16 * 4  # alive throughout, in no fraction
     one, other = (plan_of(family, fraction) for family in tabled)
     assert (one.saved, one.recomputed, one.schedule) == (other.saved, other.recomputed, other.schedule)
     assert few.limit(fraction) == many.limit(fraction)
