@@ -21,6 +21,7 @@ _PUBLIC = {
     "empty_cache": "aottrain.runtime.arena",
     "schedule": "aottrain.compiler.scheduling.order",
     "render": "aottrain.compiler.codegen.cpp",
+    "ForwardValue": "aottrain.ir.plan",
     "CompileReport": "aottrain.ir.report",
 }
 

@@ -262,7 +262,7 @@ VIOLATIONS = [
     (long_functions, "recipes/mlp.py", "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES),
     (unfinished_work, "conf/config.yaml", "seed: 1  # TO" + "DO: choose\n"),
     (unfinished_work, "aottrain/cli.py", "def f():\n    raise NotImplemented" + "Error\n"),
-    (unfinished_work, "tests/test_x.py", "import pytest\ndef test_x():\n    pytest.skip()\n"),
+    (unfinished_work, "tests/test_x.py", "import pytest\ndef test_x():\n    pytest.sk" + "ip()\n"),
     (unfinished_work, "tests/test_x.py", "import pytest\n@pytest.mark.x" + "fail\ndef test_x(): pass\n"),
     (machine_paths, "README.md", "run /ho" + "me/me/clone/scripts/train.sh\n"),
     (dead_keys, "conf/config.yaml", "steps: 3\nstpes: 4\n"),

@@ -65,7 +65,7 @@ def compile_call(
     step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
-    wanted = options.partition, options.budget, options.reserved_bytes, options.cost
+    wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     kernel, reason = choose_kernel(options.kernel, parts)

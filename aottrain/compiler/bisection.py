@@ -24,6 +24,7 @@ from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.simplification import simplify
@@ -78,8 +79,9 @@ def bisect(
     target: Callable[..., Any],
     inputs: Sequence[Any],
     *,
-    partition: str | None = None,
+    partition: str | Policy | None = None,
     budget: Any = None,
+    modules: Sequence[str] = (),
     kernel: Kernel = "aten",
     folder: str | Path | None = None,
 ) -> Guilty:
@@ -89,7 +91,7 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    options = check_options(partition, budget, kernel, "trace", "philox", False, "error")
+    options = check_options(partition, budget, kernel, "trace", "philox", False, "error", modules=modules)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -176,7 +178,8 @@ def _ladder(
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
             joint: JointGraph = stages["simplified"]
-            parts = apply_partition(joint, plan_partition(joint, options.partition, options.budget))
+            plan = plan_partition(joint, options.partition, options.budget, modules=options.modules)
+            parts = apply_partition(joint, plan)
             return _run_halves(name, joint, parts, kernel, inputs(joint))
 
         return climb

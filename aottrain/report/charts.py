@@ -1,4 +1,4 @@
-"""The pictures of the reports, as inline SVG: a stacked bar with its legend, bars, memory against time.
+"""The pictures of the reports, as inline SVG: a stacked bar with its legend, bars, memory against time and over a step.
 
 Shapes carry CSS classes only; the colours are in style.py, so that light and dark need no second drawing.
 """
@@ -6,7 +6,7 @@ Shapes carry CSS classes only; the colours are in style.py, so that light and da
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -16,14 +16,17 @@ NUM_COLOURS = 8
 WIDTH = 1000
 
 
-def stacked_bar(parts: Sequence[tuple[str, float, str]], *, title: str) -> str:
-    """One bar of (label, value, value as text) parts and a legend. Parts beyond the eighth share the last colour."""
+def stacked_bar(
+    parts: Sequence[tuple[str, float, str]], *, title: str, colours: Mapping[str, int] | None = None
+) -> str:
+    """One bar of (label, value, value as text) parts and a legend. colours: of each label, by number; without them in
+    order, and parts beyond the eighth share the last one."""
     total = sum(value for _, value, _ in parts)
     if total <= 0:
         return '<p class="dim">nothing to show</p>'
     rectangles, legend, left = [], [], 0.0
     for index, (label, value, text) in enumerate(parts):
-        colour = f"c{min(index, NUM_COLOURS - 1)}"
+        colour = f"c{min(index if colours is None else colours[label], NUM_COLOURS - 1)}"
         width = WIDTH * value / total
         caption = f"<title>{escape(label)}: {escape(text)}</title>"
         rectangles.append(f'<rect class="{colour}" x="{left:.2f}" width="{width:.2f}" height="28">{caption}</rect>')
@@ -145,6 +148,59 @@ def _label(x: float, y: float, text: str, taken: list[Box]) -> str:
     best = min(boxes, key=overlaps)  # the first of equals
     taken.append(best)
     return f'<text class="label" x="{best[0]:.1f}" y="{best[3] - 3:.1f}">{escape(text)}</text>'
+
+
+def area_plot(
+    layers: Sequence[tuple[str, Sequence[float]]],
+    colours: Mapping[str, int],
+    *,
+    split: int,
+    top: int,
+    halves: tuple[str, str],
+) -> str:
+    """Bytes stacked by layer (label, one value for each column), the first at the bottom. split: the column at which
+    the second of the two `halves` begins; top: the column that is marked."""
+    num_columns = len(layers[0][1]) if layers else 0
+    if not num_columns:
+        return '<p class="dim">nothing to show</p>'
+    left, high, right, bottom, height = 90.0, 24.0, WIDTH - 10.0, 280.0, 310
+    sums = [sum(column) for column in zip(*(values for _, values in layers), strict=True)]
+    ticks = _ticks([0, max(*sums, 1)], 1024.0 ** math.floor(math.log(max(*sums, 1), 1024)))
+    width = (right - left) / num_columns
+
+    def up(size: float) -> float:
+        return bottom - (bottom - high) * size / ticks[-1]
+
+    drawn = []
+    for tick in ticks:
+        drawn.append(f'<line class="grid" x1="{left}" y1="{up(tick):.1f}" x2="{right}" y2="{up(tick):.1f}"/>')
+        drawn.append(f'<text x="{left - 8}" y="{up(tick) + 4:.1f}" text-anchor="end">{format_bytes(tick)}</text>')
+    below = [0.0] * num_columns
+    for label, values in layers:
+        above = [a + b for a, b in zip(below, values, strict=True)]
+        if any(values):
+            edges = [*_steps(above, left, width, up), *reversed(_steps(below, left, width, up))]
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in edges)
+            shape = f'<polygon class="c{colours[label]}" points="{points}">'
+            drawn.append(f"{shape}<title>{escape(label)}</title></polygon>")
+        below = above
+    for column, label in ((0, halves[0]), (split, halves[1])):
+        x = left + width * column
+        drawn.append(f'<line class="mark" x1="{x:.1f}" y1="{high}" x2="{x:.1f}" y2="{bottom}"/>')
+        drawn.append(f'<text x="{x + 4:.1f}" y="{bottom + 18}">{escape(label)}</text>')
+    x, y = left + width * (top + 0.5), up(sums[top])
+    anchor = "end" if top > num_columns / 2 else "start"
+    drawn.append(f'<circle class="knee" cx="{x:.1f}" cy="{y:.1f}" r="4" fill="none"/>')
+    text = format_bytes(sums[top])
+    drawn.append(f'<text class="label" x="{x:.1f}" y="{y - 9:.1f}" text-anchor="{anchor}">{text}</text>')
+    name = f"Bytes alive over the step, {text} at the top"
+    return f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{name}">{"".join(drawn)}</svg>'
+
+
+def _steps(
+    values: Sequence[float], left: float, width: float, up: Callable[[float], float]
+) -> list[tuple[float, float]]:
+    return [(left + width * (i + side), up(value)) for i, value in enumerate(values) for side in (0, 1)]
 
 
 def _ticks(values: Sequence[float], unit: float) -> list[float]:

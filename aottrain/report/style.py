@@ -50,6 +50,7 @@ svg.plot { display: block; width: 100%; font-size: 13px; }
 .plot polyline { fill: none; stroke-width: 1.5; opacity: .5; }
 .plot .predicted { stroke: var(--dim); stroke-width: 2; stroke-dasharray: 2 5; stroke-linecap: round; opacity: .9; }
 .plot .beaten { opacity: .45; } .plot .knee { stroke: var(--ink); stroke-width: 2; }
+.plot .mark { stroke: var(--dim); stroke-dasharray: 3 4; }
 .scroll { overflow: auto; max-height: 34rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; }

@@ -114,14 +114,16 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
     import aottrain  # the compiler, which the other engines do without
 
     plan = {
-        "partition": config.partition.strategy,
+        "partition": load_partition(config),
         "budget": config.partition.budget,
+        "modules": config.partition.modules,
         "kernel": load_kernel(config),
     }
     options = {
         "on_unsupported": config.engine.on_unsupported,
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
+        "workspaces": True,
     }
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
@@ -132,18 +134,27 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
 
 
 def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
-    """The kernel's name, or for kernel=custom the function that `kernel.target`, "package.module:name", says."""
-    if config.kernel.target is None:
-        return config.kernel.name
-    module_name, _, path = config.kernel.target.partition(":")
+    """The kernel's name, or for kernel=custom the function that `kernel.target` names."""
+    return config.kernel.name if config.kernel.target is None else _load("kernel.target", config.kernel.target)
+
+
+def load_partition(config: RunConfig) -> str | Callable[..., Any]:
+    """The strategy's name, or for partition=policy the function that `partition.target` names."""
+    partition = config.partition
+    return partition.strategy if partition.target is None else _load("partition.target", partition.target)
+
+
+def _load(key: str, target: str) -> Callable[..., Any]:
+    """The callable at "package.module:name"."""
+    module_name, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
         for name in path.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"kernel.target={config.kernel.target}: cannot be loaded: {error}") from error
+        raise ConfigError(f"{key}={target}: cannot be loaded: {error}") from error
     if not callable(found):
-        raise ConfigError(f"kernel.target={config.kernel.target}: is not a callable")
+        raise ConfigError(f"{key}={target}: is not a callable")
     return found
 
 

@@ -19,10 +19,10 @@ from typing import Any
 from aottrain.config import RunConfig
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
+from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.charts import Mark, memory_plot
 from aottrain.report.html import render_curve
-from aottrain.report.text import table
 from aottrain.tasks.compare import for_engine, shown
 from aottrain.tasks.points import EQUAL_PEAK, Curve, Point, equal_peak_verdicts, judged, planned_peak, predicted_line
 from aottrain.tasks.turns import RunError, TimedRun, timed_training

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from aottrain.config import RunConfig
+from aottrain.ir.figures import with_optimizer
 from aottrain.ir.report import CompileReport, GraphReport
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.memory import eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
-from aottrain.report.figures import with_optimizer
 from aottrain.tasks.build import accumulation_bytes, build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.job import Job

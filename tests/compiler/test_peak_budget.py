@@ -12,13 +12,14 @@ from torch import Tensor, nn
 import aottrain
 from aottrain.compiler.partition.frontier import schedule_of
 from aottrain.compiler.partition.peak import predict_peak
-from aottrain.compiler.partition.peaked import plan_of
+from aottrain.compiler.partition.peaked import Family, plan_of
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
 from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
+from aottrain.ir.graph import calls, module_of
 from aottrain.ir.verify import verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same
@@ -113,7 +114,8 @@ def test_a_smaller_budget_never_has_a_higher_peak_nor_a_cheaper_plan(traced) -> 
 def test_no_strategy_has_a_plan_that_the_family_lacks(traced) -> None:
     joint, _ = traced
     family = plan_family(joint)
-    for strategy in ("save_all", "min_cut", "recompute_all"):
+    blocks = ["checkpoint"] if any("blocks" in module_of(node) for node in calls(joint.graph)) else []
+    for strategy in ("save_all", "min_cut", "recompute_all", *blocks):
         parts = apply_partition(joint, plan_partition(joint, strategy))
         peak = predict_peak(parts, 0, workspaces_of(joint.graph)).total
         assert family.frontier.within(peak - family.fixed_bytes) is not None, strategy
@@ -216,3 +218,40 @@ def test_on_a_chain_of_products_the_family_is_the_optimum_by_brute_force(depth: 
         limit = family.limit(tenth / 10)
         best = min(seconds for peak, seconds in found if peak <= limit)
         assert family.frontier.within(limit).seconds == pytest.approx(best, abs=1e-12)
+
+
+class Tabled(nn.Module):
+    """A trunk, alone or on a table of its own with as many rows as asked for."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = Net(depth=4)
+        self.table = nn.Embedding(num_rows, 16) if num_rows else None
+
+    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+        return self.trunk(x if self.table is None else x + self.table(indices))
+
+
+@pytest.fixture(scope="module")
+def tabled() -> list[Family]:
+    """Families of the trunk on tables of as many rows as there are tokens, and of 100,000."""
+    x, indices = torch.randn(64, 128, 16), torch.arange(64 * 128).view(64, 128)
+    return [plan_family(joint_of(Tabled(rows), x, indices)) for rows in (64 * 128, 100_000)]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+def test_an_untied_embedding_does_not_change_what_a_fraction_means(tabled: list[Family], fraction: float) -> None:
+    few, many = tabled
+    assert many.fixed_bytes - few.fixed_bytes == (100_000 - 64 * 128) * 16 * 4  # alive throughout, in no fraction
+    one, other = (plan_of(family, fraction) for family in tabled)
+    assert (one.saved, one.recomputed, one.schedule) == (other.saved, other.recomputed, other.schedule)
+    assert few.limit(fraction) == many.limit(fraction)
+
+
+def test_where_an_embeddings_gradient_is_the_peak_no_plan_is_slower_than_need_be() -> None:
+    """It is alive when all that was saved is dead: to save less lowers nothing."""
+    family = plan_family(joint_of(Tabled(100_000), torch.randn(2, 8, 16), torch.arange(16).view(2, 8)))
+    assert family.frontier.lowest.peak_bytes >= 100_000 * 16 * 4
+    fastest = min(point.seconds for point in family.frontier.points)
+    assert family.frontier.within(family.limit(0.0)).seconds == fastest

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from aottrain.report.charts import Mark, memory_plot
+from aottrain.report.charts import Mark, area_plot, memory_plot
 
+POLYGON = re.compile(r'<polygon class="c\d" points="([^"]+)"')
 MIB, GIB = 1024.0**2, 1024.0**3
 POINTS = {
     "far apart": [(22 * MIB, 0.05), (900 * MIB, 3.0)],
@@ -46,3 +47,16 @@ def test_labels_cover_neither_marks_nor_each_other():
 
 def test_without_points_there_is_nothing_to_show():
     assert "nothing to show" in memory_plot([], [(1.0, 1.0)], axes=("peak", "step"))
+
+
+def test_layers_are_stacked_to_the_axis_and_the_top_is_marked():
+    layers = [("a", [2 * MIB] * 4), ("none", [0.0] * 4), ("b", [0.0, MIB, 3 * MIB, MIB])]
+    plot = area_plot(layers, {"a": 0, "none": 1, "b": 2}, split=2, top=2, halves=("forward", "backward"))
+    polygons = [[tuple(map(float, point.split(","))) for point in found.split()] for found in POLYGON.findall(plot)]
+    assert len(polygons) == 2  # an empty layer is not drawn
+    assert all(90 <= x <= 990 and 24 <= y <= 280 for polygon in polygons for x, y in polygon)
+    lower, upper = polygons
+    assert sorted(set(lower)) == sorted(set(lower[:8]) | {(x, 280.0) for x, _ in lower[:8]})
+    assert upper[8:] == lower[7::-1]  # the second layer stands on the first
+    assert min(y for _, y in upper) == 24.0 and ">5.00 MiB</text>" in plot
+    assert "nothing to show" in area_plot([], {}, split=0, top=0, halves=("", ""))

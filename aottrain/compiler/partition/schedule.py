@@ -196,6 +196,6 @@ def _sweep(graph: StorageGraph, order: tuple[int, ...], held: set[int], kept: It
         op = ops[i]
         for storage in op.writes:
             now += sizes[storage]
-        live.append(now + op.transient)
+        live.append(now + op.workspace)
         now -= freed[position]
     return live

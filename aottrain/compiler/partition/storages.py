@@ -1,7 +1,7 @@
 """The joint graph contracted to storages: what memory planning reasons about.
 
 An op is a call that allocates; views are free and follow their base; an op with several results is one op with several
-storages. A 48-block transformer's 9,000 nodes become 2,500 ops.
+storages. The 5,337 nodes of a trunk of 48 transformer blocks become 1,445 ops.
 """
 
 from __future__ import annotations
@@ -11,39 +11,38 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from aottrain.compiler.partition.workspace import Workspace
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
+    allocations,
     descendants,
     info,
     is_size,
     is_tuple,
     storage_bytes,
     storage_root,
-    value_of,
     view_source,
 )
 from aottrain.ir.ops import OpKind, is_pure
-from aottrain.ir.sizes import hint
 
 Price = Callable[[fx.Node], float]
-Workspace = Callable[[fx.Node], int]
 
 
 @dataclass(frozen=True)
 class Op:
-    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that
-    only moves memory is computed within the op that reads it; transient: bytes that live only while it runs; order: its
-    place in the joint graph, where early ops that gradient formulas made stand among late ones."""
+    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that only moves
+    memory is computed within the op that reads it; workspace: bytes that it allocates within itself; order: its place
+    in the joint graph, where early ops that gradient formulas made stand among late ones."""
 
     node: fx.Node
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     cost: float
     fused_cost: float
-    transient: int
+    workspace: int
     order: int
     late: bool
 
@@ -86,24 +85,22 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
     calls = [node for node in joint.graph.nodes if node.op == "call_function" and not is_size(node)]
     allocating = [node for node in calls if view_source(node) is None and info(node).kind is not OpKind.STRUCTURE]
 
-    def add(root: fx.Node, producer: int) -> int:
+    def add(root: fx.Node, size: int, producer: int) -> int:
         number[root] = len(graph.sizes)
-        graph.sizes.append(storage_bytes(root))
+        graph.sizes.append(size)
         graph.producers.append(producer)
         graph.roots.append(root)
         return number[root]
 
     for node in joint.placeholders:
-        add(node, -1)
+        add(node, storage_bytes(node), -1)
     for node in sorted(allocating, key=lambda node: node in late):
         index = len(graph.ops)
         reads = _distinct(number[storage_root(s)] for s in node.all_input_nodes if not is_size(s) and not is_tuple(s))
-        results = [user for user in node.users if user.op == "call_function"] if is_tuple(node) else [node]
-        writes = tuple(add(result, index) for result in results)
-        transient = unread_bytes(node) + workspace(node)
+        writes = tuple(add(root, size, index) for root, size in allocations(node))
         seconds = price(node)
         fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
-        graph.ops.append(Op(node, reads, writes, seconds, fused, transient, order[node], node in late))
+        graph.ops.append(Op(node, reads, writes, seconds, fused, workspace(node), order[node], node in late))
     _classify(graph, joint, number)
     return graph
 
@@ -126,15 +123,6 @@ def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]
     graph.demanded = frozenset(reads - late - graph.at_hand)
     impure = {i for op in graph.ops if not is_pure(op.node.target) for i in op.writes}
     graph.must = frozenset(impure | graph.copied)
-
-
-def unread_bytes(node: fx.Node) -> int:
-    """Bytes of a call's tuple items that nothing reads: allocated and freed at once."""
-    if not is_tuple(node):
-        return 0
-    read = {user.args[1] for user in node.users if user.op == "call_function"}
-    items = enumerate(value_of(node))
-    return sum(hint(v.untyped_storage().nbytes()) for i, v in items if i not in read and hasattr(v, "untyped_storage"))
 
 
 def _distinct(values: Iterable[int]) -> tuple[int, ...]:
