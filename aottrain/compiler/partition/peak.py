@@ -109,5 +109,3 @@ def _sweep(
         memory[name] = memory.get(name, 0) + size
     memory["temporaries"] = memory.get("temporaries", 0) + best - sum(memory.values())
     return Peak(best, memory, best_at)
-
-
