@@ -64,14 +64,14 @@ def joint_of(depth: int) -> JointGraph:
     return functional_joint(step, aottrain.analyse(step))
 
 
-def seconds_to_plan(joint: JointGraph, repeats: int) -> float:
-    """The best of a few: other processes only ever add to it."""
+def seconds_to_plan(joint: JointGraph, repeats: int) -> tuple[float, float]:
+    """By the clock and of processor time, each the best of a few: other processes only ever add to them."""
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         aottrain.plan_partition(joint, "budget", 0.3)
-        times.append(time.perf_counter() - start)
-    return min(times)
+        times.append((time.perf_counter() - start, time.process_time() - start_cpu))
+    return min(wall for wall, _ in times), min(cpu for _, cpu in times)
 
 
 def print_curve(joint: JointGraph, peaks: list[str]) -> None:
@@ -108,8 +108,9 @@ def main() -> int:
         parser.error(f"--peaks: {error}")
     for depth in given.depths:
         joint = joint_of(depth)
-        seconds = seconds_to_plan(joint, given.repeats)
-        print(f"{depth:4d} blocks, {len(list(joint.graph.nodes)):6d} nodes: planned in {seconds:.2f} s", flush=True)
+        wall, cpu = seconds_to_plan(joint, given.repeats)
+        nodes = len(joint.graph.nodes)
+        print(f"{depth:4d} blocks, {nodes:6d} nodes: planned in {wall:.2f} s ({cpu:.2f} s of processor)", flush=True)
     if given.peaks:
         print_curve(joint_of(12), given.peaks)
     return 0
