@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.compiler.partition.frontier import schedule_of
+from aottrain.compiler.partition.cost import node_flops
 from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.peaked import Family, plan_of
 from aottrain.compiler.partition.schedule import Emitter, simulate
@@ -98,7 +98,7 @@ def test_every_plan_of_the_family_is_lawful_and_has_the_peak_that_was_simulated(
         parts = apply_partition(joint, plan)
         verify_partition(joint, parts)
         assert predict_peak(parts, 0, workspace).total == family.fixed_bytes + point.peak_bytes
-        assert simulate(graph, schedule_of(graph, point)).peak_bytes == point.peak_bytes
+        assert simulate(graph, point.schedule).peak_bytes == point.peak_bytes
         assert all(plan.reasons[name] for name in (*plan.saved, *plan.recomputed))
 
 
@@ -192,32 +192,40 @@ def test_what_is_no_budget(given) -> None:
         parse_budget(given)
 
 
-@pytest.mark.parametrize("depth", [3, 4])
-def test_on_a_chain_of_products_the_family_is_the_optimum_by_brute_force(depth: int) -> None:
+@pytest.mark.parametrize("widths", [(32, 32, 32, 32), (32, 128, 16, 64), (32, 32, 32, 32, 32), (64, 16, 128, 32, 96)])
+def test_on_a_chain_of_products_saved_bytes_and_flops_are_the_optimum_by_brute_force(widths: tuple[int, ...]) -> None:
+    """At 11 budgets. All saved sets are tried, each with and without forgetting."""
+
     def chain(x: Tensor, *weights: Tensor) -> Tensor:
         for weight in weights:
             x = x @ weight
         return x.sum()
 
-    joint = joint_of(chain, leaf(64, 32), *(leaf(32, 32, seed=i) for i in range(depth)))
+    shapes = list(itertools.pairwise(widths))
+    joint = joint_of(chain, leaf(64, widths[0]), *(leaf(*shape, seed=i) for i, shape in enumerate(shapes)))
     family = plan_family(joint)
     graph = family.frontier.graph
     emitter = Emitter(graph)
+    flops = [node_flops(op.node) for op in graph.ops]
     early = [s for op in graph.ops if not op.late for s in op.writes if s not in graph.outputs]
-    whole = emitter.emit(graph.demanded, False)
-    once = sum(graph.ops[i].cost for i in {*whole.forward, *whole.backward})
     found = []
     for count in range(len(early) + 1):
         for saved in itertools.combinations(early, count):
             for forget in (False, True):
                 schedule = emitter.emit(frozenset(saved) | (graph.outputs & graph.demanded), forget)
-                seconds = sum(graph.ops[i].cost for i in (*schedule.forward, *schedule.backward)) - once
-                found.append((simulate(graph, schedule).peak_bytes, seconds))
-    assert family.frontier.lowest.peak_bytes == min(peak for peak, _ in found)
+                num_bytes = sum(graph.sizes[s] for s in saved)
+                seconds = sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward))
+                spent = sum(flops[i] for i in schedule.backward)
+                found.append((simulate(graph, schedule).peak_bytes, seconds, spent, num_bytes))
+    assert family.frontier.lowest.peak_bytes == min(peak for peak, *_ in found)
     for tenth in range(11):
         limit = family.limit(tenth / 10)
-        best = min(seconds for peak, seconds in found if peak <= limit)
-        assert family.frontier.within(limit).seconds == pytest.approx(best, abs=1e-12)
+        plan = plan_of(family, tenth / 10)
+        best = min(each[1:] for each in found if each[0] <= limit)
+        schedule = family.frontier.within(limit).schedule
+        assert sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward)) == pytest.approx(best[0], rel=1e-12)
+        assert sum(flops[i] for i in schedule.backward) == best[1], tenth
+        assert plan.saved_bytes == best[2], tenth
 
 
 class Tabled(nn.Module):

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
+from aottrain.compiler.partition.repetition import once_for_alike
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula
@@ -67,7 +68,7 @@ def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:
     """Seconds of a node's call. "roofline": node_seconds; "measured": each distinct call is timed once, those of these
     graphs now, others when asked for; what cannot be run alone has its roofline time."""
     if cost == "roofline":
-        return node_seconds
+        return once_for_alike(node_seconds)
     found = _timed(node for graph in graphs for node in calls(graph))
 
     def seconds(node: fx.Node) -> float:

@@ -45,7 +45,7 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0, workspace: Wo
     base = {
         "parameters": sizes[InputKind.PARAMETER],
         "buffers": sizes[InputKind.BUFFER],
-        "batch": sizes[InputKind.BATCH],
+        "batch": sizes[InputKind.BATCH] + (sizes[InputKind.RNG] if parts.num_draws else 0),  # a seed for each call
         "reserved": reserved_bytes,
     }
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import fx
 
@@ -71,9 +72,54 @@ class StorageGraph:
     dropped: frozenset[int] = frozenset()
     tangent_bytes: int = 0
 
-    @property
+    @cached_property
     def early(self) -> range:
         return range(sum(not op.late for op in self.ops))
+
+    # By op, as plain lists: what simulation and search go through most often.
+
+    @cached_property
+    def reads(self) -> list[tuple[int, ...]]:
+        return [op.reads for op in self.ops]
+
+    @cached_property
+    def writes(self) -> list[tuple[int, ...]]:
+        return [op.writes for op in self.ops]
+
+    @cached_property
+    def costs(self) -> list[float]:
+        return [op.cost for op in self.ops]
+
+    @cached_property
+    def workspaces(self) -> list[int]:
+        return [op.workspace for op in self.ops]
+
+    @cached_property
+    def write_bytes(self) -> list[int]:
+        """What each op allocates for its results."""
+        return [sum(self.sizes[s] for s in op.writes) for op in self.ops]
+
+    @cached_property
+    def early_reads(self) -> list[tuple[int, ...]]:
+        """What each op reads of what the forward makes, or of copies of inputs."""
+        late = set().union(*(op.writes for op in self.ops if op.late))
+        return [tuple(s for s in op.reads if s not in late and s not in self.at_hand) for op in self.ops]
+
+    @cached_property
+    def repeatable(self) -> list[int]:
+        """Storages of early ops that may be made a second time, and are not alive anyway."""
+        banned = self.must | self.outputs | self.gradients
+        return [s for i in self.early for s in self.ops[i].writes if s not in banned]
+
+    @cached_property
+    def forwards(self) -> dict[tuple[int, ...], tuple[list[int], dict[int, int]]]:
+        """What schedule.simulate found of each forward program."""
+        return {}
+
+    @cached_property
+    def at_hand_flags(self) -> bytes:
+        """By storage: 1 for what is at hand."""
+        return bytes(s in self.at_hand for s in range(len(self.sizes)))
 
 
 def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGraph:

@@ -133,7 +133,6 @@ def plan_family(joint: JointGraph, reserved_bytes: int = 0, cost: str = "rooflin
     """Every plan that a budget may choose from; cost: how recompute is priced, "roofline" or "measured"."""
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
-    others += [knapsack_cut(demand, int(fraction * others[0].saved_bytes)) for fraction in _KNAPSACKS]
     blocks = repeated_blocks(_early(joint))
     others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
     return find_family(joint, others, dict(demand.marks), reserved_bytes, cost)
@@ -297,8 +296,6 @@ def _output_bytes(node: fx.Node) -> int:
     return sum(storage_bytes(user) for user in node.users)
 
 
-# Of min_cut's saved bytes: plans that join the family of a budget.
-_KNAPSACKS = (0.25, 0.5, 0.75)
 _MARKED = "marked by torch.utils.checkpoint"
 _EDGE = "enters or leaves a region of torch.utils.checkpoint"
 _ANSWERED = {Mark.MUST_SAVE: "saved", Mark.MUST_RECOMPUTE: "recomputed"}

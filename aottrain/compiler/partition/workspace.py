@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
+from aottrain.compiler.partition.repetition import once_for_alike
 from aottrain.ir.graph import calls, info, spec_of, storage_bytes, value_of
 from aottrain.ir.sizes import concrete, hint
 from aottrain.runtime.calls import OpCall
@@ -46,10 +47,12 @@ def call_of(node: fx.Node) -> OpCall | None:
 
 
 def _measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
-    found = {node: call_of(node) for node in nodes}
-    pairs = [(node, call) for node, call in found.items() if call is not None]
-    sizes = workspace_bytes([call for _, call in pairs]).num_bytes
-    return {**dict.fromkeys(found, 0), **{node: size for (node, _), size in zip(pairs, sizes, strict=True)}}
+    alike = once_for_alike(call_of)
+    found = {node: alike(node) for node in nodes}
+    calls = list({id(call): call for call in found.values() if call is not None}.values())
+    sizes = workspace_bytes(calls).num_bytes
+    by_call = {id(call): size for call, size in zip(calls, sizes, strict=True)}
+    return {node: 0 if call is None else by_call[id(call)] for node, call in found.items()}
 
 
 def _layout(argument: Any) -> Any:
