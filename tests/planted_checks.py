@@ -240,6 +240,22 @@ def value_lifetimes() -> None:
     test_values_die_at_their_last_use()
 
 
+@torch.library.custom_op("aottrain_tests::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    return x.exp().t().contiguous().t()
+
+
+@turned.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape)  # the strides are not so
+
+
+def strides_of_custom_ops() -> None:
+    x = values((3, 4), torch.float32, 0)
+    with torch.no_grad():
+        assert_same(compiled(lambda x: turned(x).reshape(-1).exp())(x), turned(x).reshape(-1).exp())
+
+
 def residual_lifetimes() -> None:
     x = values((4, 4), torch.float32, 0).requires_grad_()
     out = compiled(lambda x: x.sin().exp().tanh(), "save_all")(x)

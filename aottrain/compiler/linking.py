@@ -12,7 +12,7 @@ from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
 from aottrain.runtime.executor import Runner, aten_runner
-from aottrain.runtime.program import Pattern, Program, Replay
+from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
 def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Replay | None = None) -> Program:
@@ -46,11 +46,12 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
     return program
 
 
-def _build_backward(parts: PartitionedGraph, kernel: Kernel, pattern: Pattern) -> Runner:
+def _build_backward(parts: PartitionedGraph, kernel: Kernel, pattern: Pattern) -> Backward:
     assert parts.backward is not None
-    return build_runner(
-        specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern), kernel
-    )
+    num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
+    graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
+    residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
+    return Backward(build_runner(graph, kernel), tuple(all(pattern) or bool(node.users) for node in residuals))
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
+from aottrain.compat import global_settings, map_values, no_onednn, no_saved_tensor_hooks, restore_settings
 from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.checks import values_checked
@@ -111,7 +111,7 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
 
 
 def _swap(table: dict[int, Tensor], value: Any) -> Any:
-    return tree_map(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
+    return map_values(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 # Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, and are all leaves.

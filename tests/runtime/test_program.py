@@ -260,6 +260,23 @@ def test_writing_to_a_saved_output_raises_as_in_eager(plan, op):
 
 
 @pytest.mark.parametrize("plan", PLANS)
+def test_writing_to_what_an_unused_output_saved_matters_as_in_eager(plan):
+    def two(x, y):
+        return x.exp(), (y * 2).tanh()
+
+    x, y = leaf(4, 4), leaf(4, 4, seed=1)
+    for call in (two, compiled(two, plan)):
+        used, unused = call(x, y)
+        unused.detach().mul_(3)
+        assert_same(torch.autograd.grad(used.sum(), [x, y], retain_graph=True, allow_unused=True), (x.exp(), None))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(unused.sum(), y, retain_graph=True)
+        torch.autograd.grad(used.sum(), x)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(used.sum(), x)
+
+
+@pytest.mark.parametrize("plan", PLANS)
 def test_saved_tensor_hooks_see_the_residuals_and_may_replace_them(plan):
     inputs = [leaf(6, 6, seed=i) for i in range(3)]
     function = compiled(chain, plan)
