@@ -321,7 +321,13 @@ attribute(
 attribute(
     "tangents not brought to their strides", checks.odd_tangent, program, "_coerce", lambda tangent, spec: tangent
 )
-attribute("inputs of kernels not laid out as traced", checks.strides_of_custom_ops, executor, "_laid_out", lambda node, names: [])
+attribute(
+    "inputs of kernels not laid out as traced",
+    checks.strides_of_custom_ops,
+    executor,
+    "_laid_out",
+    lambda node, names: [],
+)
 attribute("a draw number used twice", checks.two_draws, rng.PhiloxMode, "_next", _reused_draw)
 attribute(
     "every call draws from one seed",
