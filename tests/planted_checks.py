@@ -76,6 +76,18 @@ strides_of_fakes = runs(
     setup=("x0 = values((1, 4), torch.float32, 2).requires_grad_()",),
     wanted="equal but for strides",
 )
+stale_unused_output = runs(
+    "v0 = x0.cumprod(-1)[1:]",
+    "x1 * 2; v0",
+    setup=(SQUARE, SQUARE.replace("x0", "x1")),
+    after=("out[1].detach().mul_(3)",),
+    tangents=("own", ""),
+)
+strides_of_kernels = runs(
+    "v0 = F.logsigmoid(x0)",
+    "F.scaled_dot_product_attention(v0, v0, v0.sin())",
+    setup=("x0 = values((2, 3, 4, 4), torch.float32, 6256).contiguous(memory_format=torch.channels_last)",),
+)
 two_outputs = runs("v0 = x0.argmax(1)", "x0.sin(); v0; (x0 > 0).float()")
 written_layout = runs(
     "v0 = x0.t() * 1",
