@@ -386,10 +386,14 @@ def profiling() -> bool:
     return torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()
 
 
+# Torch 2.11 cannot.
+CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")
+
+
 def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
     """What an autograd.Function has saved; where not wanted, None, and then nobody asks whether it is still the value
     that was saved. Torch that cannot unpack one alone unpacks, and checks, all of them."""
-    if all(wanted) or not hasattr(torch._C._autograd.SavedTensor, "unpack"):
+    if all(wanted) or not CAN_UNPACK_ONE:
         return list(ctx.saved_tensors)
     pairs = zip(ctx._raw_saved_tensors, wanted, strict=True)
     return [saved.unpack() if flag else None for saved, flag in pairs]
