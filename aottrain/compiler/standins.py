@@ -69,17 +69,17 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
     """
     owners = {id(vars(child)): vars(child) for child in module.modules()}.values()
     slots = [
-        (
-            attributes,
-            kind,
-            PerThread(attributes[kind], {name: _stand_in(table, value) for name, value in known.items()}),
-        )
+        (attributes, kind, PerThread(known, {name: _stand_in(table, value) for name, value in known.items()}))
         for attributes in owners
         for kind in ("_parameters", "_buffers")
         if (known := attributes[kind])
     ]
     # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
-    recurrent = [(vars(child), dict(vars(child))) for child in module.modules() if isinstance(child, nn.RNNBase)]
+    recurrent = [
+        (vars(child), {name: value for name, value in vars(child).items() if name.startswith("_flat_weight")})
+        for child in module.modules()
+        if isinstance(child, nn.RNNBase)
+    ]
     for attributes, kind, slot in slots:
         attributes[kind] = slot
     try:
