@@ -17,7 +17,8 @@ from torch import fx
 import aottrain.compiler as pipeline
 import tests.planted_checks as checks
 import tests.planted_guards as served
-from aottrain.compiler import analysis, api, functional, joint, linking, replay, simplification
+from aottrain.compat import CAN_UNPACK_ONE
+from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
 from aottrain.compiler.partition import min_cut, peak, split, strategies, undefined
 from aottrain.ir import verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
@@ -113,6 +114,9 @@ def _(patch: Any) -> None:
 def _(patch: Any) -> None:
     original = analysis.analyse
     patch.setattr(pipeline, "analyse", lambda step: replace(original(step), viewed=frozenset()))
+
+
+attribute("fakes with strides that kernels do not give", checks.strides_of_kernels, fakes, "_RULES", {})
 
 
 @bug("requires_grad of an output turned round", checks.two_outputs)
@@ -321,7 +325,21 @@ attribute(
 attribute(
     "tangents not brought to their strides", checks.odd_tangent, program, "_coerce", lambda tangent, spec: tangent
 )
-attribute("inputs of kernels not laid out as traced", checks.group_norm, executor, "_laid_out", lambda node, names: [])
+if CAN_UNPACK_ONE:
+    attribute(
+        "what unused outputs saved is unpacked",
+        checks.stale_unused_output,
+        program,
+        "saved_tensors",
+        lambda ctx, wanted: list(ctx.saved_tensors),
+    )
+attribute(
+    "inputs of kernels not laid out as traced",
+    checks.strides_of_custom_ops,
+    executor,
+    "_laid_out",
+    lambda node, names: [],
+)
 attribute("a draw number used twice", checks.two_draws, rng.PhiloxMode, "_next", _reused_draw)
 attribute(
     "every call draws from one seed",
