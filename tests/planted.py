@@ -20,7 +20,7 @@ import tests.planted_guards as served
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
 from aottrain.compiler.partition import min_cut, peak, split, strategies, undefined
-from aottrain.ir import verify
+from aottrain.ir import graph, verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
 from aottrain.runtime.program import Program
 
@@ -243,13 +243,24 @@ attribute(
     "the knapsack rounds sizes down",
     checks.knapsack_capacity,
     checks,
-    "knapsack",
+    "dp",
     lambda s, v, c, r=4096: list(range(len(s))),
 )
+_ALLOCATIONS = peak.allocations
 attribute(
-    "tuple items that nothing reads cost nothing", checks.peak_of_unread_items, peak, "_unread_bytes", lambda node: 0
+    "tuple items that nothing reads cost nothing",
+    checks.peak_of_unread_items,
+    peak,
+    "allocations",
+    lambda node: [found for found in _ALLOCATIONS(node) if found[0] is not node or not graph.is_tuple(node)],
 )
-attribute("views allocate in the peak model", checks.peak_of_views, peak, "view_source", lambda node: None)
+attribute(
+    "views allocate in the peak model",
+    checks.peak_of_views,
+    peak,
+    "allocations",
+    lambda node: _ALLOCATIONS(node) or [(node, graph.storage_bytes(node))],
+)
 attribute(
     "undefined tangents not specialised",
     checks.unused_output,
@@ -308,7 +319,7 @@ def _without_offset(info: Any, source: Any) -> Any:
     return _MAKE(info, source)
 
 
-_MAKE, _VALUE = epilogue._make, executor._value
+_MAKE, _VALUE = epilogue._make, executor.value_text
 BUGS["undefined tangents as zeros"] = _materialise, checks.unused_output
 BUGS["version counters not moved"] = _still_versions, checks.stale_input
 attribute("the epilogue forgets the offset", checks.sliced_output, epilogue, "_make", _without_offset)
@@ -353,7 +364,7 @@ attribute(
     "infinity loses its sign",
     checks.infinity,
     executor,
-    "_value",
+    "value_text",
     lambda v, names: "inf" if v == -float("inf") else _VALUE(v, names),
 )
 attribute("values live to the end", checks.value_lifetimes, executor, "_last_uses", lambda graph: {})

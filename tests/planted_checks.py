@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import CAN_UNPACK_ONE
-from aottrain.compiler.partition.knapsack import knapsack
+from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.min_cut import min_vertex_cut
 from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.split import apply_partition
@@ -226,7 +226,7 @@ def cheapest_cut() -> None:
 
 def knapsack_capacity() -> None:
     sizes = [600, 600, 500]
-    assert sum(sizes[i] for i in knapsack(sizes, [1.0, 1.0, 1.5], 1000, 1)) <= 1000
+    assert sum(sizes[i] for i in dp(sizes, [1.0, 1.0, 1.5], 1000, 1)) <= 1000
 
 
 def peak_of_unread_items() -> None:
