@@ -28,6 +28,7 @@ ENGINES = ("aot", "eager", "torch_compile")
 STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
 COSTS = ("roofline", "measured")
 KERNELS = ("aten", "custom")
+LOSS_HEADS = ("auto", "chunked", "whole")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class PartitionConfig:
 class KernelConfig:
     name: str = setting("aten", one_of=KERNELS)
     target: str | None = None
+    loss_head: str = setting("auto", one_of=LOSS_HEADS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -261,6 +261,7 @@ def compile(
     on_unsupported: str = "eager",
     reserved_bytes: int = 0,
     cost: str = "roofline",
+    loss_head: str = "auto",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -274,6 +275,9 @@ def compile(
         "measured" (each distinct operator call is timed once; both are kept on disk).
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
     kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    loss_head: "chunked": a linear layer followed by cross-entropy is computed in chunks of rows, loss and gradients
+        together, without the logits ever whole in memory; "whole": op by op; "auto": chunked, but for kernel="aten" and
+        a callable. `.report.graphs[i].loss_heads` says what was done, and why.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
@@ -287,7 +291,8 @@ def compile(
     `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options; calls
     raise BudgetError where no plan's peak is within the budget.
     """
-    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost)
+    plan = reserved_bytes, cost, loss_head
+    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported, *plan)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

@@ -22,6 +22,7 @@ from aottrain.compiler.capture import CapturedStep, enter_primals
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
+from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
@@ -80,6 +81,7 @@ def bisect(
     partition: str | None = None,
     budget: Any = None,
     kernel: Kernel = "aten",
+    loss_head: str = "auto",
     folder: str | Path | None = None,
 ) -> Guilty:
     """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`.
@@ -88,7 +90,7 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    options = check_options(partition, budget, kernel, "trace", "philox", False, "error")
+    options = check_options(partition, budget, kernel, "trace", "philox", False, "error", loss_head=loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -174,7 +176,7 @@ def _ladder(
 
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
-            joint: JointGraph = stages["simplified"]
+            joint: JointGraph = stages.get("chunked loss head", stages["simplified"])
             parts = apply_partition(joint, plan_partition(joint, options.partition, options.budget))
             return _run_halves(name, joint, parts, kernel, inputs(joint))
 
@@ -184,9 +186,15 @@ def _ladder(
         whole("joint", lambda: trace_joint(step, analysis)),
         whole("functional", lambda: functionalize(stages["joint"])),
         whole("simplified", lambda: simplify(stages["functional"])),
-        halves("partitioned", "aten"),
     ]
+    if options.chunks_loss_head:
+        rungs.append(whole("chunked loss head", lambda: _chunk(stages["simplified"])))
+    rungs.append(halves("partitioned", "aten"))
     return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
+
+
+def _chunk(joint: JointGraph) -> JointGraph:
+    return chunk_loss_heads(joint, find_loss_heads(joint))
 
 
 def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: Kernel, given: list[Tensor]) -> _Rung:

@@ -14,6 +14,7 @@ KERNELS = ("aten", "cpp")
 CAPTURES = ("dynamo", "trace")
 COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")
+LOSS_HEADS = ("auto", "chunked", "whole")
 ON_UNSUPPORTED = ("eager", "error")
 
 Kernel = str | Callable[..., Any]
@@ -32,6 +33,14 @@ class CompileOptions:
     on_unsupported: str = "eager"
     reserved_bytes: int = 0
     cost: str = "roofline"
+    loss_head: str = "auto"
+
+    @property
+    def chunks_loss_head(self) -> bool:
+        """Whether a loss head may be computed in chunks, which rounds otherwise than eager: by default not for the
+        oracle, nor for a backend of the caller's, which may not know our op."""
+        generated = isinstance(self.kernel, str) and self.kernel != "aten"
+        return self.loss_head == "chunked" or (self.loss_head == "auto" and generated)
 
     @property
     def kernel_name(self) -> str:
@@ -40,7 +49,7 @@ class CompileOptions:
 
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
-    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost")
+    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost", "loss_head")
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
@@ -58,6 +67,7 @@ def check_options(
     on_unsupported: str,
     reserved_bytes: int = 0,
     cost: str = "roofline",
+    loss_head: str = "auto",
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -81,10 +91,13 @@ def check_options(
         mistakes.append(f"reserved_bytes={reserved_bytes!r} is no number of bytes; allowed: 0 and above")
     if cost not in COSTS:
         mistakes.append(f"cost={cost!r} is not known; allowed: {', '.join(COSTS)}")
+    if loss_head not in LOSS_HEADS:
+        mistakes.append(f"loss_head={loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
     if not isinstance(dynamic, bool):
         mistakes.append(f"dynamic={dynamic!r} is not known; allowed: True, False")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost)
+    plan = reserved_bytes, cost, loss_head
+    return CompileOptions(partition, budget, kernel, capture, rng, dynamic, on_unsupported, *plan)

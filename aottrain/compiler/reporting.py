@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.loss_head import LossHead
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.cost import node_flops, total_flops
 from aottrain.compiler.partition.peak import predict_peak
@@ -39,6 +40,7 @@ def describe(
     parts: PartitionedGraph,
     options: CompileOptions,
     records: Sequence[StageRecord],
+    heads: Sequence[LossHead] = (),
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
     by_name = {node.name: node for node in joint.graph.nodes}
@@ -75,6 +77,7 @@ def describe(
         backward_text="" if parts.backward is None else graph_text(parts.backward),
         num_draws=joint.num_draws,
         curve=plan.curve,
+        loss_heads=tuple(map(str, heads)),
     )
 
 

@@ -79,6 +79,7 @@ class GraphReport:
     curve: tuple[tuple[int, float], ...] = ()
     kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
     arena_bytes: int = 0
+    loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
 
     @property
     def compile_s(self) -> float:

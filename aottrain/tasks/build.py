@@ -109,6 +109,7 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "partition": config.partition.strategy,
         "budget": config.partition.budget,
         "kernel": load_kernel(config),
+        "loss_head": config.kernel.loss_head,
     }
     options = {
         "on_unsupported": config.engine.on_unsupported,
