@@ -37,9 +37,9 @@ aten = torch.ops.aten
 _LAYOUT = (aten.view.default, aten._unsafe_view.default)  # rows of the last dimension stay rows
 _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _RESULTS = ("loss", "num_counted", "unit_hidden", "unit_weight", "unit_bias")  # of the op
-# Logits of a chunk, in bytes, and the fewest and most rows. On a CPU they stay in the cache, unless the weights are
-# then read too often for what is computed with them; a GPU is kept busy by larger products.
-_CHUNKS = {"cpu": (8 << 20, 256, 1024), "cuda": (128 << 20, 1024, 8192)}
+# Logits of a chunk, in bytes, and the fewest rows. On a CPU they stay in the cache, unless the weights would then be
+# read too often for what is computed with them; a GPU is kept busy by larger products.
+_CHUNKS = {"cpu": (8 << 20, 256), "cuda": (128 << 20, 1024)}
 
 
 @dataclass(frozen=True)
@@ -231,12 +231,11 @@ def _rows_of_chunk(layer: Layer, gradients: Gradients | None, wanted: int | None
     if wanted is not None:
         return wanted
     _require(logits.device.type in _CHUNKS, f"no size of chunk is known for {logits.device.type}")
-    target, fewest, most = _CHUNKS[logits.device.type]
-    most_rows = min(max(target // (max(classes, 1) * logits.dtype.itemsize), fewest), most)
-    num_chunks = -(-rows // most_rows)
-    _require(num_chunks > 1, f"its {rows} rows are no more than one chunk")
-    chunk = -(-rows // num_chunks)
-    chunk = min(-(-chunk // 16) * 16, most_rows)
+    num_bytes, fewest = _CHUNKS[logits.device.type]
+    most = max(num_bytes // (max(classes, 1) * logits.dtype.itemsize), fewest)
+    num_chunks = -(-rows // most)
+    _require(num_chunks > 1, f"its logits are no more than one chunk ({format_bytes(logits.nbytes)})")
+    chunk = min(-(-rows // num_chunks // 16) * 16, most)
     # The log-probabilities and their gradient, against a chunk of logits and the gradients that the forward leaves.
     kept = 0 if gradients is None else (rows if gradients.hidden else 0) + (classes if gradients.weight else 0)
     _require(chunk * classes + kept * width < 2 * rows * classes, "the gradients to keep are larger than the logits")
@@ -251,8 +250,10 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
     inputs = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
     with graph.inserting_before(loss):
         arguments = (*inputs, loss.args[1], loss.args[3], loss.args[4], dtype, head.chunk, wanted)
-        fused = _call(graph, torch.ops.aottrain.linear_cross_entropy.default, arguments, loss, "loss_head")
-        items = [_call(graph, operator.getitem, (fused, i), loss, name) for i, name in enumerate(_RESULTS)]
+        fused = _call(
+            graph, torch.ops.aottrain.linear_cross_entropy.default, arguments, new[layer.product], "loss_head"
+        )
+        items = [_call(graph, operator.getitem, (fused, i), fused, name) for i, name in enumerate(_RESULTS)]
     for user in list(loss.users):
         user.replace_all_uses_with(items[int(user.args[1])])  # type: ignore[arg-type]
     if gradients is None:
@@ -266,6 +267,8 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
             if _spec(result).shape != _spec(unit).shape:
                 unit = _call(graph, aten.view.default, (unit, list(_spec(result).shape)), result, "unit_view")
             scaled = _call(graph, aten.mul.Tensor, (unit, new[gradients.upstream]), result, "scaled")
+            if _spec(result).dtype != _spec(scaled).dtype:  # rounded once, as the product that it stands for
+                scaled = _call(graph, aten._to_copy.default, (scaled,), result, dtype=_spec(result).dtype)
         result.replace_all_uses_with(scaled)
 
 
@@ -280,13 +283,15 @@ def _untransposed(node: fx.Node) -> fx.Node:
         node = twice
 
 
-def _call(graph: fx.Graph, target: Any, arguments: tuple[Any, ...], like: fx.Node, name: str = "") -> fx.Node:
+def _call(
+    graph: fx.Graph, target: Any, arguments: tuple[Any, ...], like: fx.Node, name: str | None = None, **more: Any
+) -> fx.Node:
     """A call with the value that it gives for fakes, written where `like` was."""
-    node = graph.create_node("call_function", target, arguments, {}, name or None)
+    node = graph.create_node("call_function", target, arguments, more, name)
     copy_provenance(like, node)
     given = [value_of(value) if isinstance(value, fx.Node) else value for value in arguments]
     with getattr(given[0], "fake_mode", nullcontext()):
-        set_value(node, target(*given))
+        set_value(node, target(*given, **more))
     return node
 
 

@@ -45,8 +45,8 @@ def _linear_cross_entropy(
 
     reduction: MEAN over the rows whose target is not ignore_index, or SUM; chunk: rows at a time; wanted: which
     gradients to compute, of hidden, weight and bias. Returns the loss and the number of rows that count, both 0-dim of
-    softmax_dtype, and the three gradients; one that is not wanted has no elements. Raises IndexError for a target that
-    is no class.
+    softmax_dtype, and the three gradients, those of weight and bias in float32 at least; one that is not wanted has no
+    elements. Raises IndexError for a target that is no class.
     """
     rows = len(hidden)
     counted = (target != ignore_index).sum().to(softmax_dtype)
@@ -74,17 +74,16 @@ def _multiply(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tenso
 
 
 class _Gradients:
-    """The three gradients while they grow. What is summed over chunks is summed in float32 at least, and rounded once
-    at the end."""
+    """The three gradients while they grow. What is summed over chunks is summed in float32 at least."""
 
     def __init__(self, hidden: Tensor, weight: Tensor, wanted: Sequence[bool]):
         self._inputs = hidden, weight
         self._wanted = wanted
         self._wide = torch.promote_types(hidden.dtype, torch.float32)
-        nothing = hidden.new_empty(0)
-        self.hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if wanted[0] else nothing
-        self.weight = self._zeros(*weight.shape) if wanted[1] else nothing
-        self.bias = self._zeros(len(weight)) if wanted[2] else nothing
+        shape = hidden.shape if wanted[0] else (0,)
+        self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        self.weight = self._zeros(*weight.shape) if wanted[1] else self._zeros(0)
+        self.bias = self._zeros(len(weight) if wanted[2] else 0)
         narrow = wanted[1] and self._wide != hidden.dtype
         self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if narrow else None
 
@@ -105,9 +104,7 @@ class _Gradients:
             self.bias.add_(gradient.sum(0, dtype=self._wide))
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
-        self._product = None
-        dtype = self._inputs[0].dtype
-        return self.hidden, self.weight.to(dtype), self.bias.to(dtype)
+        return self.hidden, self.weight, self.bias
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._wide, device=self._inputs[0].device)
@@ -138,6 +135,7 @@ def _aten_rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
 # out as from the ops that this stands for; a row that does not count has the gradient 0 * softmax.
 _NATIVE = """\
 #include <cstdint>
+extern "C" int omp_get_thread_num(void);
 #define INLINE static inline __attribute__((always_inline))
 struct bf16 { uint16_t bits; };
 INLINE float widen(float x) { return x; }
@@ -171,43 +169,45 @@ template <class T> INLINE float largest(const T* x, int64_t count) {
   for (int j = 0; j < LANES; j++) m = lane[j] > m ? lane[j] : m;
   return m;
 }
-template <class T> INLINE double sum_exp(const T* x, int64_t count, float m) {
+template <class T> INLINE double sum_exp(const T* x, int64_t count, float m, float* e) {
   double total = 0;
   for (int64_t start = 0; start < count; start += BLOCK) {
     const int64_t end = start + BLOCK < count ? start + BLOCK : count;
     float part = 0;
     #pragma omp simd reduction(+ : part)
-    for (int64_t i = start; i < end; i++) part += exp_(widen(x[i]) - m);
+    for (int64_t i = start; i < end; i++) part += e[i] = exp_(widen(x[i]) - m);
     total += part;
   }
   return total;
 }
 // Returns 0, or one more than a row whose target is no class.
-template <class T> INLINE int64_t run(T* logits, const int64_t* target, float* losses, int64_t rows, int64_t classes,
-                                      int64_t ignored, float scale, int wanted, int threads) {
+template <class T> INLINE int64_t run(T* logits, float* scratch, const int64_t* target, float* losses, int64_t rows,
+                                      int64_t classes, int64_t ignored, float scale, int wanted, int threads) {
   int64_t wrong = 0;
   #pragma omp parallel for schedule(static) num_threads(threads) reduction(max : wrong)
   for (int64_t row = 0; row < rows; row++) {
-    T* __restrict x = logits + row * classes;
+    T* x = logits + row * classes;
+    float* e = sizeof(T) == sizeof(float) ? (float*)x : scratch + omp_get_thread_num() * classes;
     const int64_t t = target[row];
     const bool counts = t != ignored;
     if (counts && (t < 0 || t >= classes)) { wrong = row + 1; continue; }
     const float m = largest(x, classes);
-    const double sum = sum_exp(x, classes, m);
-    losses[row] = counts ? (float)__builtin_log(sum) - (widen(x[t]) - m) : 0.0f;
+    const float own = counts ? widen(x[t]) - m : 0.0f;
+    const double sum = sum_exp(x, classes, m, e);
+    losses[row] = counts ? (float)__builtin_log(sum) - own : 0.0f;
     if (!wanted) continue;
     const float factor = counts ? (float)(scale / sum) : (float)(0.0 * sum);
-    const float own = counts ? (float)((exp_(widen(x[t]) - m) - sum) * (scale / sum)) : 0.0f;
+    const float first = counts ? (float)((e[t] - sum) * (scale / sum)) : 0.0f;
     #pragma omp simd
-    for (int64_t i = 0; i < classes; i++) store(x + i, exp_(widen(x[i]) - m) * factor);
-    if (counts) store(x + t, own);
+    for (int64_t i = 0; i < classes; i++) store(x + i, e[i] * factor);
+    if (counts) store(x + t, first);
   }
   return wrong;
 }
 #define ENTRY(name, T) \\
-  extern "C" int64_t name(T* x, const int64_t* t, float* l, int64_t rows, int64_t classes, int64_t ignored, \\
-                          float scale, int wanted, int threads) { \\
-    return run(x, t, l, rows, classes, ignored, scale, wanted, threads); }
+  extern "C" int64_t name(T* x, float* s, const int64_t* t, float* l, int64_t rows, int64_t classes, \\
+                          int64_t ignored, float scale, int wanted, int threads) { \\
+    return run(x, s, t, l, rows, classes, ignored, scale, wanted, threads); }
 ENTRY(loss_rows_float32, float)
 ENTRY(loss_rows_bfloat16, bf16)
 """
@@ -224,14 +224,15 @@ def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype) -> 
         return None
     function = getattr(library, name)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    function.argtypes = (*[pointer] * 3, *[integer] * 3, ctypes.c_float, ctypes.c_int, ctypes.c_int)
+    function.argtypes = (*[pointer] * 4, *[integer] * 3, ctypes.c_float, ctypes.c_int, ctypes.c_int)
     function.restype = integer
 
     def rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
         scale = 1.0 / (rows.counted.item() or 1.0) if rows.reduction == MEAN else 1.0
-        target = rows.target.contiguous()
-        places = logits.data_ptr(), target.data_ptr(), losses.data_ptr()
-        plan = scale, rows.wanted, torch.get_num_threads()
+        target, threads = rows.target.contiguous(), torch.get_num_threads()
+        scratch = losses.new_empty(0 if logits.dtype == torch.float32 else threads * logits.shape[1])
+        places = logits.data_ptr(), scratch.data_ptr(), target.data_ptr(), losses.data_ptr()
+        plan = scale, rows.wanted, threads
         wrong = function(*places, *logits.shape, rows.ignore_index, *plan)
         if wrong:
             raise IndexError(f"Target {int(target[wrong - 1])} is out of bounds.")
@@ -257,5 +258,9 @@ def _(
 ) -> tuple[Tensor, ...]:
     number = hidden.new_empty((), dtype=softmax_dtype)
     shapes = hidden.shape, weight.shape, (len(weight),)
-    gradients = [hidden.new_empty(shape if flag else (0,)) for shape, flag in zip(shapes, wanted, strict=True)]
+    wide = torch.promote_types(hidden.dtype, torch.float32)
+    gradients = [
+        hidden.new_empty(shape if flag else (0,), dtype=dtype)
+        for shape, dtype, flag in zip(shapes, (hidden.dtype, wide, wide), wanted, strict=True)
+    ]
     return number, torch.empty_like(number), *gradients

@@ -21,9 +21,9 @@ from tests.compiler.programs import joint_inputs, joint_of, run_joint, run_parts
 from tests.numerics.comparison import PLANS, assert_same, compiled
 from tests.numerics.tolerance import assert_close
 
-ROWS, WIDTH, CLASSES = 2080, 16, 96
+ROWS, WIDTH, CLASSES = 1040, 16, 4096
 FUSED = "aottrain.linear_cross_entropy.default"
-HUGE_ROWS = 16 * ROWS
+MANY_ROWS = 4 * ROWS
 
 
 class Model(nn.Module):
@@ -86,7 +86,8 @@ def test_the_answer_is_eagers_within_rounding(name, scale):
     exact_model.autocast = False
     exact = gradients(exact_model, exact_model, batch(), scale)
     (graph,) = call.report.graphs
-    assert "in 3 chunks of 704 of 2080 rows" in graph.loss_heads[0]
+    chunks = "2 chunks of 528" if name == "autocast" else "3 chunks of 352"
+    assert f"in {chunks} of 1040 rows" in graph.loss_heads[0]
     assert FUSED.removesuffix(".default") in graph.forward_text and "log_softmax" not in graph.forward_text
     assert graph.stages[5].name == "chunk_loss_heads"
     for ours, theirs, true in zip(got, wanted, exact, strict=True):
@@ -208,23 +209,21 @@ def test_regions_of_checkpoint_are_left_to_the_user():
 
 
 def test_it_is_done_where_it_saves_memory():
-    assert "no more than one chunk" in heads_of(Model(), given=batch(600))[0].reason
-    wide = nn.Linear(8 * WIDTH, 8)
-    hidden, target = torch.randn(1026, 8 * WIDTH, requires_grad=True), torch.zeros(1026, dtype=torch.int64)
-    (head,) = heads_of(
-        lambda h, t, w, b: F.cross_entropy(F.linear(h, w, b), t), given=(hidden, target, wide.weight, wide.bias)
-    )
+    assert "no more than one chunk" in heads_of(Model(), given=batch(400))[0].reason
+    weight = torch.empty(CLASSES, 1024, requires_grad=True)
+    hidden, target = torch.empty(600, 1024, requires_grad=True), torch.zeros(600, dtype=torch.int64)
+    (head,) = heads_of(lambda h, t, w: F.cross_entropy(F.linear(h, w), t), given=(hidden, target, weight))
     assert head.reason == "the gradients to keep are larger than the logits"
 
 
-@pytest.mark.parametrize("classes, rows", [(8192, 256), (32768, 256), (2048, 1024), (64, 1024), (5000, 416)])
+@pytest.mark.parametrize("classes, rows", [(8192, 256), (32768, 256), (2048, 832), (5000, 416)])
 def test_logits_of_a_chunk_stay_in_the_cache(classes, rows):
     def loss(hidden, weight, target):
         return F.cross_entropy(F.linear(hidden, weight), target)
 
-    hidden, weight = torch.empty(ROWS * 4, 8), torch.empty(classes, 8)
-    (head,) = heads_of(loss, given=(hidden, weight, torch.zeros(ROWS * 4, dtype=torch.int64)))
-    assert head.chunk == pytest.approx(rows, rel=0.15) and head.chunk % 16 == 0
+    hidden, weight = torch.empty(MANY_ROWS, 8), torch.empty(classes, 8)
+    (head,) = heads_of(loss, given=(hidden, weight, torch.zeros(MANY_ROWS, dtype=torch.int64)))
+    assert head.chunk == rows
 
 
 def test_symbolic_sizes_are_left_whole():
@@ -283,12 +282,12 @@ def test_what_is_saved_and_the_peak():
     reports = {}
     for choice in ("whole", "chunked"):
         call = compiled(Model(), 1.0, loss_head=choice)
-        reports[choice] = call.prepare(*batch(HUGE_ROWS))
-    logits = HUGE_ROWS * CLASSES * 4
+        reports[choice] = call.prepare(*batch(MANY_ROWS))
+    logits = MANY_ROWS * CLASSES * 4
     whole, chunked = reports["whole"], reports["chunked"]
     assert max(record.num_bytes for record in whole.saved) == logits
-    assert max(record.num_bytes for record in chunked.saved) == HUGE_ROWS * WIDTH * 4
-    assert chunked.saved_bytes <= whole.saved_bytes - logits + (HUGE_ROWS + CLASSES) * WIDTH * 4
+    assert max(record.num_bytes for record in chunked.saved) == MANY_ROWS * WIDTH * 4
+    assert chunked.saved_bytes <= whole.saved_bytes - logits + (MANY_ROWS + CLASSES) * WIDTH * 4
     assert chunked.predicted_peak_bytes < whole.predicted_peak_bytes - 1.5 * logits
     assert chunked.forward_flops + chunked.backward_flops == pytest.approx(
         whole.forward_flops + whole.backward_flops, rel=0.2

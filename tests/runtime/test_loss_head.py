@@ -50,7 +50,9 @@ def eager(hidden, weight, bias, target, reduction="mean", softmax_dtype=None):
 def chunked(hidden, weight, bias, target, reduction="mean", softmax_dtype=torch.float32, chunk=16, wanted=None):
     wanted = wanted or [True, True, bias is not None]
     found = op(hidden, weight, bias, target, REDUCTIONS[reduction], -100, softmax_dtype, chunk, wanted)
-    return [found[0], *(value for value, flag in zip(found[2:], wanted, strict=True) if flag)]
+    made = [found[2], *(value.to(hidden.dtype) for value in found[3:])]
+    assert all(value.dtype == torch.promote_types(hidden.dtype, torch.float32) for value in found[3:])
+    return [found[0], *(value for value, flag in zip(made, wanted, strict=True) if flag)]
 
 
 def error(got, exact):
