@@ -118,6 +118,7 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "budget": config.partition.budget,
         "modules": config.partition.modules,
         "kernel": load_kernel(config),
+        "loss_head": config.kernel.loss_head,
     }
     options = {
         "on_unsupported": config.engine.on_unsupported,
