@@ -9,6 +9,7 @@ from torch import fx
 
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import cpp_runner
+from aottrain.compiler.codegen.triton_programs import triton_runner
 from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
@@ -58,6 +59,8 @@ def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
     """A boxed function that runs one graph by the chosen backend."""
     if kernel == "cpp":
         return cpp_runner(graph)
+    if kernel == "triton":
+        return triton_runner(graph)
     if isinstance(kernel, str):
         return aten_runner(graph)
     examples = [value_of(node) for node in placeholders(graph)]

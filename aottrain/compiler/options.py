@@ -10,7 +10,7 @@ from aottrain.errors import ConfigError
 from aottrain.ir.budget import Budget, parse_budget
 
 STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
-KERNELS = ("aten", "cpp")
+KERNELS = ("aten", "cpp", "triton")
 CAPTURES = ("dynamo", "trace")
 COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")

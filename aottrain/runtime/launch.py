@@ -62,7 +62,9 @@ def _kernel(call: KernelCall, launch: Launch, names: dict[str, Any]) -> list[str
         assert facts is not None
         dtype = "k_" + str(facts.dtype).replace(".", "_")
         names[dtype] = facts.dtype
-        lines.append(f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype})")
+        device = "k_" + str(facts.device).replace(":", "_")
+        names[device] = facts.device
+        lines.append(f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})")
     name = f"launch_{call.kernel.name}"
     names[name] = launch
     lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
