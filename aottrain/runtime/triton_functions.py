@@ -88,51 +88,56 @@ def erf(x):
 
 @triton.jit
 def log10(x):
-    if not INTERPRETED:
+    if INTERPRETED:
+        return (tl.log(x.to(tl.float64)) * 0.4342944819032518).to(x.dtype)
+    else:
         return libdevice.log10(x)
-    return (tl.log(x.to(tl.float64)) * 0.4342944819032518).to(x.dtype)
 
 
 @triton.jit
 def expm1(x):
     """A short series near zero, where exp(x) - 1 cancels."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        series = t * (1 + t * (0.5 + t * (1 / 6 + t * (1 / 24 + t / 120))))
+        return tl.where(tl.abs(t) < 0.001, series, tl.exp(t) - 1).to(x.dtype)
+    else:
         return libdevice.expm1(x)
-    t = x.to(tl.float64)
-    series = t * (1 + t * (0.5 + t * (1 / 6 + t * (1 / 24 + t / 120))))
-    return tl.where(tl.abs(t) < 0.001, series, tl.exp(t) - 1).to(x.dtype)
 
 
 @triton.jit
 def log1p(x):
     """log(u) x / (u - 1) with u = 1 + x: the rounding of u cancels (Goldberg 1991, theorem 4)."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        u = 1 + t
+        exact = (u == 1) | (t == float("inf"))
+        return tl.where(exact, t, tl.log(u) * t / tl.where(exact, 1.0, u - 1)).to(x.dtype)
+    else:
         return libdevice.log1p(x)
-    t = x.to(tl.float64)
-    u = 1 + t
-    exact = (u == 1) | (t == float("inf"))
-    return tl.where(exact, t, tl.log(u) * t / tl.where(exact, 1.0, u - 1)).to(x.dtype)
 
 
 @triton.jit
 def tanh(x):
     """(1 - e) / (1 + e) with e = exp(-2 |x|), and a short series near zero; no overflow, NaN stays."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        square = t * t
+        series = t * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
+        power = tl.exp(-2 * tl.abs(t))
+        large = (1 - power) / (1 + power)
+        return tl.where(tl.abs(t) < 0.002, series, tl.where(t < 0, -large, large)).to(x.dtype)
+    else:
         return libdevice.tanh(x)
-    t = x.to(tl.float64)
-    square = t * t
-    series = t * (1 + square * (-1 / 3 + square * (2 / 15 - square * (17 / 315))))
-    power = tl.exp(-2 * tl.abs(t))
-    large = (1 - power) / (1 + power)
-    return tl.where(tl.abs(t) < 0.002, series, tl.where(t < 0, -large, large)).to(x.dtype)
 
 
 @triton.jit
 def tan(x):
-    if not INTERPRETED:
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        return (tl.sin(t) / tl.cos(t)).to(x.dtype)
+    else:
         return libdevice.tan(x)
-    t = x.to(tl.float64)
-    return (tl.sin(t) / tl.cos(t)).to(x.dtype)
 
 
 @triton.jit
@@ -160,48 +165,51 @@ def _is_negative(x):
 @triton.jit
 def atan2(y, x):
     """The angle in the right half plane, mirrored for negative x."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        b, a = y.to(tl.float64), x.to(tl.float64)
+        high, low = tl.abs(b), tl.abs(a)
+        both = (high == float("inf")) & (low == float("inf"))
+        high, low = tl.where(both, 1.0, high), tl.where(both, 1.0, low)
+        none = (high == 0) & (low == 0)
+        angle = _atan_double(high / tl.where(none, 1.0, low))
+        angle = tl.where(_is_negative(a), 3.141592653589793 - angle, angle)
+        angle = tl.where(_is_negative(b), -angle, angle)
+        return tl.where((y != y) | (x != x), float("nan"), angle).to(y.dtype)
+    else:
         return libdevice.atan2(y, x)
-    b, a = y.to(tl.float64), x.to(tl.float64)
-    high, low = tl.abs(b), tl.abs(a)
-    both = (high == float("inf")) & (low == float("inf"))
-    high, low = tl.where(both, 1.0, high), tl.where(both, 1.0, low)
-    none = (high == 0) & (low == 0)
-    angle = _atan_double(high / tl.where(none, 1.0, low))
-    angle = tl.where(_is_negative(a), 3.141592653589793 - angle, angle)
-    angle = tl.where(_is_negative(b), -angle, angle)
-    return tl.where((y != y) | (x != x), float("nan"), angle).to(y.dtype)
 
 
 @triton.jit
 def erfc(x):
     """1 - erf(x); beyond 2 the continued fraction exp(-x^2) / sqrt(pi) / (x + (1/2) / (x + 1 / (x + (3/2) / ...)))."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        far = tl.where(t > 2, t, 2.0)
+        below = far
+        for k in tl.static_range(60):
+            below = far + (60 - k) * 0.5 / below
+        tail = tl.exp(-far * far) * 0.5641895835477563 / below
+        return tl.where(t > 2, tail, 1 - tl.erf(t)).to(x.dtype)
+    else:
         return libdevice.erfc(x)
-    t = x.to(tl.float64)
-    far = tl.where(t > 2, t, 2.0)
-    below = far
-    for k in tl.static_range(60):
-        below = far + (60 - k) * 0.5 / below
-    tail = tl.exp(-far * far) * 0.5641895835477563 / below
-    return tl.where(t > 2, tail, 1 - tl.erf(t)).to(x.dtype)
 
 
 @triton.jit
 def pow(x, y):
     """2^(y log2 |x|); negative for a negative base and an odd exponent, NaN for one that is no whole number."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        a, b = tl.abs(x.to(tl.float64)), y.to(tl.float64)
+        size = tl.exp2(b * tl.log2(a))
+        one = (b == 0) | (x == 1) | ((a == 1) & (tl.abs(b) == float("inf")))
+        size = tl.where(one, 1.0, size)
+        whole = tl.floor(b) == b
+        odd = whole & (tl.floor(b * 0.5) * 2 != b)
+        negative = _is_negative(x.to(tl.float64))
+        signed = tl.where(negative & odd, -size, size)
+        fails = (x < 0) & (a != float("inf")) & (whole == 0) & (one == 0)
+        return tl.where(fails, float("nan"), signed).to(x.dtype)
+    else:
         return libdevice.pow(x, y)
-    a, b = tl.abs(x.to(tl.float64)), y.to(tl.float64)
-    size = tl.exp2(b * tl.log2(a))
-    one = (b == 0) | (x == 1) | ((a == 1) & (tl.abs(b) == float("inf")))
-    size = tl.where(one, 1.0, size)
-    whole = tl.floor(b) == b
-    odd = whole & (tl.floor(b * 0.5) * 2 != b)
-    negative = _is_negative(x.to(tl.float64))
-    signed = tl.where(negative & odd, -size, size)
-    fails = (x < 0) & (a != float("inf")) & (whole == 0) & (one == 0)
-    return tl.where(fails, float("nan"), signed).to(x.dtype)
 
 
 @triton.jit
@@ -212,13 +220,14 @@ def trunc(x):
 @triton.jit
 def round_even(x):
     """To the nearest whole number, ties to the even one; a zero keeps its sign."""
-    if not INTERPRETED:
+    if INTERPRETED:
+        low = tl.floor(x)
+        rest = x - low
+        up = (rest > 0.5) | ((rest == 0.5) & (tl.floor(low * 0.5) * 2 != low))
+        near = tl.where(up, low + 1, low)
+        return tl.where(near == 0, x * 0, near)
+    else:
         return libdevice.rint(x)
-    low = tl.floor(x)
-    rest = x - low
-    up = (rest > 0.5) | ((rest == 0.5) & (tl.floor(low * 0.5) * 2 != low))
-    near = tl.where(up, low + 1, low)
-    return tl.where(near == 0, x * 0, near)
 
 
 @triton.jit
@@ -260,10 +269,11 @@ def reduce_max(x, axis: tl.constexpr):
     """NaN wins. The interpreter combines by a function of its user element by element, so there NaN is looked for."""
     if not x.dtype.is_floating():
         return tl.max(x, axis)
-    if not INTERPRETED:
+    elif INTERPRETED:
+        missing = tl.max((x != x).to(tl.int32), axis) > 0
+        return tl.where(missing, float("nan"), tl.max(tl.where(x != x, float("-inf"), x), axis))
+    else:
         return tl.reduce(x, axis, maximum)
-    missing = tl.max((x != x).to(tl.int32), axis) > 0
-    return tl.where(missing, float("nan"), tl.max(tl.where(x != x, float("-inf"), x), axis))
 
 
 @triton.jit
@@ -271,10 +281,11 @@ def reduce_min(x, axis: tl.constexpr):
     """As reduce_max."""
     if not x.dtype.is_floating():
         return tl.min(x, axis)
-    if not INTERPRETED:
+    elif INTERPRETED:
+        missing = tl.max((x != x).to(tl.int32), axis) > 0
+        return tl.where(missing, float("nan"), tl.min(tl.where(x != x, float("inf"), x), axis))
+    else:
         return tl.reduce(x, axis, minimum)
-    missing = tl.max((x != x).to(tl.int32), axis) > 0
-    return tl.where(missing, float("nan"), tl.min(tl.where(x != x, float("inf"), x), axis))
 
 
 @triton.jit

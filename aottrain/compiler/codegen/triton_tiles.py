@@ -124,5 +124,3 @@ def affines(kernel: KernelIR) -> list[Affine]:
     found += [store.address.offset for store in kernel.stores]
     found += [column.address.offset for column in kernel.columns if not column.whole]
     return found
-
-
