@@ -370,6 +370,29 @@ def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> 
     return " and ".join(f"({check})" for check in checks) or "True"
 
 
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storage objects refer to this memory."""
+    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
 def profiling() -> bool:
     """Whether torch's profiler records, in any thread: starting a second session crashes the process."""
     return torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()
+
+
+def torch_backend(name: str, budget: float | None) -> Any:
+    """A backend of torch.compile, for comparison with this package; under torch's own budget of activations if given.
+
+    budget: `activation_memory_budget`, 1 to save what torch's min-cut chooses, 0 to save the inputs alone.
+    """
+    if budget is None:
+        return name
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        import torch._functorch.config as config
+        from torch._dynamo.backends.registry import lookup_backend
+
+        with config.patch(activation_memory_budget=budget):
+            return lookup_backend(name)(graph, inputs)
+
+    return backend

@@ -110,13 +110,19 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("recipe.model={wdith:8}", "recipe.model.wdith=8:", "did you mean recipe.model.width?"),
     ("lr_schedule.total_steps=5", "lr_schedule.total_steps=5:", "warmup_steps=20"),
     ("compare=3", "compare=3:", "one by one"),
-    ("compare.engines=[aot,magic]", "compare.engines=[aot,magic]:", "aot, eager, torch_compile"),
+    ("compare.engines=[aot,magic]", "compare.engines=[aot,magic]:", "aot, eager, eager_checkpoint, torch_compile"),
     ("compare.engines=[aot,aot]", "compare.engines=[aot,aot]:", "none twice"),
     ("pareto.budgets=[]", "pareto.budgets=[]:", "at least one budget"),
-    ("pareto.budgets=[1,1.0]", "pareto.budgets=[1.0,1.0]:", "none twice"),
-    ("pareto.budgets=[0.4,1.4]", "pareto.budgets=[0.4,1.4]:", "numbers from 0 to 1"),
+    ("pareto.budgets=[1,1.0]", "pareto.budgets=[1,1.0]:", "none twice"),
+    ("pareto.budgets=[0.4,1.4]", "pareto.budgets=[0.4,1.4]:", "a number from 0 to 1, bytes such as"),
+    ("pareto.budgets=[0.4,6GiBB]", "pareto.budgets=[0.4,6GiBB]:", "a number from 0 to 1, bytes such as"),
+    ("pareto.budgets=[1GiB,1024MiB]", "pareto.budgets=[1GiB,1024MiB]:", "none twice"),
+    ("pareto.torch_budgets=[]", "pareto.torch_budgets=[]:", "at least one"),
+    ("pareto.torch_backends=[nvfuser]", "pareto.torch_backends=[nvfuser]:", "inductor, aot_eager"),
+    ("engine=torch_compile engine.activation_memory_budget=2", "engine.activation_memory_budget=2:", "from 0 to 1"),
+    ("engine.backend=aot_eager", "engine.backend=aot_eager:", "unknown key with engine=aot"),
     ("pareto.budgets=0.4", "pareto.budgets=0.4:", "written [a,b]"),
-    ("pareto.engines=[aot]", "pareto.engines=[aot]:", "eager, torch_compile"),
+    ("pareto.engines=[aot]", "pareto.engines=[aot]:", "eager, eager_checkpoint, torch_compile"),
     ("pareto.engines=[eager,eager]", "pareto.engines=[eager,eager]:", "none twice"),
     ("pareto.steps=0", "pareto.steps=0:", ">= 1"),
     ("task=pareto partition=min_cut", "partition=min_cut:", "use partition=budget"),
@@ -179,7 +185,7 @@ def test_help_is_one_screen(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 100
     text = "\n".join(lines)
-    words = ("budget* min_cut", "aot* eager", "adamw* sgd", "trainer.steps", "--config-dir")
+    words = ("budget* checkpoint min_cut", "aot* eager", "adamw* sgd", "trainer.steps", "--config-dir")
     assert all(word in text for word in words)
 
 

@@ -6,18 +6,21 @@ capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
+from aottrain.compiler.backends import choose_kernel
 from aottrain.compiler.capture import CapturedStep, capture
+from aottrain.compiler.codegen.programs import FusedGraph, fuse_program
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import link
-from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.options import GENERATED, CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
@@ -62,11 +65,16 @@ def compile_call(
     step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
-    wanted = options.partition, options.budget, options.reserved_bytes, options.cost
+    wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    program = log.run("link", link, parts, analysis, options.kernel, replay_of(step, functional))
-    return program, step, analysis, describe(joint, plan, parts, options, log.records)
+    kernel, reason = choose_kernel(options.kernel, parts)
+    fused: list[FusedGraph] = []
+    if kernel in GENERATED:
+        fused = log.run("schedule", fuse_program, parts, options.partition != "budget", str(kernel))
+    program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
+    chosen = replace(options, kernel=kernel)
+    return program, step, analysis, describe(joint, plan, parts, chosen, log.records, fused, reason)
 
 
 def capture_whole(

@@ -19,10 +19,12 @@ from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
 from aottrain.compiler.capture import CapturedStep, enter_primals
+from aottrain.compiler.codegen.programs import fuse_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
-from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
+from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.simplification import simplify
@@ -77,8 +79,9 @@ def bisect(
     target: Callable[..., Any],
     inputs: Sequence[Any],
     *,
-    partition: str | None = None,
+    partition: str | Policy | None = None,
     budget: Any = None,
+    modules: Sequence[str] = (),
     kernel: Kernel = "aten",
     folder: str | Path | None = None,
 ) -> Guilty:
@@ -88,7 +91,7 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    options = check_options(partition, budget, kernel, "trace", "philox", False, "error")
+    options = check_options(partition, budget, kernel, "trace", "philox", False, "error", modules=modules)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -175,7 +178,8 @@ def _ladder(
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
             joint: JointGraph = stages["simplified"]
-            parts = apply_partition(joint, plan_partition(joint, options.partition, options.budget))
+            plan = plan_partition(joint, options.partition, options.budget, modules=options.modules)
+            parts = apply_partition(joint, plan)
             return _run_halves(name, joint, parts, kernel, inputs(joint))
 
         return climb
@@ -196,7 +200,9 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        values, outputs = {}, build_runner(parts.forward, kernel)(list(primals))
+        fused = fuse_program(parts, backend=str(kernel)) if kernel in GENERATED else []
+        runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
+        values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs
     residuals = dict(zip((name for name, _ in parts.residuals), outputs[count:], strict=True))
     flat = list(outputs[:count])
@@ -207,7 +213,8 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
             more, gradients = _record(parts.backward, [*residuals.values(), *late])
             values |= more
         else:
-            gradients = build_runner(parts.backward, kernel)([*residuals.values(), *late])
+            runner = fused[1].runner() if fused else build_runner(parts.backward, kernel)
+            gradients = runner([*residuals.values(), *late])
         flat += list(gradients)
     results = _named(joint, flat) | {f"residual {key}": value for key, value in residuals.items() if kernel != "aten"}
     return _Rung(name, results, values | residuals, nodes)

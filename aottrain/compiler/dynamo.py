@@ -29,6 +29,7 @@ from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.places import place_of, written_at
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import UnsupportedError
@@ -250,7 +251,8 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            return super().run_node(n)
+            with written_at(place_of(n)):
+                return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         preserves_rng = kwargs.get("preserve_rng_state", True)
         if kwargs.get("use_reentrant"):

@@ -46,6 +46,11 @@ class OpInfo:
     view_of: int | None
     writes: tuple[int, ...]
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a call costs nothing and allocates nothing."""
+        return self.kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
+
 
 def _family(label: str, *names: str) -> Iterator[tuple[str, str]]:
     return ((name, label) for name in names)

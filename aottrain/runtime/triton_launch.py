@@ -24,6 +24,8 @@ from torch import Tensor
 from aottrain.errors import ConfigError
 from aottrain.runtime.cache import cache_folders
 
+Launch = Callable[[Sequence[Tensor]], None]
+
 _ON_A_CPU = (
     "kernel='triton' needs a CUDA device; on a CPU Triton only interprets kernels, slowly and for tests: set "
     "TRITON_INTERPRET=1 before Python starts; allowed there without it: 'aten', 'cpp'"
@@ -34,6 +36,8 @@ _interpreter = threading.Lock()
 
 def check_device(device: torch.device) -> None:
     """Raises ConfigError where kernels cannot run: no Triton, or a CPU without its interpreter."""
+    if device.type not in ("cuda", "cpu"):
+        raise ConfigError(f"kernel='triton' needs a CUDA device, and this program is on {device.type}")
     try:
         import triton
         import triton.language as tl
@@ -50,7 +54,7 @@ def _is_interpreted(function: Any) -> bool:
     return isinstance(function, InterpretedFunction)
 
 
-def triton_launch(source: str) -> Callable[[Sequence[Tensor]], None]:
+def triton_launch(source: str) -> Launch:
     """Runs a module's kernels in order on the parameters' tensors.
 
     An index out of range is an IndexError under the interpreter. On a device it fails an assertion there, which a
