@@ -29,7 +29,7 @@ PEERS = ("eager", "eager_checkpoint", "torch_compile")
 TORCH_BACKENDS = ("inductor", "aot_eager")
 STRATEGIES = ("budget", "min_cut", "save_all", "checkpoint", "recompute_all", "policy")
 COSTS = ("roofline", "measured")
-KERNELS = ("auto", "cpp", "aten", "inductor", "custom")
+KERNELS = ("auto", "cpp", "triton", "aten", "inductor", "custom")
 LOSS_HEADS = ("auto", "chunked", "whole")
 
 

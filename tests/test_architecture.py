@@ -307,7 +307,7 @@ def skeleton(root: Path) -> None:
     modules = ("__init__", "__main__", "compat", "config", "errors", "peers", "schema", "step", "sweep", "usage")
     for module in (*modules, "runtime/rng", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
-    write(root / "aottrain/runtime/launch.py", "import triton")
+    write(root / "aottrain/runtime/triton_launch.py", "import triton")
     write(root / "aottrain/cli.py", "import hydra")
     write(root / "aottrain/ir/verify.py", "import aottrain.compat")
     write(root / "recipes/__init__.py", "")

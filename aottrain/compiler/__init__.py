@@ -22,7 +22,7 @@ from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import link
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.options import GENERATED, CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
@@ -76,8 +76,8 @@ def compile_call(
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     kernel, reason = choose_kernel(options.kernel, parts)
     fused: list[FusedGraph] = []
-    if kernel == "cpp":
-        fused = log.run("schedule", fuse_program, parts, options.partition != "budget")
+    if kernel in GENERATED:
+        fused = log.run("schedule", fuse_program, parts, options.partition != "budget", str(kernel))
     program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
     decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
     return program, step, analysis, describe(joint, plan, parts, decided, log.records)

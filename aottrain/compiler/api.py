@@ -282,9 +282,9 @@ def compile(
     workspaces: count what library calls allocate inside themselves into the predicted peak under every strategy; each
         distinct call is run once on made-up inputs to measure it. With a budget that is always done.
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
-    kernel: "auto": generated kernels where they pay, C++ on a CPU, else PyTorch's operators. "cpp": always generated
-        ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's kernel compiler. Or a
-        callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    kernel: "auto": generated kernels where they pay, Triton on CUDA, C++ on a CPU, else PyTorch's operators. "cpp",
+        "triton": always generated ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's
+        kernel compiler. Or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
     loss_head: "chunked": a linear layer followed by cross-entropy is computed in chunks of rows, loss and gradients
         together, without the logits ever whole in memory; "whole": op by op; "auto": chunked, but for kernel="aten" and
         a callable. `.report.graphs[i].loss_heads` says what was done, and why.

@@ -24,7 +24,7 @@ from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
@@ -209,7 +209,7 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        fused = fuse_program(parts) if kernel == "cpp" else []
+        fused = fuse_program(parts, backend=str(kernel)) if kernel in GENERATED else []
         runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
         values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs

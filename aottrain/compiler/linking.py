@@ -65,7 +65,8 @@ def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[Fus
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
     if fused:
         known = fused[0]
-        runner = (known if graph is known.graph else fuse_graph(graph, known.memory is not None)).runner()
+        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
+        runner = whole.runner()
     else:
         runner = build_runner(graph, kernel)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))

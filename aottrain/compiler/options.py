@@ -11,7 +11,9 @@ from aottrain.errors import ConfigError
 from aottrain.ir.budget import Budget, parse_budget
 
 STRATEGIES = ("save_all", "min_cut", "budget", "checkpoint", "recompute_all")
-KERNELS = ("auto", "cpp", "aten", "inductor")
+KERNELS = ("auto", "cpp", "triton", "aten", "inductor")
+# Those that the compiler itself writes.
+GENERATED = ("cpp", "triton")
 CAPTURES = ("dynamo", "trace")
 COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")

@@ -93,7 +93,9 @@ def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -
         return [f"    {node.name} = residual(t_{node.name})"]
     dtype = "k_" + str(facts.dtype).replace(".", "_")
     names[dtype] = facts.dtype
-    return [f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype})"]
+    device = "k_" + str(facts.device).replace(":", "_")
+    names[device] = facts.device
+    return [f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})"]
 
 
 def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from aottrain.runtime.native import load
+from aottrain.runtime.products import onednn_speed, product
 
 aten = torch.ops.aten
 
@@ -53,12 +54,13 @@ def _linear_cross_entropy(
     losses = torch.empty(rows, dtype=softmax_dtype, device=hidden.device)
     sums = _Gradients(hidden, weight, wanted)
     rule = _native_rule(hidden, target, softmax_dtype) or _aten_rule
-    memory = torch.empty(min(chunk, rows), len(weight), dtype=hidden.dtype, device=hidden.device)
+    sums.by_onednn = by_onednn = _prefers_onednn(hidden)
+    shape = min(chunk, rows), len(weight)
+    memory = None if by_onednn else torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
     with torch.no_grad():
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
-            logits = memory[: part.stop - start]
-            _multiply(hidden[part], weight, bias, logits)
+            logits = _logits(hidden[part], weight, bias, memory)
             known = _Rows(target[part], reduction, ignore_index, counted, any(wanted))
             sums.add(part, rule(logits, losses[part], known))
         total = losses.sum(dtype=torch.float64)
@@ -66,11 +68,17 @@ def _linear_cross_entropy(
     return loss, counted, *sums.results()
 
 
-def _multiply(hidden: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor) -> None:
+def _prefers_onednn(hidden: Tensor) -> bool:
+    return hidden.device.type == "cpu" and hidden.dtype is torch.float32 and onednn_speed() > 1
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor | None) -> Tensor:
+    """Of some rows: in `memory`, or where oneDNN does it, which takes no memory, in its own."""
+    if memory is None:
+        return product(hidden, weight.t(), bias)
     if bias is None:
-        torch.mm(hidden, weight.t(), out=logits)
-    else:
-        torch.addmm(bias, hidden, weight.t(), out=logits)
+        return torch.mm(hidden, weight.t(), out=memory[: len(hidden)])
+    return torch.addmm(bias, hidden, weight.t(), out=memory[: len(hidden)])
 
 
 class _Gradients:
@@ -84,6 +92,8 @@ class _Gradients:
         self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         self.weight = self._zeros(*weight.shape) if wanted[1] else self._zeros(0)
         self.bias = self._zeros(len(weight) if wanted[2] else 0)
+        self.by_onednn = False
+        self._transposed = self._zeros(0)
         narrow = wanted[1] and self._wide != hidden.dtype
         self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if narrow else None
 
@@ -92,6 +102,9 @@ class _Gradients:
         if gradient is None:
             return
         hidden, weight = self._inputs
+        if self.by_onednn:
+            self._add_by_onednn(part, gradient)
+            return
         if self._wanted[0]:
             torch.mm(gradient, weight, out=self.hidden[part])
         if self._product is not None:
@@ -102,6 +115,19 @@ class _Gradients:
             self.weight.addmm_(gradient.t(), hidden[part])
         if self._wanted[2]:
             self.bias.add_(gradient.sum(0, dtype=self._wide))
+
+    def _add_by_onednn(self, part: slice, gradient: Tensor) -> None:
+        """As above. The weight's gradient is the transpose of what is multiplied, hidden^T @ gradient."""
+        hidden, weight = self._inputs
+        if self._wanted[0]:
+            self.hidden[part] = product(gradient, weight)
+        if self._wanted[1]:
+            new = product(hidden[part].t(), gradient)
+            self._transposed = new if part.start == 0 else self._transposed.add_(new)
+            if part.stop == len(hidden):
+                self.weight.copy_(self._transposed.t())
+        if self._wanted[2]:
+            self.bias.add_(gradient.sum(0))
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.hidden, self.weight, self.bias

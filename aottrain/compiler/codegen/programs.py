@@ -10,6 +10,7 @@ from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp, scratch_bytes
 from aottrain.compiler.codegen.cpp_library import LIBRARY
+from aottrain.compiler.codegen.triton_programs import link_triton
 from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
@@ -30,13 +31,14 @@ class FusedGraph:
     schedule: Schedule
     memory: MemoryPlan | None
     launches: dict[str, Launch]
+    backend: str
 
     def runner(self) -> Runner:
         return scheduled_runner(self.graph, self.schedule, self.launches, self.memory)
 
 
-def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True) -> list[FusedGraph]:
-    """The forward and, where there is one, the backward; their kernels are compiled together, into one shared object.
+def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:
+    """The forward and, where there is one, the backward; C++ kernels are compiled together, into one shared object.
 
     reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
     fresh and die at their last use, as a memory budget counts them.
@@ -44,19 +46,22 @@ def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True) -> list[Fus
     given = [(parts.forward, parts.num_forward_outputs, "forward")]
     if parts.backward is not None:
         given.append((parts.backward, len(results(parts.backward)), "backward"))
-    return _fuse(given, reuse_memory)
+    return _fuse(given, reuse_memory, backend)
 
 
-def fuse_graph(graph: fx.Graph, reuse_memory: bool = True) -> FusedGraph:
+def fuse_graph(graph: fx.Graph, reuse_memory: bool = True, backend: str = "cpp") -> FusedGraph:
     """A backward on its own, as for calls in which some tangents are undefined."""
-    return _fuse([(graph, len(results(graph)), "backward")], reuse_memory)[0]
+    return _fuse([(graph, len(results(graph)), "backward")], reuse_memory, backend)[0]
 
 
-def _fuse(given: Sequence[tuple[fx.Graph, int, str]], reuse_memory: bool) -> list[FusedGraph]:
+def _fuse(given: Sequence[tuple[fx.Graph, int, str]], reuse_memory: bool, backend: str) -> list[FusedGraph]:
+    # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
+    reuse_memory = reuse_memory and backend == "cpp"
     planned = [(graph, count, schedule(graph, f"{name}_")) for graph, count, name in given]
-    launches = _link([call for _, _, plan in planned for call in plan.kernels])
+    link = _link if backend == "cpp" else link_triton
+    launches = link([call for _, _, plan in planned for call in plan.kernels])
     return [
-        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches)
+        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches, backend)
         for graph, count, plan in planned
     ]
 
