@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
+from aottrain.compat import TorchDispatchMode  # noqa: E402
 from aottrain.ir.explain import table  # noqa: E402
 from aottrain.ir.ops import OpKind, op_info  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402

@@ -261,7 +261,7 @@ def test_the_laws_hold_and_every_plan_gives_the_same_bits():
     given = joint_inputs(joint, [*model.parameters(), *batch()])
     wanted = run_joint(joint, given)
     for plan in PLANS:
-        strategy = (plan,) if isinstance(plan, str) else ("budget", plan)
+        strategy = ("budget", plan) if isinstance(plan, float) else (plan,)
         parts = apply_partition(joint, plan_partition(joint, *strategy))
         verify_partition(joint, parts)
         assert_same(run_parts(parts, given), wanted, str(plan))
