@@ -1,7 +1,7 @@
-"""Fake tensors with the strides that kernels give: the formula of an op downstream, and how it rounds, goes by them.
+"""Fake tensors as kernels give them.
 
-Torch's fakes differ from the CPU's kernels in the results of a few ops, found by running every operator of torch's own
-database on inputs of all layouts.
+Torch's fakes differ from the CPU's kernels in the strides of a few results, found by running every operator of torch's
+own database on inputs of all layouts: by them an op downstream chooses its formula, and so how it rounds.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import FakeTensorMode, suggest_memory_format
+from aottrain.errors import UnsupportedError
 
 aten = torch.ops.aten
 
@@ -68,10 +69,16 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-class KernelStrides(FakeTensorMode):
-    """A FakeTensorMode that corrects those results on the CPU."""
+_SUBTRACTIONS = {aten.sub.Tensor, aten.sub_.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar}
+
+
+class KernelFakes(FakeTensorMode):
+    """A FakeTensorMode that corrects those results on the CPU, and refuses what kernels refuse and fakes do not."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func in _SUBTRACTIONS and any(isinstance(v, Tensor) and v.dtype == torch.bool for v in args):
+            # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
+            raise UnsupportedError("a subtraction of booleans, which is an error")
         out = super().dispatch(func, types, args, kwargs or {})
         rule = _RULES.get(func)
         if rule is None:

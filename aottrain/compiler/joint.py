@@ -21,7 +21,7 @@ from aottrain.compiler.capture import (
     enter_primals,
     fake_primals,
 )
-from aottrain.compiler.fakes import KernelStrides
+from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
@@ -38,7 +38,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     Raises UnsupportedError where the program needs values (data-dependent Python) or tensors that are not its inputs.
     """
     provenance = Provenance(step.module)
-    fake_mode = KernelStrides(shape_env=step.shape_env)
+    fake_mode = KernelFakes(shape_env=step.shape_env)
     modes: list[CaptureMode] = []
     wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
     specs_out = [known.spec for known in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
@@ -120,7 +120,7 @@ def _num_references(node: Any) -> int:
     return sys.getrefcount(node.variable)
 
 
-def _lift_constants(module: fx.GraphModule, fake_mode: KernelStrides) -> list[Tensor]:
+def _lift_constants(module: fx.GraphModule, fake_mode: KernelFakes) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
     found: dict[str, fx.Node] = {}
     constants: list[Tensor] = []

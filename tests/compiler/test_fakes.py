@@ -1,14 +1,16 @@
-"""KernelStrides: the fakes of these ops have the strides that the CPU's kernels give."""
+"""KernelFakes: the strides that the CPU's kernels give; the errors that they raise."""
 
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
-from aottrain.compiler.fakes import _RULES, KernelStrides
+import aottrain
+from aottrain.compiler.fakes import _RULES, KernelFakes
 
 aten = torch.ops.aten
 
@@ -118,12 +120,39 @@ def test_strides_are_the_kernels(op):
         given = list(arguments)
         for i, name in zip(places, layouts, strict=True):
             given[i] = LAYOUTS[name](given[i])
-        mode = KernelStrides()
+        mode = KernelFakes()
         fakes = tree_map(lambda v: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v, given)  # noqa: B023
         with mode:
             found = [value.stride() for value in tree_flatten(op(*fakes, **options))[0]]
         wanted = [value.stride() for value in tree_flatten(op(*given, **options))[0]]
         assert found == wanted, layouts
+
+
+@pytest.mark.parametrize("door", ["trace", "dynamo"])
+@pytest.mark.parametrize("plan", ["save_all", "min_cut"])
+def test_an_error_of_the_backward_stays_there(door, plan):
+    def function(x):
+        return torch.logaddexp(x, x < x)
+
+    x = torch.ones(2, 2, requires_grad=True)
+    compiled = aottrain.compile(function, capture=door, partition=plan)
+    with pytest.warns(UserWarning, match="runs this call eagerly") if door == "trace" else nullcontext():
+        out = compiled(x)
+    assert compiled.report.num_fallbacks == 1
+    assert torch.equal(out, function(x))
+    with pytest.raises(RuntimeError, match="with a bool tensor"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "formula", [lambda x: x - (x > 0), lambda x: (x > 0) - x, lambda x: 1 - (x > 0), lambda x: (x > 0) - 1]
+)
+def test_booleans_are_not_subtracted(formula):
+    x = torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match="Subtraction"):
+        formula(x)
+    with pytest.raises(RuntimeError, match="Subtraction"), pytest.warns(UserWarning, match="runs this call eagerly"):
+        aottrain.compile(formula, capture="trace")(x)
 
 
 def test_each_rule_is_tested():
