@@ -89,7 +89,16 @@ def _compute(instruction: Compute, args: list[Tensor]) -> Tensor:
         return index
     if instruction.op == "philox":
         return _uniform(*args)
+    if instruction.op == "fma":
+        return _fma(*args).to(instruction.dtype)
     return _FUNCTIONS[instruction.op](*args).to(instruction.dtype)
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c, rounded once: the product of two floats is exact in double. Doubles are rounded twice here."""
+    if a.dtype is not torch.float32:
+        return a * b + c
+    return (a.double() * b.double() + c.double()).float()
 
 
 def _uniform(seed: Tensor, number: Tensor, element: Tensor) -> Tensor:

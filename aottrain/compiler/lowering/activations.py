@@ -57,7 +57,7 @@ def _gelu_backward(node: fx.Node) -> Rule | None:
         share = b.compute("mul", half, b.compute("add", one, bent))
         square = b.compute("mul", b.compute("mul", x, x), b.constant(-0.5, dtype))
         density = b.compute("mul", b.compute("exp", square), b.constant(_TWO_OVER_SQRT_PI * _SQRT_HALF * 0.5, dtype))
-        return b.compute("mul", gradient, b.compute("add", share, b.compute("mul", x, density)))
+        return b.compute("mul", gradient, b.compute("fma", x, density, share))
 
     return mixed(node, arguments(node)[:2], formula)
 
@@ -79,7 +79,7 @@ def _silu_backward(node: fx.Node) -> Rule | None:
         gradient, x = v
         one = b.constant(1, b.dtype(x))
         share = b.compute("div", one, b.compute("add", one, b.compute("exp", b.compute("neg", x))))
-        rest = b.compute("add", one, b.compute("mul", x, b.compute("sub", one, share)))
+        rest = b.compute("fma", x, b.compute("sub", one, share), one)
         return b.compute("mul", b.compute("mul", gradient, share), rest)
 
     return mixed(node, arguments(node)[:2], formula)
@@ -95,7 +95,7 @@ def _bounded_backward(node: fx.Node) -> Rule | None:
         one = b.constant(1, b.dtype(y))
         if sigmoid:
             return b.compute("mul", b.compute("mul", gradient, b.compute("sub", one, y)), y)
-        return b.compute("mul", gradient, b.compute("sub", one, b.compute("mul", y, y)))
+        return b.compute("mul", gradient, b.compute("fma", b.compute("neg", y), y, one))
 
     return mixed(node, arguments(node)[:2], formula)
 

@@ -111,7 +111,7 @@ def _norm_outputs(
     results: Sequence[Any], mask: Any, everything: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[Output, ...]:
     """Of the results that the mask asks for: the input's gradient, the weight's, the bias's."""
-    kinds = ((everything, None), (dims, "sum"), (dims, "sum"))
+    kinds = ((everything, None), (dims, "sum"), (dims, "sum"))[: len(results)]
     return tuple(
         Output(where, result.dtype, column)
         for (where, column), result, wanted in zip(kinds, results, mask, strict=True)
@@ -175,7 +175,7 @@ def _rms_norm_backward(node: fx.Node) -> Rule | None:
         Operand(gradient, everything), Operand(x, everything), Operand(rstd, kept),
         *(Operand(p, dims) for p in _nodes(weight)),
     )  # fmt: skip
-    return Rule(shape, operands, _norm_outputs(results, [*mask, False][:2], everything, dims), formula, dims)
+    return Rule(shape, operands, _norm_outputs(results, mask, everything, dims), formula, dims)
 
 
 @lowers("aten._native_batch_norm_legit_functional.default")
