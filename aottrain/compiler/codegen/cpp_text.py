@@ -20,7 +20,8 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-_LIBM = ("expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc")
+_LIBM = ("expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
+         "asinh", "acosh", "atanh", "fmod")  # fmt: skip
 _OWN = ("exp", "log", "tanh", "erf", "sin", "cos")
 
 
@@ -55,6 +56,8 @@ def _function(op: str, args: Sequence[str], kind: str) -> str:
     single = kind == "float"
     suffix = "f" if single else ""
     given = ", ".join(args)
+    if op == "fmod" and kind not in ("float", "double"):
+        return f"({kind})({args[0]} % {args[1]})"
     if op == "fma":
         return f"fma_({given})" if kind in ("float", "double") else f"({kind})({args[0]} * {args[1]} + {args[2]})"
     if op in ("sigmoid", "sign"):

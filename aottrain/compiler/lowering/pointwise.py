@@ -92,7 +92,8 @@ _UNARY = {
     "neg": "neg", "abs": "abs", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "sign": "sign", "reciprocal": "reciprocal",
-    "bitwise_not": "not", "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
+    "bitwise_not": "not", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "asinh": "asinh",
+    "acosh": "acosh", "atanh": "atanh", "sgn": "sign", "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
 }  # fmt: skip
 
 _BINARY = {
@@ -255,16 +256,16 @@ def _number(b: Builder, value: Scalar, dtype: torch.dtype) -> int:
 
 @lowers("aten.relu.default")
 def _relu(node: fx.Node) -> Rule | None:
-    return mixed(node, arguments(node)[:1], lambda b, v: _at_least(b, v[0], 0))
+    return mixed(node, arguments(node)[:1], lambda b, v: at_least(b, v[0], 0))
 
 
-def _at_least(b: Builder, value: int, low: Scalar) -> int:
+def at_least(b: Builder, value: int, low: Scalar) -> int:
     """The value where it is not below the bound, so NaN and -0.0 stay."""
     bound = b.constant(low, b.dtype(value))
     return b.compute("where", b.compare("lt", value, bound), bound, value)
 
 
-def _at_most(b: Builder, value: int, high: Scalar) -> int:
+def at_most(b: Builder, value: int, high: Scalar) -> int:
     bound = b.constant(high, b.dtype(value))
     return b.compute("where", b.compare("gt", value, bound), bound, value)
 
@@ -294,9 +295,9 @@ def _clamp(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         value = v[0]
         if low is not None:
-            value = _at_least(b, value, low)
+            value = at_least(b, value, low)
         if high is not None:
-            value = _at_most(b, value, high)
+            value = at_most(b, value, high)
         return value
 
     return mixed(node, arguments(node)[:1], formula)

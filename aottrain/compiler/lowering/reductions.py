@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from aottrain.compiler.lowering.rules import (
     Output,
     Rule,
     Values,
+    aligned,
     argument,
     arguments,
     lowers,
@@ -61,6 +62,29 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     return [
         Rule(shape, operands, (Output(kept, own.dtype),), row, dims),
         Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column),
+    ]
+
+
+def reduce_all(
+    node: fx.Node, sources: Sequence[fx.Node], formula: Callable[[Builder, Values], int], mean: bool
+) -> list[Rule] | None:
+    """The sum or mean over all elements of what the formula gives from operands of one shape."""
+    shape, own = spec(sources[0]).shape, spec(node)
+    if 0 in shape:
+        return None
+    compute, count = wide(own.dtype), math.prod(shape) if mean else 1
+    operands = tuple(Operand(source, aligned(shape, shape)) for source in sources)
+
+    def column(b: Builder, v: Values) -> Sequence[int]:
+        return [formula(b, [b.cast(value, compute) for value in v])]
+
+    def row(b: Builder, v: Values) -> Sequence[int]:
+        total = b.reduce("sum", column(b, v)[0])
+        return [b.cast(b.compute("div", total, b.constant(count, compute)) if mean else total, own.dtype)]
+
+    return [
+        Rule(shape, operands, (Output((), own.dtype),), row, whole(len(shape))),
+        Rule(shape, operands, (Output((), own.dtype, "sum", count),), column),
     ]
 
 
@@ -111,15 +135,27 @@ def _variance(node: fx.Node) -> Rule | None:
     results = 2 if "var_mean" in str(node.target) else 1
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        x = b.cast(v[0], wide(facts.dtype))
-        mean = row_mean(b, x, count)
-        distance = b.compute("sub", x, mean)
-        total = b.reduce("sum", b.compute("mul", distance, distance))
+        mean, total, _ = row_moments(b, b.cast(v[0], wide(facts.dtype)), count)
         variance = b.compute("div", total, b.constant(count - correction, b.dtype(total)))
         return [b.cast(value, facts.dtype) for value in (variance, mean)][:results]
 
     outputs = (Output(kept, facts.dtype),) * results
     return Rule(facts.shape, (Operand(source, whole(len(facts.shape))),), outputs, formula, dims)
+
+
+def row_moments(b: Builder, x: int, count: int) -> tuple[int, int, int]:
+    """Of a row: the mean, the sum of squared distances from it, and x - mean.
+
+    The mean is rounded, so the distances do not add up to zero: what they do add up to corrects all three (Chan, Golub,
+    LeVeque, "Algorithms for computing the sample variance", The American Statistician 37, 1983). It matters where the
+    mean is large against the deviation.
+    """
+    mean = row_mean(b, x, count)
+    distance = b.compute("sub", x, mean)
+    off = row_mean(b, distance, count)
+    total = b.reduce("sum", b.compute("mul", distance, distance))
+    lost = b.compute("mul", b.compute("mul", off, off), b.constant(count, b.dtype(x)))
+    return b.compute("add", mean, off), b.compute("sub", total, lost), b.compute("sub", distance, off)
 
 
 def row_mean(b: Builder, value: int, count: int) -> int:
