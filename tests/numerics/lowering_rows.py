@@ -102,6 +102,8 @@ def softmaxes() -> Iterator[Case]:
     masked = tensor((5, 9)).masked_fill(tensor((5, 9), torch.bool), -math.inf)
     masked[3] = -math.inf
     yield from case("_softmax.default", masked, 1, False)
+    yield from case("_safe_softmax.default", masked, 1)
+    yield from case("_safe_softmax.default", masked.bfloat16(), 0)
     yield from case("_log_softmax.default", masked * 30, 1, False)
     yield from case("_softmax.default", tensor((5, 63), special=True), 1, False)
 
@@ -219,6 +221,9 @@ def places() -> Iterator[Case]:
         yield from case("select_backward.default", x, [7, 5, 9, 4], 1, -2)
         yield from case("constant_pad_nd.default", x, [1, 2, 0, 3], 1)
         yield from case("constant_pad_nd.default", x, [-1, 2, 3, -2], 0)
+        yield from case("select_scatter.default", x, x[:, 2] ^ True if dtype is torch.bool else x[:, 2] + 1, 1, -3)
+        yield from case("slice_scatter.default", x, x[:, 1:5], 1, 3, 7)
+        yield from case("slice_scatter.default", x, x[:, 1:4], 1, -6, None, 2)
         yield from case("flip.default", x, [0, 2])
         yield from case("roll.default", x, [3, -1], [1, 0])
         yield from case("roll.default", x, [5])

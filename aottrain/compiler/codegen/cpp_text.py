@@ -20,8 +20,10 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-_LIBM = ("expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
-         "asinh", "acosh", "atanh", "fmod")  # fmt: skip
+_LIBM = (
+    "expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
+    "asinh", "acosh", "atanh", "fmod",
+)  # fmt: skip
 _OWN = ("exp", "log", "tanh", "erf", "sin", "cos")
 
 

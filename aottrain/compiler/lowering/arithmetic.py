@@ -80,7 +80,8 @@ def _float_floored(b: Builder, x: int, y: int) -> int:
     floor = b.compute("floor", quotient)
     high = b.compare("gt", b.compute("sub", quotient, floor), half)
     floor = b.compute("where", high, b.compute("add", floor, one), floor)
-    signed_zero = b.compute("where", b.compare("lt", ratio, zero), b.constant(-0.0, dtype), b.compute("mul", ratio, zero))
+    below = b.compare("lt", ratio, zero)
+    signed_zero = b.compute("where", below, b.constant(-0.0, dtype), b.compute("mul", ratio, zero))
     floor = b.compute("where", b.compare("ne", quotient, zero), floor, signed_zero)
     return b.compute("where", b.compare("eq", y, zero), ratio, floor)
 

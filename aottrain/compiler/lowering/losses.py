@@ -1,4 +1,4 @@
-"""Losses: negative log-likelihood (the last part of a cross-entropy), squares, their smooth kin, binary cross-entropy."""
+"""Losses: negative log-likelihood (the last part of a cross-entropy), squares and their kin, binary cross-entropy."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def _gradient(node: fx.Node, operands: Sequence[Any], reduction: int, formula: F
 
 
 def _halved_square(b: Builder, size: int, over: float) -> int:
-    dtype = b.dtype(size)
-    return b.compute("div", b.compute("mul", b.constant(0.5, dtype), b.compute("mul", size, size)), b.constant(over, dtype))
+    half = b.compute("mul", b.constant(0.5, b.dtype(size)), b.compute("mul", size, size))
+    return b.compute("div", half, b.constant(over, b.dtype(size)))
 
 
 @lowers("aten.mse_loss.default")

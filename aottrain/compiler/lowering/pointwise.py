@@ -93,7 +93,8 @@ _UNARY = {
     "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "sign": "sign", "reciprocal": "reciprocal",
     "bitwise_not": "not", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "asinh": "asinh",
-    "acosh": "acosh", "atanh": "atanh", "sgn": "sign", "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
+    "acosh": "acosh", "atanh": "atanh", "sgn": "sign",
+    "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
 }  # fmt: skip
 
 _BINARY = {

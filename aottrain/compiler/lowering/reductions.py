@@ -163,7 +163,7 @@ def row_mean(b: Builder, value: int, count: int) -> int:
     return b.compute("div", total, b.constant(count, b.dtype(total)))
 
 
-@lowers("aten._softmax.default", "aten._log_softmax.default")
+@lowers("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
 def _softmax(node: fx.Node) -> Rule | None:
     """Shifted by the row's maximum, so that no exponential overflows."""
     source = arguments(node)[0]
@@ -181,7 +181,12 @@ def _softmax(node: fx.Node) -> Rule | None:
         total = b.reduce("sum", power)
         if logarithmic:
             return [b.cast(b.compute("sub", shifted, b.compute("log", total)), own.dtype)]
-        return [b.cast(b.compute("div", power, total), own.dtype)]
+        share = b.compute("div", power, total)
+        if "safe" in str(node.target):
+            # A row of which nothing is left by a mask has no shares, rather than NaN.
+            nothing = b.compare("eq", b.reduce("max", x), b.constant(-math.inf, b.dtype(x)))
+            share = b.compute("where", nothing, b.constant(0, b.dtype(x)), share)
+        return [b.cast(share, own.dtype)]
 
     return Rule(shape, (Operand(source, whole(len(shape))),), (Output(whole(len(shape)), own.dtype),), formula, (dim,))
 
