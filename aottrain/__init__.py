@@ -18,6 +18,10 @@ _PUBLIC = {
     "plan_partition": "aottrain.compiler.partition.strategies",
     "apply_partition": "aottrain.compiler.partition.split",
     "philox_eager": "aottrain.runtime.rng",
+    "empty_cache": "aottrain.runtime.arena",
+    "schedule": "aottrain.compiler.scheduling.order",
+    "render": "aottrain.compiler.codegen.cpp",
+    "ForwardValue": "aottrain.ir.plan",
     "CompileReport": "aottrain.ir.report",
 }
 

@@ -11,26 +11,33 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 
-def flatten_result(result: Any) -> tuple[list[Any], Any]:
-    """tree_flatten, which takes a torch.Size for a tuple and rebuilds it as one."""
-    return tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
+def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with each leaf's result in its place; a torch.Size is a leaf."""
+    return tree_map(function, nest, is_leaf=lambda value: isinstance(value, torch.Size))
+
+
+def flatten_values(nest: Any) -> tuple[list[Any], Any]:
+    """tree_flatten, for which a torch.Size is a leaf: torch's takes it for a tuple and rebuilds it as one."""
+    return tree_flatten(nest, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -370,6 +377,21 @@ def shape_guard(shape_env: Any, names: list[str], fakes: list[torch.Tensor]) -> 
     return " and ".join(f"({check})" for check in checks) or "True"
 
 
+def storage_use_count(storage: torch.UntypedStorage) -> int:
+    """How many tensors and storage objects refer to this memory."""
+    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
 def profiling() -> bool:
     """Whether torch's profiler records, in any thread: starting a second session crashes the process."""
     return torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()
+
+
+CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")  # torch 2.11 cannot
+
+
+def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    """What an autograd.Function has saved; None where not wanted: whether that is still what was saved, nobody asks."""
+    if all(wanted) or not CAN_UNPACK_ONE:
+        return list(ctx.saved_tensors)
+    return [raw.unpack() if flag else None for raw, flag in zip(ctx._raw_saved_tensors, wanted, strict=True)]

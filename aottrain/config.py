@@ -24,10 +24,13 @@ from aottrain.ir.budget import ALLOWED, parse_budget
 from aottrain.schema import Mistake, build, join, setting, show, suggest
 
 TASKS = ("train", "compare", "plan", "pareto")
-ENGINES = ("aot", "eager", "torch_compile")
-STRATEGIES = ("budget", "min_cut", "save_all", "recompute_all")
+ENGINES = ("aot", "eager", "eager_checkpoint", "torch_compile")
+PEERS = ("eager", "eager_checkpoint", "torch_compile")
+TORCH_BACKENDS = ("inductor", "aot_eager")
+STRATEGIES = ("budget", "min_cut", "save_all", "checkpoint", "recompute_all", "policy")
 COSTS = ("roofline", "measured")
-KERNELS = ("aten", "custom")
+KERNELS = ("auto", "cpp", "triton", "aten", "inductor", "custom")
+LOSS_HEADS = ("auto", "chunked", "whole")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,18 +44,23 @@ class PartitionConfig:
     strategy: str = setting("budget", one_of=STRATEGIES)
     budget: Any = 1.0
     cost: str = setting("roofline", one_of=COSTS)
+    modules: tuple[str, ...] = ()
+    target: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    name: str = setting("aten", one_of=KERNELS)
+    name: str = setting("auto", one_of=KERNELS)
     target: str | None = None
+    loss_head: str = setting("auto", one_of=LOSS_HEADS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     name: str = setting("aot", one_of=ENGINES)
     on_unsupported: str = setting("eager", one_of=("eager", "error"))
+    backend: str = setting("inductor", one_of=TORCH_BACKENDS)
+    activation_memory_budget: float | None = setting(None, low=0, high=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +141,14 @@ class CompareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoConfig:
-    budgets: tuple[float, ...] = setting((1.0, 0.7, 0.4, 0.2, 0.0), low=0, high=1)
-    engines: tuple[str, ...] = setting(("eager", "torch_compile"), one_of=("eager", "torch_compile"))
-    steps: int = setting(30, low=1)
+    budgets: tuple[Any, ...] = (1.0, 0.7, 0.4, 0.2, 0.0)
+    match_peaks: bool = True
+    engines: tuple[str, ...] = setting(PEERS, one_of=PEERS)
+    torch_backends: tuple[str, ...] = setting(("inductor", "aot_eager"), one_of=TORCH_BACKENDS)
+    torch_budgets: tuple[float, ...] = setting((1.0, 0.5, 0.2, 0.0), low=0, high=1)
+    rounds: int = setting(6, low=1)
+    steps: int = setting(5, low=1)
+    take_turns: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,21 +188,9 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
 def _contradictions(config: RunConfig) -> list[Mistake]:
     """Mistakes that are seen only by looking at several keys, or at a text's form."""
     found = []
-    partition, kernel, schedule, engines = config.partition, config.kernel, config.lr_schedule, config.compare.engines
-    if partition.strategy == "budget":
-        try:
-            parse_budget(partition.budget)
-        except ValueError:
-            found.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
-    if partition.strategy != "budget" and partition.budget is not None:
-        text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
-        found.append(Mistake("partition.budget", text, show(partition.budget)))
-    if kernel.name == "custom" and not re.fullmatch(r"[\w.]+:[\w.]+", kernel.target or ""):
-        text = "kernel=custom needs package.module:function, a callable (GraphModule, example_inputs) -> callable"
-        found.append(Mistake("kernel.target", text, show(kernel.target)))
-    if kernel.name != "custom" and kernel.target is not None:
-        text = f"kernel={kernel.name} takes no target; use kernel=custom"
-        found.append(Mistake("kernel.target", text, kernel.target))
+    schedule, engines = config.lr_schedule, config.compare.engines
+    found += _partition_mistakes(config.partition)
+    found += _target_mistakes("kernel", config.kernel.name, "custom", config.kernel.target, _KERNEL)
     if config.recipe.name not in recipe_names():
         text = f"unknown recipe{suggest(config.recipe.name, recipe_names())} (recipes: {', '.join(recipe_names())})"
         found.append(Mistake("recipe.name", text, config.recipe.name))
@@ -200,16 +201,61 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):
         found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
-    if not config.pareto.budgets or len(set(config.pareto.budgets)) < len(config.pareto.budgets):
-        text = "must name at least one budget, and none twice"
-        found.append(Mistake("pareto.budgets", text, show(config.pareto.budgets)))
-    if len(set(config.pareto.engines)) < len(config.pareto.engines):
-        found.append(Mistake("pareto.engines", "must name none twice", show(config.pareto.engines)))
-    if config.task == "pareto" and partition.strategy != "budget":
-        found.append(Mistake("partition", "task=pareto varies the budget; use partition=budget", partition.strategy))
+    found += _pareto_mistakes(config.pareto)
+    if config.task == "pareto" and config.partition.strategy != "budget":
+        text = "task=pareto varies the budget; use partition=budget"
+        found.append(Mistake("partition", text, config.partition.strategy))
     if config.logger.name == "wandb" and not config.logger.project.strip():
         found.append(Mistake("logger.project", "must not be empty"))
     return found
+
+
+def _pareto_mistakes(pareto: ParetoConfig) -> list[Mistake]:
+    found = []
+    try:
+        budgets = [parse_budget(budget) for budget in pareto.budgets]
+        if not budgets or len(set(budgets)) < len(budgets):
+            text = "must name at least one budget, and none twice"
+            found.append(Mistake("pareto.budgets", text, show(pareto.budgets)))
+    except ValueError:
+        found.append(Mistake("pareto.budgets", f"each must be {ALLOWED}", show(pareto.budgets)))
+    if len(set(pareto.engines)) < len(pareto.engines):
+        found.append(Mistake("pareto.engines", "must name none twice", show(pareto.engines)))
+    for key in ("torch_backends", "torch_budgets"):
+        values = getattr(pareto, key)
+        if not values or len(set(values)) < len(values):
+            text = "must name at least one, and none twice; leave torch_compile out of pareto.engines for none"
+            found.append(Mistake(f"pareto.{key}", text, show(values)))
+    return found
+
+
+_KERNEL = "a callable (GraphModule, example_inputs) -> callable"
+_POLICY = "a callable aottrain.ForwardValue -> save | recompute | free"
+
+
+def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
+    found = []
+    if partition.strategy == "budget":
+        try:
+            parse_budget(partition.budget)
+        except ValueError:
+            found.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
+    elif partition.budget is not None:
+        text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
+        found.append(Mistake("partition.budget", text, show(partition.budget)))
+    if partition.strategy != "checkpoint" and partition.modules:
+        text = f"partition={partition.strategy} takes no modules; use partition=checkpoint"
+        found.append(Mistake("partition.modules", text, show(partition.modules)))
+    return found + _target_mistakes("partition", partition.strategy, "policy", partition.target, _POLICY)
+
+
+def _target_mistakes(group: str, name: str, wants: str, target: str | None, what: str) -> list[Mistake]:
+    """`target`: package.module:function, for the option that wants one and for no other."""
+    if name == wants and not re.fullmatch(r"[\w.]+:[\w.]+", target or ""):
+        return [Mistake(f"{group}.target", f"{group}={wants} needs package.module:function, {what}", show(target))]
+    if name != wants and target is not None:
+        return [Mistake(f"{group}.target", f"{group}={name} takes no target; use {group}={wants}", target)]
+    return []
 
 
 def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:

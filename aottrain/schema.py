@@ -187,7 +187,9 @@ def _is_union(hint: Any) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def _fits(value: Any, kind: type, limits: Range) -> bool:
+def _fits(value: Any, kind: Any, limits: Range) -> bool:
+    if kind is Any:
+        return True
     accepted = {float: (int, float), str: (str, int)}.get(kind, (kind,))
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         return False
@@ -196,13 +198,15 @@ def _fits(value: Any, kind: type, limits: Range) -> bool:
     return limits.admits(_convert(value, kind))
 
 
-def _convert(value: Any, kind: type) -> Any:
+def _convert(value: Any, kind: Any) -> Any:
     return kind(value) if kind in (float, str) else value
 
 
 def _describe(kind: Any, limits: Range) -> str:
     if typing.get_origin(kind) is tuple:
-        inner = f"numbers {limits}" if typing.get_args(kind)[0] is float else str(limits) if limits.one_of else "names"
+        item = typing.get_args(kind)[0]
+        names = str(limits) if limits.one_of else "names"
+        inner = f"numbers {limits}" if item is float else "values" if item is Any else names
         return f"a list of {inner}, written [a,b]"
     if limits.one_of:
         return str(limits)

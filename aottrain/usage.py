@@ -40,6 +40,9 @@ Flags
 A run writes metrics.csv, summary.json and its log to hydra.run.dir, outputs/<recipe>/<time>."""
 
 
+_MAX_COLUMN = 50
+
+
 def config_folder() -> Path:
     """The folder of the YAML files: in the package where it is installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent
@@ -96,7 +99,10 @@ def _defaults(path: Path) -> dict[str, str]:
 
 
 def _two_columns(lines: list[str]) -> list[str]:
+    """Side by side; what is too long for that comes first, on lines of its own."""
+    long = [line for line in lines if len(line) > _MAX_COLUMN]
+    lines = [line for line in lines if len(line) <= _MAX_COLUMN]
     half = (len(lines) + 1) // 2
     left, right = lines[:half], [*lines[half:], ""][:half]
     width = max(map(len, left)) + 2
-    return [f"{first:<{width}}{second}".rstrip() for first, second in zip(left, right, strict=True)]
+    return [*long, *(f"{first:<{width}}{second}".rstrip() for first, second in zip(left, right, strict=True))]

@@ -28,7 +28,11 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint.py",
     "aottrain/compiler/functional.py",
     "aottrain/compat.py",
+    "aottrain/compiler/codegen/inductor.py",
+    "aottrain/peers.py",
 }
+# The one place that runs a peer's compiler on our graphs, for kernel=inductor.
+PEER = "aottrain/compiler/codegen/inductor.py"
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
 FORBIDDEN_TORCH = (
     "torch._inductor",
@@ -96,6 +100,8 @@ def private_torch_uses(root: Path) -> list[str]:
 def forbidden_torch_uses(root: Path) -> list[str]:
     found = []
     for path in files(root, "aottrain", "recipes", "scripts"):
+        if path.relative_to(root).as_posix() == PEER:
+            continue
         for line, name in used_names(parse(path)):
             if any(name == bad or name.startswith(bad + ".") for bad in FORBIDDEN_TORCH):
                 found.append(f"{path.relative_to(root)}:{line}: {name}")
@@ -257,7 +263,7 @@ VIOLATIONS = [
     (long_functions, "recipes/mlp.py", "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES),
     (unfinished_work, "conf/config.yaml", "seed: 1  # TO" + "DO: choose\n"),
     (unfinished_work, "aottrain/cli.py", "def f():\n    raise NotImplemented" + "Error\n"),
-    (unfinished_work, "tests/test_x.py", "import pytest\ndef test_x():\n    pytest.skip()\n"),
+    (unfinished_work, "tests/test_x.py", "import pytest\ndef test_x():\n    pytest.sk" + "ip()\n"),
     (unfinished_work, "tests/test_x.py", "import pytest\n@pytest.mark.x" + "fail\ndef test_x(): pass\n"),
     (machine_paths, "README.md", "run /ho" + "me/me/clone/scripts/train.sh\n"),
     (dead_keys, "conf/config.yaml", "steps: 3\nstpes: 4\n"),
@@ -298,10 +304,10 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
         write(root / "aottrain" / folder / "__init__.py", "")
-    modules = ("__init__", "__main__", "compat", "config", "errors", "schema", "step", "sweep", "usage")
+    modules = ("__init__", "__main__", "compat", "config", "errors", "peers", "schema", "step", "sweep", "usage")
     for module in (*modules, "runtime/rng", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
-    write(root / "aottrain/runtime/launch.py", "import triton")
+    write(root / "aottrain/runtime/triton_launch.py", "import triton")
     write(root / "aottrain/cli.py", "import hydra")
     write(root / "aottrain/ir/verify.py", "import aottrain.compat")
     write(root / "recipes/__init__.py", "")

@@ -51,8 +51,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("budget=0.4", "budget=0.4:", "did you mean partition.budget?"),
     ("model.width=64", "model.width=64:", "did you mean recipe.model.width?"),
     ("partiton=min_cut", "partiton=min_cut:", "did you mean partition?"),
-    ("kernel=cuda9", "kernel=cuda9:", "options: aten, custom"),
-    ("kernel=null", "kernel=null:", "options: aten, custom"),
+    ("kernel=cuda9", "kernel=cuda9:", "options: aten, auto, cpp, custom, inductor, triton"),
+    ("kernel=null", "kernel=null:", "options: aten, auto, cpp, custom, inductor, triton"),
     ("kernel={name:aten}", "kernel={name:aten}:", "set its keys one by one"),
     ("experiment=nope", "experiment=nope:", "budget_sweep"),
     ("engine=egaer", "engine=egaer:", "did you mean eager?"),
@@ -73,7 +73,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("kernel=custom kernel.target=nowhere", "kernel.target=nowhere:", "package.module:function"),
     ("kernel=custom kernel.target=no_such_module:f", "kernel.target=no_such_module:f:", "no_such_module"),
     ("kernel=custom kernel.target=os:sep", "kernel.target=os:sep:", "callable"),
-    ("kernel.target=os:sep", "kernel.target=os:sep:", "unknown key with kernel=aten"),
+    ("kernel.target=os:sep", "kernel.target=os:sep:", "unknown key with kernel=auto"),
     ("optimizer.momentum=0.5", "optimizer.momentum=0.5:", "unknown key with optimizer=adamw"),
     ("engine=eager engine.on_unsupported=error", "engine.on_unsupported=error:", "unknown key with engine=eager"),
     ("trainer.steps=-3", "trainer.steps=-3:", ">= 1"),
@@ -110,13 +110,19 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("recipe.model={wdith:8}", "recipe.model.wdith=8:", "did you mean recipe.model.width?"),
     ("lr_schedule.total_steps=5", "lr_schedule.total_steps=5:", "warmup_steps=20"),
     ("compare=3", "compare=3:", "one by one"),
-    ("compare.engines=[aot,magic]", "compare.engines=[aot,magic]:", "aot, eager, torch_compile"),
+    ("compare.engines=[aot,magic]", "compare.engines=[aot,magic]:", "aot, eager, eager_checkpoint, torch_compile"),
     ("compare.engines=[aot,aot]", "compare.engines=[aot,aot]:", "none twice"),
     ("pareto.budgets=[]", "pareto.budgets=[]:", "at least one budget"),
-    ("pareto.budgets=[1,1.0]", "pareto.budgets=[1.0,1.0]:", "none twice"),
-    ("pareto.budgets=[0.4,1.4]", "pareto.budgets=[0.4,1.4]:", "numbers from 0 to 1"),
+    ("pareto.budgets=[1,1.0]", "pareto.budgets=[1,1.0]:", "none twice"),
+    ("pareto.budgets=[0.4,1.4]", "pareto.budgets=[0.4,1.4]:", "a number from 0 to 1, bytes such as"),
+    ("pareto.budgets=[0.4,6GiBB]", "pareto.budgets=[0.4,6GiBB]:", "a number from 0 to 1, bytes such as"),
+    ("pareto.budgets=[1GiB,1024MiB]", "pareto.budgets=[1GiB,1024MiB]:", "none twice"),
+    ("pareto.torch_budgets=[]", "pareto.torch_budgets=[]:", "at least one"),
+    ("pareto.torch_backends=[nvfuser]", "pareto.torch_backends=[nvfuser]:", "inductor, aot_eager"),
+    ("engine=torch_compile engine.activation_memory_budget=2", "engine.activation_memory_budget=2:", "from 0 to 1"),
+    ("engine.backend=aot_eager", "engine.backend=aot_eager:", "unknown key with engine=aot"),
     ("pareto.budgets=0.4", "pareto.budgets=0.4:", "written [a,b]"),
-    ("pareto.engines=[aot]", "pareto.engines=[aot]:", "eager, torch_compile"),
+    ("pareto.engines=[aot]", "pareto.engines=[aot]:", "eager, eager_checkpoint, torch_compile"),
     ("pareto.engines=[eager,eager]", "pareto.engines=[eager,eager]:", "none twice"),
     ("pareto.steps=0", "pareto.steps=0:", ">= 1"),
     ("task=pareto partition=min_cut", "partition=min_cut:", "use partition=budget"),
@@ -179,7 +185,7 @@ def test_help_is_one_screen(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 100
     text = "\n".join(lines)
-    words = ("budget* min_cut", "aot* eager", "adamw* sgd", "trainer.steps", "--config-dir")
+    words = ("budget* checkpoint min_cut", "aot* eager", "adamw* sgd", "trainer.steps", "--config-dir")
     assert all(word in text for word in words)
 
 

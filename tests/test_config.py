@@ -19,7 +19,7 @@ from aottrain.schema import build, find, leaves, setting, suggest
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-EXTRA = {"custom": ["kernel.target=package.module:function"]}
+EXTRA = {"custom": ["kernel.target=package.module:function"], "policy": ["partition.target=package.module:function"]}
 
 
 def composed(*overrides: str) -> dict:

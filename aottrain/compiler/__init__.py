@@ -1,27 +1,32 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition -> apply_partition -> link
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> plan_partition -> apply_partition
+-> link
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
+from aottrain.compiler.backends import choose_kernel
 from aottrain.compiler.capture import CapturedStep, capture
+from aottrain.compiler.codegen.programs import FusedGraph, fuse_program
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import link
-from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.options import GENERATED, CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
-from aottrain.compiler.reporting import describe
+from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import UnsupportedError
@@ -36,6 +41,7 @@ _MAX_CAPTURES = 4
 __all__ = [
     "apply_partition",
     "capture",
+    "chunk_loss_heads",
     "compile_call",
     "functional_joint",
     "functionalize",
@@ -62,11 +68,19 @@ def compile_call(
     step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
-    wanted = options.partition, options.budget, options.reserved_bytes, options.cost
+    heads = find_loss_heads(joint) if options.chunks_loss_head else ()
+    if heads:
+        joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
+    wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    program = log.run("link", link, parts, analysis, options.kernel, replay_of(step, functional))
-    return program, step, analysis, describe(joint, plan, parts, options, log.records)
+    kernel, reason = choose_kernel(options.kernel, parts)
+    fused: list[FusedGraph] = []
+    if kernel in GENERATED:
+        fused = log.run("schedule", fuse_program, parts, options.partition != "budget", str(kernel))
+    program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
+    decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
+    return program, step, analysis, describe(joint, plan, parts, decided, log.records)
 
 
 def capture_whole(

@@ -17,6 +17,7 @@ from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SizeGuard, SymbolicSizes, size_guard, symbolic_sizes
 from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.partition.policy import Policy
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.budget import Budget
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
@@ -252,28 +253,41 @@ def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
 def compile(
     target: Any,
     *,
-    partition: str | None = None,
+    partition: str | Policy | None = None,
     budget: Budget | None = None,
-    kernel: Kernel = "aten",
+    kernel: Kernel = "auto",
     capture: str = "dynamo",
     rng: str = "philox",
     dynamic: bool = False,
     on_unsupported: str = "eager",
     reserved_bytes: int = 0,
     cost: str = "roofline",
+    modules: Sequence[str] = (),
+    workspaces: bool = False,
+    loss_head: str = "auto",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
     Each call gives what eager gives; forward and backward run as one planned pair of graphs behind autograd.
 
-    partition: save_all | min_cut | budget | recompute_all. Default min_cut, or budget where `budget` is given.
+    partition: save_all | min_cut | budget | checkpoint | recompute_all. Default min_cut, or budget where `budget` is
+        given. Or a policy: a function that gets each aottrain.ForwardValue and answers "save", "recompute" or "free".
+    modules: paths of the blocks of partition="checkpoint", as patterns such as "blocks.*", by their last names.
+        Default: the repeated modules of the program.
     budget: what the peak memory of a call and its backward may be (budget strategy only). Bytes ("6GiB", "800MB"):
         parameters, buffers, inputs, gradients, saved values and temporaries together; a fraction 0..1 lies between the
         lowest peak of any plan and that of min_cut; "auto": the fastest plan that fits into the free memory.
     cost: how a budget's plans price recompute: "roofline" (FLOPs and bytes at this machine's rates, measured once), or
         "measured" (each distinct operator call is timed once; both are kept on disk).
+    workspaces: count what library calls allocate inside themselves into the predicted peak under every strategy; each
+        distinct call is run once on made-up inputs to measure it. With a budget that is always done.
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
-    kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    kernel: "auto": generated kernels where they pay, Triton on CUDA, C++ on a CPU, else PyTorch's operators. "cpp",
+        "triton": always generated ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's
+        kernel compiler. Or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    loss_head: "chunked": a linear layer followed by cross-entropy is computed in chunks of rows, loss and gradients
+        together, without the logits ever whole in memory; "whole": op by op; "auto": chunked, but for kernel="aten" and
+        a callable. `.report.graphs[i].loss_heads` says what was done, and why.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
@@ -285,9 +299,11 @@ def compile(
 
     Returns a module for a module (same parameters, hooks and state_dict keys), a function for a function; both have
     `.report`, and with capture="trace" `.prepare(*args)`. Raises ConfigError with every mistake in the options; calls
-    raise BudgetError where no plan's peak is within the budget.
+    raise BudgetError where no plan's peak is within the budget, and ConfigError where the program has no such blocks or
+    a policy answers something else.
     """
-    options = check_options(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost)
+    known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
+    options = check_options(*known, modules, workspaces, loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

@@ -19,10 +19,13 @@ from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
 from aottrain.compiler.capture import CapturedStep, enter_primals
+from aottrain.compiler.codegen.programs import fuse_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
-from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
+from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.simplification import simplify
@@ -77,9 +80,11 @@ def bisect(
     target: Callable[..., Any],
     inputs: Sequence[Any],
     *,
-    partition: str | None = None,
+    partition: str | Policy | None = None,
     budget: Any = None,
+    modules: Sequence[str] = (),
     kernel: Kernel = "aten",
+    loss_head: str = "auto",
     folder: str | Path | None = None,
 ) -> Guilty:
     """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`.
@@ -88,7 +93,8 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    options = check_options(partition, budget, kernel, "trace", "philox", False, "error")
+    known = partition, budget, kernel, "trace", "philox", False, "error"
+    options = check_options(*known, modules=modules, loss_head=loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -174,8 +180,9 @@ def _ladder(
 
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
-            joint: JointGraph = stages["simplified"]
-            parts = apply_partition(joint, plan_partition(joint, options.partition, options.budget))
+            joint: JointGraph = stages.get("chunked loss head", stages["simplified"])
+            plan = plan_partition(joint, options.partition, options.budget, modules=options.modules)
+            parts = apply_partition(joint, plan)
             return _run_halves(name, joint, parts, kernel, inputs(joint))
 
         return climb
@@ -184,9 +191,15 @@ def _ladder(
         whole("joint", lambda: trace_joint(step, analysis)),
         whole("functional", lambda: functionalize(stages["joint"])),
         whole("simplified", lambda: simplify(stages["functional"])),
-        halves("partitioned", "aten"),
     ]
+    if options.chunks_loss_head:
+        rungs.append(whole("chunked loss head", lambda: _chunk(stages["simplified"])))
+    rungs.append(halves("partitioned", "aten"))
     return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
+
+
+def _chunk(joint: JointGraph) -> JointGraph:
+    return chunk_loss_heads(joint, find_loss_heads(joint))
 
 
 def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: Kernel, given: list[Tensor]) -> _Rung:
@@ -196,7 +209,9 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        values, outputs = {}, build_runner(parts.forward, kernel)(list(primals))
+        fused = fuse_program(parts, backend=str(kernel)) if kernel in GENERATED else []
+        runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
+        values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs
     residuals = dict(zip((name for name, _ in parts.residuals), outputs[count:], strict=True))
     flat = list(outputs[:count])
@@ -207,7 +222,8 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
             more, gradients = _record(parts.backward, [*residuals.values(), *late])
             values |= more
         else:
-            gradients = build_runner(parts.backward, kernel)([*residuals.values(), *late])
+            runner = fused[1].runner() if fused else build_runner(parts.backward, kernel)
+            gradients = runner([*residuals.values(), *late])
         flat += list(gradients)
     results = _named(joint, flat) | {f"residual {key}": value for key, value in residuals.items() if kernel != "aten"}
     return _Rung(name, results, values | residuals, nodes)

@@ -7,10 +7,11 @@ of batch normalisation out, and notes which module and source line each op came 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -18,11 +19,12 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from aottrain.compat import tree_flatten, tree_unflatten
+from aottrain.compat import flatten_values, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, hidden_writes
 from aottrain.compiler.indexing import IndexingGradients
+from aottrain.compiler.places import Place, told_place, user_line
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
@@ -85,7 +87,7 @@ def capture(
     """
     state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
     num_named = len(state) - len(captured)
-    leaves, tree = tree_flatten((tuple(args), kwargs))
+    leaves, tree = flatten_values((tuple(args), kwargs))
     entries, index = list(state), {id(tensor): i for i, (_, _, tensor) in enumerate(state)}
     places = {}
     for place, leaf in enumerate(leaves):
@@ -117,7 +119,7 @@ def capture(
                 with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
                     result = module(*call_args, **call_kwargs)
         # The containers are copies of the caller's.
-        after, tree_after = tree_flatten((call_args, call_kwargs))
+        after, tree_after = flatten_values((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
         given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
@@ -300,30 +302,29 @@ def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> l
     return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
 
 
-class Place(NamedTuple):
-    """Where an op comes from: module path, "file.py:line", numbers of the checkpointed regions around it."""
-
-    module: str = ""
-    source: str = ""
-    regions: tuple[int, ...] = ()
-
-
 class Provenance:
     """Which module and source line is running: forward ops by hooks and stack, backward ops by sequence number."""
 
     def __init__(self, module: nn.Module | None):
+        self.module = module
         self.names = {} if module is None else {id(child): name for name, child in module.named_modules()}
-        self.stack: list[str] = []
+        self.roots: list[nn.Module] = []  # kept alive, so that no other module takes the identity
+        self.stack: list[tuple[str, int]] = []
+        self.runs: Counter[str] = Counter()
         self.by_sequence: dict[int, Place] = {}
         self.last: fx.Node | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Follow the forwards of the captured module's children."""
+        """Follow the forwards of the captured module's children; of a function, those of the modules that it calls."""
 
         def enter(module: nn.Module, _: Any) -> None:
+            if self.module is None and id(module) not in self.names:
+                self._add_root(module)
             if id(module) in self.names:
-                self.stack.append(self.names[id(module)])
+                name = self.names[id(module)]
+                self.stack.append((name, self.runs[name]))
+                self.runs[name] += 1
 
         def leave(module: nn.Module, _: Any, __: Any) -> None:
             if id(module) in self.names and self.stack:
@@ -336,13 +337,23 @@ class Provenance:
             for handle in handles:
                 handle.remove()
 
+    def _add_root(self, module: nn.Module) -> None:
+        """A module that a function calls is named by its class."""
+        same = sum(type(root).__name__ == type(module).__name__ for root in self.roots)
+        root = type(module).__name__ + (f"_{same + 1}" if same else "")
+        self.roots.append(module)
+        for name, child in module.named_modules():
+            self.names.setdefault(id(child), f"{root}.{name}" if name else root)
+
     def current(self) -> Place:
         """The place of the op that is about to run."""
         node = torch._C._current_autograd_node()
         if node is not None:
             return self.by_sequence.get(node._sequence_nr(), Place())
-        regions = tuple(region.number for region in open_regions())
-        place = Place(self.stack[-1] if self.stack else "", _user_line(), regions)
+        told = told_place()
+        if told is None:
+            told = Place(tuple(self.stack), user_line())
+        place = told._replace(regions=tuple(region.number for region in open_regions()))
         # The autograd kernel above has numbered this op's gradient node already.
         self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, place)
         return place
@@ -356,20 +367,7 @@ class Provenance:
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":
-                set_provenance(node, place.module, place.source, torch.is_grad_enabled())
+                set_provenance(node, place.modules, place.source, torch.is_grad_enabled())
                 set_marks(node, marks)
             node = node._prev
         self.last = newest
-
-
-_INTERNAL = ("/torch/", "/aottrain/", "<string>", "<eval_with_key>", "/contextlib.py")
-
-
-def _user_line() -> str:
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename.replace("\\", "/")
-        if not any(part in name for part in _INTERNAL):
-            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""

@@ -29,9 +29,10 @@ from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.places import place_of, written_at
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.seeding import seeding_shown
-from aottrain.errors import UnsupportedError
+from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
@@ -69,8 +70,15 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
-        with settings, seeding_shown(options.rng):
-            out = compiled(*args, **kwargs)
+        try:
+            with settings, seeding_shown(options.rng):
+                out = compiled(*args, **kwargs)
+        except Exception as error:
+            # Dynamo wraps what its backend raises; what a person has to correct is said in one line.
+            wrapped = getattr(error, "inner_exception", None)
+            if isinstance(wrapped, ConfigError):
+                raise wrapped from None
+            raise
         if not ran.any and len(report.graphs) >= RECOMPILE_LIMIT:
             if add_fallback(report, LIMIT_REACHED):
                 warnings.warn(f"aottrain runs this call eagerly: {LIMIT_REACHED}", stacklevel=4)
@@ -250,7 +258,8 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            return super().run_node(n)
+            with written_at(place_of(n)):
+                return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         preserves_rng = kwargs.get("preserve_rng_state", True)
         if kwargs.get("use_reentrant"):

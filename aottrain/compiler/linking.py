@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import fx
 
 from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.codegen.programs import cpp_runner
+from aottrain.compiler.codegen.inductor import inductor_kernel
+from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
 from aottrain.runtime.executor import Runner, aten_runner
-from aottrain.runtime.program import Pattern, Program, Replay
+from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
-def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Replay | None = None) -> Program:
-    """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn."""
+def link(
+    parts: PartitionedGraph,
+    analysis: Analysis,
+    kernel: Kernel,
+    replay: Replay | None = None,
+    fused: Sequence[FusedGraph] = (),
+) -> Program:
+    """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
+
+    fused: the graphs with kernels of their own, which then run them.
+    """
     signature = parts.signature
     computed = analysis.computed
     replaced = [signature.inputs[i].spec for i in analysis.replaced]
@@ -26,8 +37,8 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
         check_constants(parts.backward, signature.num_sizes + len(parts.residuals))
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     program = Program(
-        forward=build_runner(parts.forward, kernel),
-        build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel),
+        forward=fused[0].runner() if fused else build_runner(parts.forward, kernel),
+        build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel, fused[1:]),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
         unversioned=analysis.unversioned,
@@ -47,17 +58,24 @@ def link(parts: PartitionedGraph, analysis: Analysis, kernel: Kernel, replay: Re
     return program
 
 
-def _build_backward(parts: PartitionedGraph, kernel: Kernel, pattern: Pattern) -> Runner:
+def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[FusedGraph], pattern: Pattern) -> Backward:
     assert parts.backward is not None
-    return build_runner(
-        specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern), kernel
-    )
+    num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
+    graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
+    residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
+    if fused:
+        known = fused[0]
+        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
+        runner = whole.runner()
+    else:
+        runner = build_runner(graph, kernel)
+    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
-    """A boxed function that runs one graph by the chosen backend."""
-    if kernel == "cpp":
-        return cpp_runner(graph)
+    """A boxed function that runs one graph by ATen, by Inductor, or by a callable backend."""
+    if kernel == "inductor":
+        kernel = inductor_kernel
     if isinstance(kernel, str):
         return aten_runner(graph)
     examples = [value_of(node) for node in placeholders(graph)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aottrain.compiler.partition.policy import Policy, policy_name
 from aottrain.errors import ConfigError
 from aottrain.ir.budget import Budget, parse_budget
 
-STRATEGIES = ("save_all", "min_cut", "budget", "recompute_all")
-KERNELS = ("aten", "cpp")
+STRATEGIES = ("save_all", "min_cut", "budget", "checkpoint", "recompute_all")
+KERNELS = ("auto", "cpp", "triton", "aten", "inductor")
+# Those that the compiler itself writes.
+GENERATED = ("cpp", "triton")
 CAPTURES = ("dynamo", "trace")
 COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")
+LOSS_HEADS = ("auto", "chunked", "whole")
 ON_UNSUPPORTED = ("eager", "error")
 
 Kernel = str | Callable[..., Any]
@@ -23,15 +27,30 @@ Kernel = str | Callable[..., Any]
 class CompileOptions:
     """Checked options of `aottrain.compile`; see its docstring for their meaning."""
 
-    partition: str = "min_cut"
+    partition: str | Policy = "min_cut"
     budget: Budget | None = None
-    kernel: Kernel = "aten"
+    kernel: Kernel = "auto"
     capture: str = "dynamo"
     rng: str = "philox"
     dynamic: bool = False
     on_unsupported: str = "eager"
     reserved_bytes: int = 0
     cost: str = "roofline"
+    modules: tuple[str, ...] = ()
+    workspaces: bool = False
+
+    @property
+    def partition_name(self) -> str:
+        return self.partition if isinstance(self.partition, str) else f"policy {policy_name(self.partition)}"
+
+    loss_head: str = "auto"
+
+    @property
+    def chunks_loss_head(self) -> bool:
+        """Whether a loss head may be computed in chunks, which rounds otherwise than eager: by default not for the
+        oracle, nor for a backend of the caller's, which may not know our op."""
+        generated = isinstance(self.kernel, str) and self.kernel != "aten"
+        return self.loss_head == "chunked" or (self.loss_head == "auto" and generated)
 
     @property
     def kernel_name(self) -> str:
@@ -40,16 +59,17 @@ class CompileOptions:
 
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
-    allowed = ("partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost")
+    allowed = ["partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost"]
+    allowed += ["modules", "workspaces", "loss_head"]
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
-    values = {"partition": None, "budget": None, "kernel": "aten", "rng": "philox", "on_unsupported": "eager"}
+    values = {"partition": None, "budget": None, "kernel": "auto", "rng": "philox", "on_unsupported": "eager"}
     return check_options(capture="dynamo", dynamic=False, **{**values, **given})
 
 
 def check_options(
-    partition: str | None,
+    partition: str | Policy | None,
     budget: Budget | None,
     kernel: Kernel,
     capture: str,
@@ -58,12 +78,15 @@ def check_options(
     on_unsupported: str,
     reserved_bytes: int = 0,
     cost: str = "roofline",
+    modules: Sequence[str] = (),
+    workspaces: bool = False,
+    loss_head: str = "auto",
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
     partition = partition or ("min_cut" if budget is None else "budget")
-    if partition not in STRATEGIES:
-        mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}")
+    if not callable(partition) and partition not in STRATEGIES:
+        mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}, or a callable")
     elif partition == "budget":
         try:
             budget = parse_budget(budget)
@@ -71,6 +94,10 @@ def check_options(
             mistakes.append(f"budget: {error}")
     elif budget is not None:
         mistakes.append(f"budget={budget!r} is given, but partition={partition!r} takes none; allowed: 'budget'")
+    if isinstance(modules, str) or not all(isinstance(pattern, str) and pattern for pattern in modules):
+        mistakes.append(f"modules={modules!r} is no list of module paths; allowed: such as ['blocks.*']")
+    elif modules and partition != "checkpoint":
+        mistakes.append(f"modules={modules!r} is given, but partition={partition!r} takes none; allowed: 'checkpoint'")
     if not callable(kernel) and kernel not in KERNELS:
         mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
     if capture not in CAPTURES:
@@ -81,10 +108,14 @@ def check_options(
         mistakes.append(f"reserved_bytes={reserved_bytes!r} is no number of bytes; allowed: 0 and above")
     if cost not in COSTS:
         mistakes.append(f"cost={cost!r} is not known; allowed: {', '.join(COSTS)}")
-    if not isinstance(dynamic, bool):
-        mistakes.append(f"dynamic={dynamic!r} is not known; allowed: True, False")
+    for name, value in (("dynamic", dynamic), ("workspaces", workspaces)):
+        if not isinstance(value, bool):
+            mistakes.append(f"{name}={value!r} is not known; allowed: True, False")
+    if loss_head not in LOSS_HEADS:
+        mistakes.append(f"loss_head={loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost)
+    known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
+    return CompileOptions(*known, tuple(modules), workspaces, loss_head)

@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import torch
 from torch import fx
 
+from aottrain.compiler.codegen.programs import FusedGraph
+from aottrain.compiler.loss_head import LossHead
 from aottrain.compiler.options import CompileOptions
-from aottrain.compiler.partition.cost import node_flops, total_flops
-from aottrain.compiler.partition.peak import predict_peak
+from aottrain.compiler.partition.cost import price_of, total_flops
+from aottrain.compiler.partition.marginal import Marginal, marginals
+from aottrain.compiler.partition.policy import forward_value
+from aottrain.compiler.partition.storages import contract
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
-from aottrain.ir.graph import (
-    InputKind,
-    JointGraph,
-    PartitionedGraph,
-    calls,
-    descendants,
-    info,
-    is_tuple,
-    module_of,
-    source_of,
-    spec_of,
-    storage_bytes,
-    value_of,
-)
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
-from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.plan import ForwardValue, PartitionPlan
 from aottrain.ir.report import GraphReport, StageRecord, ValueRecord
-from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.text import graph_text
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What one compile decided besides its plan. options: those that were given, with the kernel that was chosen."""
+
+    options: CompileOptions
+    kernel_reason: str = ""
+    fused: tuple[FusedGraph, ...] = ()
+    loss_heads: tuple[LossHead, ...] = ()
 
 
 def describe(
     joint: JointGraph,
     plan: PartitionPlan,
     parts: PartitionedGraph,
-    options: CompileOptions,
+    decided: Decided,
     records: Sequence[StageRecord],
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
+    options = decided.options
     by_name = {node.name: node for node in joint.graph.nodes}
-    # Measuring what operators need within themselves takes a moment; who gives no budget does not wait for it.
-    workspace = workspaces_of(joint.graph) if options.partition == "budget" else no_workspace
-    peak = predict_peak(parts, options.reserved_bytes, workspace)
+    # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
+    measures = options.workspaces or options.partition == "budget"
+    workspace = workspaces_of(joint.graph) if measures else no_workspace
+    timeline = trace_memory(parts, options.reserved_bytes, workspace)
+    price = price_of(options.cost, joint.graph)
     trains = parts.backward is not None
+    worth = marginals(contract(joint, price, workspace), plan, parts) if trains else {}
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
     gradient_flops = total_flops(node for node in calls(joint.graph) if node in late)
     all_backward = total_flops(backward_nodes)
     return GraphReport(
         mode="train" if trains else "inference",
-        partition=options.partition,
+        partition=options.partition_name,
         budget=options.budget,
         kernel=options.kernel_name,
         stages=tuple(records),
-        saved=tuple(_record(by_name[name], plan, _producer(by_name[name])) for name in plan.saved),
-        recomputed=tuple(_record(by_name[name], plan, by_name[name]) for name in plan.recomputed),
+        saved=tuple(_saved(by_name[name], plan, worth.get(name)) for name in plan.saved),
+        recomputed=tuple(_recomputed(by_name[name], plan, price(by_name[name])) for name in plan.recomputed),
         saved_bytes=plan.saved_bytes,
         min_cut_saved_bytes=plan_partition(joint, "min_cut").saved_bytes if trains else 0,
         save_all_bytes=plan_partition(joint, "save_all").saved_bytes if trains else 0,
-        predicted_peak_bytes=peak.total,
-        memory=peak.memory,
+        predicted_peak_bytes=timeline.totals[timeline.peak],
+        memory=timeline.memory,
         forward_flops=total_flops(calls(parts.forward)),
         backward_flops=gradient_flops,
         recompute_flops=max(all_backward - gradient_flops, 0),
@@ -75,29 +81,47 @@ def describe(
         backward_text="" if parts.backward is None else graph_text(parts.backward),
         num_draws=joint.num_draws,
         curve=plan.curve,
+        kernel_reason=decided.kernel_reason,
+        library_calls=_library_calls(decided.fused),
+        kernels=tuple(call.kernel.name for part in decided.fused for call in part.schedule.kernels),
+        arena_bytes=max((part.memory.arena_bytes for part in decided.fused if part.memory is not None), default=0),
+        timeline=timeline,
+        counts_workspaces=measures,
+        loss_heads=tuple(map(str, decided.loss_heads)),
     )
 
 
-def _producer(node: fx.Node) -> fx.Node:
-    """The op that computes a value: for an item of a tuple the one that gives the tuple."""
-    source = node.args[0] if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE else node
-    return source if isinstance(source, fx.Node) else node
+def _library_calls(fused: Sequence[FusedGraph]) -> dict[str, int]:
+    """How often each operator runs outside of generated kernels; of products that oneDNN does, by that name."""
+    found: Counter[str] = Counter()
+    for part in fused:
+        for call in part.schedule.calls:
+            if isinstance(call, fx.Node) and info(call).kind not in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
+                library, _ = part.schedule.libraries.get(call, ("", ""))
+                found[f"{info(call).name} ({library})" if library else info(call).name] += 1
+    return dict(found.most_common())
 
 
-def _record(node: fx.Node, plan: PartitionPlan, producer: fx.Node) -> ValueRecord:
-    """producer: whose operator and cost are told. A tuple has the shape of its first item, and no bytes of its own."""
-    spec = spec_of(node)
-    if is_tuple(node):
-        first = next(iter(value_of(node)), None)
-        spec = tensor_spec(first) if isinstance(first, torch.Tensor) else None
+def _saved(node: fx.Node, plan: PartitionPlan, worth: Marginal | None) -> ValueRecord:
+    told = (None, None) if worth is None else (worth.seconds, worth.peak_change)
+    return _record(forward_value(node), plan, *told)
+
+
+def _recomputed(node: fx.Node, plan: PartitionPlan, seconds: float) -> ValueRecord:
+    return _record(forward_value(node, node), plan, seconds, None)
+
+
+def _record(value: ForwardValue, plan: PartitionPlan, seconds: float | None, peak_change: int | None) -> ValueRecord:
     return ValueRecord(
-        name=node.name,
-        op=info(producer).name if producer.op == "call_function" else "input",
-        module=module_of(node),
-        source=source_of(node),
-        shape=() if spec is None else spec.shape,
-        dtype="tuple" if spec is None else str(spec.dtype).removeprefix("torch."),
-        num_bytes=storage_bytes(node),
-        recompute_flops=node_flops(producer),
-        reason=plan.reasons.get(node.name, ""),
+        name=value.name,
+        op=value.op,
+        module=value.module,
+        source=value.source,
+        shape=value.shape,
+        dtype=value.dtype,
+        num_bytes=value.num_bytes,
+        recompute_flops=value.flops,
+        reason=plan.reasons.get(value.name, ""),
+        recompute_s=seconds,
+        peak_change=peak_change,
     )

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.ops import OpInfo, OpKind, op_info
-from aottrain.ir.sizes import is_symbolic
+from aottrain.ir.sizes import hint, is_symbolic
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 
@@ -39,6 +39,9 @@ class Mark(IntEnum):
 
 # For each checkpointed region around an op, the outermost first, its number and its mark on the op's values.
 Marks = tuple[tuple[int, Mark], ...]
+
+# The modules whose calls an op is within, the outermost first: path, and which of its runs this is, from 0.
+ModuleStack = tuple[tuple[str, int], ...]
 
 PRIMALS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH, InputKind.CONSTANT)
 
@@ -179,6 +182,10 @@ def value_of(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
+def set_value(node: fx.Node, value: Any) -> None:
+    node.meta["val"] = value
+
+
 def spec_of(node: fx.Node) -> TensorSpec | None:
     """The static type of a node's value; None where it is not one tensor."""
     found = node.meta.get("aottrain_spec")
@@ -228,9 +235,28 @@ def storage_bytes(node: fx.Node) -> int:
     return 0 if spec is None else spec.storage_bytes
 
 
+def allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
+    """The storages that a call makes, with their bytes: its own, or those of the items of its tuple. Items that
+    nothing reads are the tuple's own: they die with it, when the last item is taken."""
+    if node.op != "call_function" or info(node).is_free:
+        return []
+    if not is_tuple(node):
+        return [(node, storage_bytes(node))]
+    users = [user for user in node.users if user.op == "call_function"]
+    items = [(user, storage_bytes(user)) for user in users]
+    read = {user.args[1] for user in users}
+    unread = [leaf for i, leaf in enumerate(value_of(node)) if i not in read and isinstance(leaf, torch.Tensor)]
+    return [*items, (node, sum(hint(leaf.untyped_storage().nbytes()) for leaf in unread))] if unread else items
+
+
 def module_of(node: fx.Node) -> str:
     """Path of the module in whose forward the op (or the op that this is the gradient of) was written."""
-    return str(node.meta.get("aottrain_module", ""))
+    stack = module_stack_of(node)
+    return stack[-1][0] if stack else ""
+
+
+def module_stack_of(node: fx.Node) -> ModuleStack:
+    return node.meta.get("aottrain_modules", ())
 
 
 def source_of(node: fx.Node) -> str:
@@ -238,8 +264,8 @@ def source_of(node: fx.Node) -> str:
     return str(node.meta.get("aottrain_source", ""))
 
 
-def set_provenance(node: fx.Node, module: str, source: str, grad_mode: bool) -> None:
-    node.meta["aottrain_module"], node.meta["aottrain_source"] = module, source
+def set_provenance(node: fx.Node, modules: ModuleStack, source: str, grad_mode: bool) -> None:
+    node.meta["aottrain_modules"], node.meta["aottrain_source"] = modules, source
     node.meta["aottrain_grad_mode"] = grad_mode
 
 
@@ -258,7 +284,7 @@ def marks_of(node: fx.Node) -> Marks:
 
 def copy_provenance(source: fx.Node, target: fx.Node) -> None:
     """All that is known of the user's code behind an op, for an op that does its work in another program."""
-    for key in ("aottrain_module", "aottrain_source", "aottrain_grad_mode", "aottrain_marks"):
+    for key in ("aottrain_modules", "aottrain_source", "aottrain_grad_mode", "aottrain_marks"):
         if key in source.meta:
             target.meta[key] = source.meta[key]
 

@@ -9,6 +9,24 @@ from aottrain.ir.budget import Budget
 
 
 @dataclass(frozen=True)
+class ForwardValue:
+    """A value that the forward computes, as a partition policy sees it.
+
+    name: in the joint graph; op: ATen overload that computes it; module: path of the module it was written in ("" if
+    none); source: "file.py:line"; num_bytes: of its storage; flops: of computing it once from what the op reads.
+    """
+
+    name: str
+    op: str
+    module: str
+    source: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
 class PartitionPlan:
     """Which forward values cross to the backward, and why. Nodes are named as in the joint graph.
 

@@ -25,6 +25,9 @@ class ValueRecord:
 
     name: node name in the joint graph; op: ATen overload; module: module path ("" if none); source: "file.py:line";
     num_bytes: size of its storage; recompute_flops: what recomputing it alone costs; reason: why this was decided.
+    recompute_s: by the cost model, of a recomputed value the seconds of its op; of a saved one what the step would take
+    longer if it were recomputed, with all that this needs (None: it may not be). peak_change: the bytes by which the
+    step's peak would change then (None: not simulated).
     """
 
     name: str
@@ -36,6 +39,55 @@ class ValueRecord:
     num_bytes: int
     recompute_flops: int
     reason: str
+    recompute_s: float | None = None
+    peak_change: int | None = None
+
+
+@dataclass(frozen=True)
+class AliveRecord:
+    """A storage that is alive at the peak."""
+
+    name: str
+    op: str
+    module: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    category: str
+
+
+@dataclass(frozen=True)
+class MemoryTimeline:
+    """Predicted bytes over one call and its backward.
+
+    fixed: alive throughout, by category. live: for each instant (before the forward, while each of its ops that
+    allocates runs, and so for the backward) the bytes of each of `categories`; the first `num_forward` instants are
+    the forward's. peak: the instant of the most; at, at_module: the op that runs then; alive: the largest of the
+    `num_alive` storages that are alive then.
+    """
+
+    fixed: dict[str, int]
+    categories: tuple[str, ...]
+    live: tuple[tuple[int, ...], ...]
+    num_forward: int
+    peak: int
+    at: str = ""
+    at_module: str = ""
+    alive: tuple[AliveRecord, ...] = ()
+    num_alive: int = 0
+
+    @property
+    def fixed_bytes(self) -> int:
+        return sum(self.fixed.values())
+
+    @property
+    def totals(self) -> list[int]:
+        """Bytes alive at each instant."""
+        return [self.fixed_bytes + sum(instant) for instant in self.live]
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes at the peak, by category."""
+        return {**self.fixed, **dict(zip(self.categories, self.live[self.peak], strict=True))}
 
 
 @dataclass(frozen=True)
@@ -53,7 +105,8 @@ class GraphReport:
 
     saved_bytes: distinct residual storages without parameters, buffers and batch.
     memory: predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients,
-        saved, temporaries, outputs, reserved).
+        saved, temporaries, workspaces, outputs, reserved); workspaces: what library calls allocate inside themselves,
+        where counts_workspaces.
     """
 
     mode: str  # "train": forward and backward; "inference": forward alone
@@ -79,6 +132,11 @@ class GraphReport:
     curve: tuple[tuple[int, float], ...] = ()
     kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
     arena_bytes: int = 0
+    kernel_reason: str = ""  # why `kernel` is not what was asked for
+    library_calls: dict[str, int] = field(default_factory=dict)  # calls outside of generated kernels, by operator
+    timeline: MemoryTimeline | None = None
+    counts_workspaces: bool = True
+    loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
 
     @property
     def compile_s(self) -> float:
@@ -99,6 +157,13 @@ class CompileReport:
     @property
     def compile_s(self) -> float:
         return sum(graph.compile_s for graph in self.graphs)
+
+    def explain(self, *, max_rows: int | None = 20) -> str:
+        """What was decided and why, as tables: memory over the step, what is saved, what is computed again, and what
+        each saved value costs and brings. `max_rows` bounds each table of values; None prints all rows."""
+        from aottrain.ir.explain import explain  # it reads this module
+
+        return explain(self, max_rows=max_rows)
 
 
 def add_fallback(report: CompileReport, reason: str) -> bool:

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import fx
 
 from aottrain.ir.kernel import KernelIR
+
+aten = torch.ops.aten
+
+# Library calls that write to memory that they are given, and the call that does so.
+OUT_VARIANTS: dict[Any, Any] = {
+    aten.mm.default: aten.mm.out,
+    aten.addmm.default: aten.addmm.out,
+    aten.bmm.default: aten.bmm.out,
+    aten.baddbmm.default: aten.baddbmm.out,
+}
 
 
 @dataclass(frozen=True)
@@ -30,12 +42,26 @@ class KernelCall:
 class Schedule:
     """calls: a KernelCall, or a node that runs through ATen (a view among them), in order.
 
-    reasons: for a call that is not one kernel with its producer, why.
+    reasons: for a call that is not one kernel with its producer, why. libraries: for calls that another library than
+    ATen's own choice does, which, and why.
     """
 
     calls: tuple[KernelCall | fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
+    libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def kernels(self) -> tuple[KernelCall, ...]:
         return tuple(call for call in self.calls if isinstance(call, KernelCall))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """offsets: of the temporaries in the arena, in bytes. residuals: buffers that live until the backward is done with
+    them. All others are fresh memory. max_live_bytes: the least that any arena for these temporaries can have.
+    """
+
+    offsets: Mapping[fx.Node, int]
+    residuals: frozenset[fx.Node]
+    arena_bytes: int
+    max_live_bytes: int

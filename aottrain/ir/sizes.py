@@ -68,6 +68,11 @@ def hint(value: Any) -> int:
     return int(found)
 
 
+def concrete(value: Any) -> Any:
+    """A symbolic number as the number that was traced; anything else as it is."""
+    return hint(value) if is_symbolic(value) else value
+
+
 def resolve(sizes: Sequence[Size], values: Mapping[str, Any]) -> tuple[int, ...]:
     """A shape or stride for one call."""
     return tuple(size.of(values) if isinstance(size, SizeExpression) else size for size in sizes)

@@ -8,7 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from aottrain.ir.budget import budget_text
-from aottrain.ir.report import CompileReport, Fallback, GraphReport, StageRecord, ValueRecord
+from aottrain.ir.figures import (
+    LABELS,
+    binned,
+    by_cost,
+    by_module,
+    by_size,
+    memory_rows,
+    signed_bytes,
+    top_of,
+    uncounted,
+    with_optimizer,
+)
+from aottrain.ir.report import CompileReport, Fallback, GraphReport, MemoryTimeline, StageRecord, ValueRecord
 from aottrain.ir.units import (
     format_bytes,
     format_count,
@@ -17,8 +29,7 @@ from aottrain.ir.units import (
     format_seconds,
     format_shape,
 )
-from aottrain.report.charts import bars, stacked_bar
-from aottrain.report.figures import by_cost, by_module, by_size, memory_rows, with_optimizer
+from aottrain.report.charts import area_plot, bars, stacked_bar
 from aottrain.report.style import CSS
 
 
@@ -161,12 +172,14 @@ def _program(graph: GraphReport, number: int, total: int) -> str:
         f'<h2>{name}: {kind}</h2><p class="dim">{escape(sizes)}; {format_count(graph.num_draws)} random draws per '
         f"call; {_kernels(graph)}.</p>",
         _memory(graph),
+        *(f"<p>{escape(head)}.</p>" for head in graph.loss_heads),
     ]
     if graph.saved:
         count = f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"
         parts += [
             f"<h3>Saved for backward<small>{count}</small></h3>",
             _modules(graph.saved),
+            _PRICES if any(value.recompute_s is not None for value in graph.saved) else "",
             _values(by_size(graph.saved)),
         ]
     if graph.recomputed:
@@ -180,6 +193,12 @@ def _program(graph: GraphReport, number: int, total: int) -> str:
     return "\n".join(part for part in parts if part)
 
 
+_PRICES = (
+    '<p class="dim">Cost to recompute: what a step would take longer without the value, by the cost model, and below it'
+    " the FLOPs of its own op. Peak then: how the step's peak would change; of the largest values.</p>"
+)
+
+
 def _kernels(graph: GraphReport) -> str:
     if not graph.kernels:
         return f"kernels: {escape(graph.kernel)}"
@@ -190,11 +209,64 @@ def _memory(graph: GraphReport) -> str:
     parts = [(name, size, format_bytes(size)) for name, size in memory_rows(graph)]
     if not parts:
         return ""
-    total = format_bytes(sum(size for _, size, _ in parts))
-    return (
-        f"<h3>Memory at the predicted peak<small>{total}</small></h3>"
-        f'<div class="panel">{stacked_bar(parts, title="Memory at the predicted peak, by category")}</div>'
+    total = format_bytes(sum(size for _, size, _ in parts)) + uncounted(graph)
+    bar = stacked_bar(parts, title="Memory at the predicted peak, by category", colours=_COLOURS)
+    found = [f'<h3>Memory at the predicted peak<small>{total}</small></h3><div class="panel">{bar}</div>']
+    timeline = graph.timeline
+    if timeline is not None:
+        top = f"{format_bytes(timeline.totals[timeline.peak])} at the top, {top_of(timeline)}"
+        found.append(f"<h3>Memory over the step<small>{escape(top)}</small></h3>")
+        found.append(f'<div class="panel">{_timeline(timeline)}</div>{_alive(timeline)}')
+    return "\n".join(found)
+
+
+# By category; they keep their colours from picture to picture.
+_COLOURS = {
+    "parameters": 0,
+    "optimizer": 4,
+    "buffers": 7,
+    "batch": 7,
+    LABELS["reserved"]: 7,
+    "outputs": 7,
+    LABELS["saved"]: 1,
+    "gradients": 2,
+    "temporaries": 3,
+    "workspaces": 5,
+}
+_MAX_COLUMNS = 400
+
+
+def _timeline(timeline: MemoryTimeline) -> str:
+    chosen = binned(timeline.totals, _MAX_COLUMNS)
+    columns = dict(zip(timeline.categories, zip(*(timeline.live[i] for i in chosen), strict=True), strict=True))
+    columns |= {name: (size,) * len(chosen) for name, size in timeline.fixed.items()}
+    named = {LABELS.get(name, name): values for name, values in columns.items()}
+    totals = timeline.totals
+    return area_plot(
+        [(name, named[name]) for name in _COLOURS if name in named],
+        _COLOURS,
+        split=sum(i < timeline.num_forward for i in chosen),
+        top=max(range(len(chosen)), key=lambda column: totals[chosen[column]]),
+        halves=("forward", "backward"),
     )
+
+
+def _alive(timeline: MemoryTimeline) -> str:
+    if not timeline.alive:
+        return ""
+    rows = [
+        _row(
+            f'<td><span class="mono">{escape(record.name)}</span><small class="mono">{escape(record.op)}</small></td>',
+            _cell(record.module or "\u2013"),
+            f'<td class="keep">{escape(format_shape(record.shape))}</td>',
+            _cell(format_bytes(record.num_bytes), "number"),
+            _cell(LABELS.get(record.category, record.category)),
+        )
+        for record in timeline.alive
+    ]
+    some = f"the largest {len(rows)} of {timeline.num_alive}" if timeline.num_alive > len(rows) else str(len(rows))
+    shown = _table(("value and op", "module", "shape", "size", "as"), rows, numbers=(3,))
+    return f"<details><summary>Alive at the top<small>{some}</small></summary>{shown}</details>"
 
 
 def _modules(values: Sequence[ValueRecord]) -> str:
@@ -207,19 +279,27 @@ def _modules(values: Sequence[ValueRecord]) -> str:
 
 
 def _values(values: Sequence[ValueRecord]) -> str:
+    simulated = any(value.peak_change is not None for value in values)
     rows = [
         _row(
             f'<td><span class="mono">{escape(value.name)}</span><small class="mono">{escape(value.op)}</small></td>',
             f"<td>{escape(value.module) or '&ndash;'}<small>{escape(value.source)}</small></td>",
             f'<td class="keep">{escape(format_shape(value.shape))}<small>{escape(value.dtype)}</small></td>',
             _cell(format_bytes(value.num_bytes), "number"),
-            _cell(format_flops(value.recompute_flops), "number"),
+            f'<td class="number">{_time(value)}<small>{escape(format_flops(value.recompute_flops))}</small></td>',
+            *([_cell(signed_bytes(value.peak_change), "number")] if simulated else []),
             _cell(value.reason),
         )
         for value in values
     ]
-    header = ("value and op", "module and line", "shape and type", "size", "cost to recompute", "reason")
-    return _table(header, rows, numbers=(3, 4))
+    header = ["value and op", "module and line", "shape and type", "size", "cost to recompute", "peak then", "reason"]
+    if not simulated:
+        header.remove("peak then")
+    return _table(header, rows, numbers=(3, 4, 5) if simulated else (3, 4))
+
+
+def _time(value: ValueRecord) -> str:
+    return "&ndash;" if value.recompute_s is None else escape(format_seconds(value.recompute_s))
 
 
 def _stages(graph: GraphReport) -> str:

@@ -47,9 +47,10 @@ svg.bar { display: block; width: 100%; height: 1.75rem; border-radius: 4px; }
 rect.strong { fill: var(--strong); } rect.weak { fill: var(--weak); }
 svg.plot { display: block; width: 100%; font-size: 13px; }
 .plot text { fill: var(--dim); } .plot text.label { fill: var(--ink); } .plot .grid { stroke: var(--line); }
-.plot polyline { fill: none; stroke: var(--weak); stroke-width: 2; }
-.plot .ours { fill: var(--c0); } .plot .other { fill: var(--c1); } .plot .beaten { opacity: .4; }
-.plot .knee { stroke: var(--ink); stroke-width: 2; }
+.plot polyline { fill: none; stroke-width: 1.5; opacity: .5; }
+.plot .predicted { stroke: var(--dim); stroke-width: 2; stroke-dasharray: 2 5; stroke-linecap: round; opacity: .9; }
+.plot .beaten { opacity: .45; } .plot .knee { stroke: var(--ink); stroke-width: 2; }
+.plot .mark { stroke: var(--dim); stroke-dasharray: 3 4; }
 .scroll { overflow: auto; max-height: 34rem; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; }
 table { border-collapse: collapse; width: 100%; font-size: .86rem; }
@@ -71,4 +72,7 @@ pre { overflow: auto; max-height: 40rem; background: var(--card); border: 1px so
 @media (max-width: 600px) { .bars .row { grid-template-columns: 7rem 1fr 5rem; gap: .5rem; }
   main { padding-top: 1rem; } }
 @media print { .scroll, .long, pre { max-height: none; } }
-""" + "\n".join(f".c{index} {{ fill: var(--c{index}); background: var(--c{index}); }}" for index in range(8))
+""" + "\n".join(
+    f".c{index} {{ fill: var(--c{index}); background: var(--c{index}); }} .l{index} {{ stroke: var(--c{index}); }}"
+    for index in range(8)
+)

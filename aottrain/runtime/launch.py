@@ -12,30 +12,38 @@ from torch import Tensor, fx
 from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.graph import info, is_size, placeholders, results, spec_of
 from aottrain.ir.ops import OpKind
-from aottrain.ir.schedule import KernelCall, Schedule
+from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
+from aottrain.runtime.arena import ArenaLayout, residual
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
+from aottrain.runtime.products import PRODUCTS
 
 Launch = Callable[[Sequence[Tensor]], None]
 
 
-def scheduled_runner(graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch]) -> Runner:
+def scheduled_runner(
+    graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch], memory: MemoryPlan | None = None
+) -> Runner:
     """A function that takes the inputs as a list, which it empties, and returns the outputs as a list.
 
-    launches: for each kernel's name what runs it on its buffers.
+    launches: for each kernel's name what runs it on its buffers. memory: where buffers live; without it each is fresh.
     """
-    source, names = render(graph, schedule, launches)
+    source, names = render(graph, schedule, launches, memory)
     namespace: dict[str, Any] = dict(names)
     exec(compile(source, "<aottrain program>", "exec"), namespace)
     return namespace["run"]
 
 
-def render(graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch]) -> tuple[str, dict[str, Any]]:
+def render(
+    graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch], memory: MemoryPlan | None = None
+) -> tuple[str, dict[str, Any]]:
     """Python text of the program, and the names that it reads."""
     names: dict[str, Any] = {
         **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), "laid_out": laid_out,
-        "empty": torch.empty_strided, "cpu": torch.device("cpu"),
+        "empty": torch.empty_strided, "residual": residual, "cpu": torch.device("cpu"),
     }  # fmt: skip
     inputs = placeholders(graph)
+    planned = {} if memory is None else dict(memory.offsets)
+    residuals = frozenset() if memory is None else memory.residuals
     lines = ["def run(inputs):"]
     if inputs:
         lines += [f"    {', '.join(node.name for node in inputs)}, = inputs", "    inputs.clear()"]
@@ -43,34 +51,60 @@ def render(graph: fx.Graph, schedule: Schedule, launches: Mapping[str, Launch]) 
     unread = [node.name for node in inputs if node not in last_use["all"] and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
+    if planned and memory is not None:
+        names["layout"] = _layout(memory)
+        lines.append("    arena = layout.take()")
+        lines.append(f"    {', '.join(node.name for node in planned)}, = layout.tensors(arena)")
     for position, call in enumerate(schedule.calls):
         if isinstance(call, KernelCall):
-            lines += _kernel(call, launches[call.kernel.name], names)
+            for node in call.writes:
+                lines += _allocate(node, node in planned, node in residuals, names)
+            name = f"launch_{call.kernel.name}"
+            names[name] = launches[call.kernel.name]
+            lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
+        elif call in planned or call in residuals:
+            lines += _allocate(call, call in planned, True, names)
+            names[str(call.target).replace(".", "_") + "_out"] = OUT_VARIANTS[call.target]
+            arguments = call_text(call, names).split("(", 1)[1][:-1]
+            lines.append(f"    {str(call.target).replace('.', '_')}_out({arguments}, out={call.name})")
         else:
-            lines += _library_call(call, names)
-        dead = [node.name for node in last_use.get(position, ()) if not is_size(node)]
+            lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
+        dead = [node.name for node in last_use.get(position, ()) if not is_size(node) and node not in planned]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
+    if planned:
+        lines.append("    layout.give(arena)")
     lines.append(f"    return {value_text(results(graph), names)}")
     return "\n".join(lines) + "\n", names
 
 
-def _kernel(call: KernelCall, launch: Launch, names: dict[str, Any]) -> list[str]:
-    lines = []
-    for node in call.writes:
-        facts = spec_of(node)
-        assert facts is not None
-        dtype = "k_" + str(facts.dtype).replace(".", "_")
-        names[dtype] = facts.dtype
-        lines.append(f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype})")
-    name = f"launch_{call.kernel.name}"
-    names[name] = launch
-    lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
-    return lines
+def _layout(memory: MemoryPlan) -> ArenaLayout:
+    places = [(spec, offset) for node, offset in memory.offsets.items() for spec in [spec_of(node)] if spec]
+    return ArenaLayout(memory.arena_bytes, places, places[0][0].device)
 
 
-def _library_call(node: fx.Node, names: dict[str, Any]) -> list[str]:
-    lines = [f"    {node.name} = {call_text(node, names)}"]
+def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -> list[str]:
+    facts = spec_of(node)
+    assert facts is not None
+    if planned:
+        return []
+    if held:
+        names[f"t_{node.name}"] = facts
+        return [f"    {node.name} = residual(t_{node.name})"]
+    dtype = "k_" + str(facts.dtype).replace(".", "_")
+    names[dtype] = facts.dtype
+    device = "k_" + str(facts.device).replace(":", "_")
+    names[device] = facts.device
+    return [f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})"]
+
+
+def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
+    text = call_text(node, names)
+    if library:
+        function = library.replace(" ", "_")
+        names[function] = PRODUCTS[library]
+        text = f"{function}({text.split('(', 1)[1]}"
+    lines = [f"    {node.name} = {text}"]
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW:
         return lines

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from aottrain.ir.ops import OpKind, op_info
+from aottrain.ir.ops import op_info
 from aottrain.runtime.cache import Table, table
 from aottrain.runtime.calls import OpCall, distinct, environment, quiet, synchronize
 
@@ -24,11 +24,11 @@ def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
     """
     for call in distinct(calls):
         known = _table(call.device)
-        if not _is_free(call) and known.get(call.text or "") is None and call.may_run:
+        if not op_info(call.target).is_free and known.get(call.text or "") is None and call.may_run:
             seconds = _measure(call)
             if seconds is not None:
                 known.add({call.text or "": seconds})
-    return tuple(0.0 if _is_free(call) else _table(call.device).get(call.text or "") for call in calls)
+    return tuple(0.0 if op_info(call.target).is_free else _table(call.device).get(call.text or "") for call in calls)
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, max_runs: int, max_seconds: float) -> list[float]:
@@ -42,10 +42,6 @@ def seconds_of(run: Callable[[], object], device: torch.device, max_runs: int, m
         synchronize(device)
         times.append(time.perf_counter() - start)
     return times
-
-
-def _is_free(call: OpCall) -> bool:
-    return op_info(call.target).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
 
 
 def _table(device: torch.device) -> Table:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.profiler import profile, record_function
 
-from aottrain.ir.ops import OpKind, op_info
+from aottrain.ir.ops import op_info
 from aottrain.runtime.cache import Table, table
 from aottrain.runtime.calls import OpCall, distinct, environment, quiet, synchronize
 
@@ -61,7 +61,7 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
 
 def needs_none(call: OpCall) -> bool:
     """Views; and pointwise ops whose tensors have one floating dtype: operands of others are converted in a copy."""
-    if op_info(call.target).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
+    if op_info(call.target).is_free:
         return True
     dtypes = {spec.dtype for spec in call.tensors}
     plain = len(dtypes) == 1 and all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)

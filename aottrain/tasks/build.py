@@ -15,7 +15,9 @@ from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError
 from aottrain.metrics.memory import distinct_bytes
+from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
+from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
@@ -102,18 +104,27 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
     if engine == "eager":
         return ModuleStep(engine, module, tokens_per_batch=tokens_per_batch)
     if engine == "torch_compile":
-        return ModuleStep(engine, torch.compile(module), tokens_per_batch=tokens_per_batch)
+        compiled_by = torch_backend(config.engine.backend, config.engine.activation_memory_budget)
+        return ModuleStep(engine, torch.compile(module, backend=compiled_by), tokens_per_batch=tokens_per_batch)
+    if engine == "eager_checkpoint":
+        if not (blocks := repeated_blocks(module)):
+            text = f"recipe {config.recipe.name} repeats no block (an nn.ModuleList or nn.Sequential of one class)"
+            raise ConfigError(f"engine={engine}: {text}")
+        return ModuleStep(engine, checkpointed(module, blocks), tokens_per_batch=tokens_per_batch)
     import aottrain  # the compiler, which the other engines do without
 
     plan = {
-        "partition": config.partition.strategy,
+        "partition": load_partition(config),
         "budget": config.partition.budget,
+        "modules": config.partition.modules,
         "kernel": load_kernel(config),
+        "loss_head": config.kernel.loss_head,
     }
     options = {
         "on_unsupported": config.engine.on_unsupported,
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
+        "workspaces": True,
     }
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
@@ -124,18 +135,27 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
 
 
 def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
-    """The kernel's name, or for kernel=custom the function that `kernel.target`, "package.module:name", says."""
-    if config.kernel.target is None:
-        return config.kernel.name
-    module_name, _, path = config.kernel.target.partition(":")
+    """The kernel's name, or for kernel=custom the function that `kernel.target` names."""
+    return config.kernel.name if config.kernel.target is None else _load("kernel.target", config.kernel.target)
+
+
+def load_partition(config: RunConfig) -> str | Callable[..., Any]:
+    """The strategy's name, or for partition=policy the function that `partition.target` names."""
+    partition = config.partition
+    return partition.strategy if partition.target is None else _load("partition.target", partition.target)
+
+
+def _load(key: str, target: str) -> Callable[..., Any]:
+    """The callable at "package.module:name"."""
+    module_name, _, path = target.partition(":")
     try:
         found: Any = importlib.import_module(module_name)
         for name in path.split("."):
             found = getattr(found, name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"kernel.target={config.kernel.target}: cannot be loaded: {error}") from error
+        raise ConfigError(f"{key}={target}: cannot be loaded: {error}") from error
     if not callable(found):
-        raise ConfigError(f"kernel.target={config.kernel.target}: is not a callable")
+        raise ConfigError(f"{key}={target}: is not a callable")
     return found
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from aottrain.config import LoggerConfig, RunConfig
+from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
-from aottrain.report.text import table
 from aottrain.tasks.worker import run_apart
 
 Summary = Mapping[str, Any]

@@ -1,7 +1,9 @@
-"""task=pareto: memory against speed, a run for each of `pareto.budgets`, predicted and measured.
+"""task=pareto: memory against speed, predicted and measured; ours for each budget, and what people use instead.
 
-Each point is a short training run in a process of its own, as in task=compare; `pareto.engines` run beside the budgets.
-task=plan, in another process, gives the predicted curve: every plan that a budget could choose.
+Every point is a short training run in a process of its own: ours at `pareto.budgets`, eager PyTorch, eager with
+checkpointed blocks, torch.compile at each value of its own ratio; and ours again at the peaks that those were measured
+at. The runs take turns, round by round (see turns.py). task=plan gives the predicted curve: every plan that a budget
+could choose.
 """
 
 from __future__ import annotations
@@ -9,55 +11,53 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from aottrain.config import RunConfig
+from aottrain.errors import BudgetError
+from aottrain.ir.budget import parse_budget
+from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
-from aottrain.report.charts import memory_plot
+from aottrain.report.charts import Mark, memory_plot
 from aottrain.report.html import render_curve
-from aottrain.report.text import table
-from aottrain.tasks.compare import for_engine, grouped_logger, shown, train_apart
+from aottrain.tasks.compare import for_engine, shown
+from aottrain.tasks.points import EQUAL_PEAK, Curve, Point, equal_peak_verdicts, judged, planned_peak, predicted_line
+from aottrain.tasks.turns import RunError, TimedRun, timed_training
 from aottrain.tasks.worker import run_apart
 
 HEADER = ("name", "predicted peak", "measured peak", "predicted/measured", "step (median)", "speed", "saved", "remark")
 
-Curve = Sequence[tuple[float, float]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Point:
-    """One run's figures; None where there is none. speedup: eager's step time in units of this one's."""
-
-    name: str
-    engine: str
-    budget: float | None = None  # None for engines that take none
-    error: str = ""
-    predicted_peak_bytes: int | None = None
-    peak_bytes: int | None = None
-    prediction_error: float | None = None
-    step_ms_median: float | None = None
-    speedup: float | None = None
-    saved_bytes: int | None = None
-    fallbacks: int | None = None
-    dominated: bool = False
-    knee: bool = False
-
-    @property
-    def place(self) -> tuple[float, float] | None:
-        """(peak, step time), or None where one of them was not measured."""
-        if self.peak_bytes is None or self.step_ms_median is None:
-            return None
-        return self.peak_bytes, self.step_ms_median
+# What a point's `series` is called beside the plot.
+SERIES = {
+    "aot": "aottrain, by budget",
+    "eager": "eager",
+    "eager_checkpoint": "eager, blocks checkpointed",
+    "inductor": "torch.compile, by its own ratio",
+    "aot_eager": "torch.compile with eager's kernels, by its own ratio",
+}
 
 
 def run(config: RunConfig) -> int:
-    """Measure, print the table, write pareto.csv and pareto.html. 0 if every run went well, else 1."""
+    """Measure, print the table, write pareto.csv and pareto.html. 0 if every run went well, else 1.
+
+    Raises BudgetError before anything is measured if a budget in bytes is below the lowest peak of any plan.
+    """
     directory = Path(config.output_dir)
     curve, error = _predicted_curve(config)
-    points = [_measure(config, engine, None) for engine in config.pareto.engines]
-    points += [_measure(config, "aot", budget) for budget in config.pareto.budgets]
-    points = judged(points)
+    _check_reachable(config.pareto.budgets, curve)
+    with Runs(config) as runs:
+        for point in peers(config):
+            runs.add(point)
+        for budget in config.pareto.budgets:
+            runs.add(Point(f"budget-{budget}", "aot", budget))
+        if config.pareto.match_peaks:
+            for point in matching(runs.points.values(), curve):
+                runs.add(point)
+        runs.take_turns()
+        points = judged(sorted(runs.points.values(), key=_row_order))
     _write_csv(directory / "pareto.csv", points)
     rows, notes = [_cells(point) for point in points], _notes(config, points, error)
     facts = f"{config.recipe.name}, batches of {config.data.batch_size}, {config.trainer.precision}"
@@ -67,90 +67,124 @@ def run(config: RunConfig) -> int:
     return 1 if error or any(point.error for point in points) else 0
 
 
-def dominated(places: Sequence[tuple[float, float] | None]) -> list[bool]:
-    """For each place, whether another one is nowhere worse and somewhere better. None neither beats nor is beaten."""
-
-    def beats(other: tuple[float, float] | None, place: tuple[float, float]) -> bool:
-        return other is not None and other != place and other[0] <= place[0] and other[1] <= place[1]
-
-    return [place is not None and any(beats(other, place) for other in places) for place in places]
-
-
-def knee(places: Sequence[tuple[float, float] | None]) -> int | None:
-    """The index of the undominated place farthest below the straight line between the ends of all undominated ones.
-
-    Both coordinates run from 0 to 1 between the ends. None where no place is below the line.
-    """
-    beaten = dominated(places)
-    kept = sorted((place, i) for i, place in enumerate(places) if place is not None and not beaten[i])
-    if len(kept) < 3:
-        return None
-    (low, slow), (high, fast) = kept[0][0], kept[-1][0]
-    if low == high or slow == fast:  # equal places only
-        return None
-    depths = [(1 - (x - low) / (high - low) - (y - fast) / (slow - fast), i) for (x, y), i in kept[1:-1]]
-    depth, index = max(depths)
-    return index if depth > 0 else None
+def peers(config: RunConfig) -> list[Point]:
+    """What ours is measured beside, not yet measured."""
+    pareto = config.pareto
+    points = [Point(engine, engine) for engine in pareto.engines if engine != "torch_compile"]
+    if "torch_compile" in pareto.engines:
+        for backend in pareto.torch_backends:
+            named = [(f"{backend}-{budget}", budget) for budget in pareto.torch_budgets]
+            points += [Point(name, "torch_compile", budget, backend=backend) for name, budget in named]
+    return points
 
 
-def judged(points: Sequence[Point]) -> list[Point]:
-    """The points with speed-ups, dominated ones and the knee marked; the knee is that of the budgets alone."""
-    eager = next((point.step_ms_median for point in points if point.engine == "eager"), None)
-    beaten = dominated([point.place for point in points])
-    chosen = knee([point.place if point.budget is not None else None for point in points])
-    return [
-        dataclasses.replace(
-            point,
-            speedup=eager / point.step_ms_median if eager and point.step_ms_median else None,
-            dominated=beaten[i],
-            knee=i == chosen,
-        )
-        for i, point in enumerate(points)
-    ]
+def matching(points: Iterable[Point], curve: Curve) -> list[Point]:
+    """A run of ours for each peak of the other engines, unless its plan runs already or no plan is as low."""
+    points = list(points)
+    planned = {point.predicted_peak_bytes for point in points if point.engine == "aot"}
+    found = []
+    for point in points:
+        if point.engine != "aot" and point.peak_bytes is not None:
+            peak = planned_peak(curve, point.peak_bytes)
+            if peak is not None and peak not in planned:
+                planned.add(peak)
+                name = f"budget-{format_bytes(point.peak_bytes).replace(' ', '')}"
+                found.append(Point(name, "aot", f"{point.peak_bytes}B"))
+    return found
 
 
-def predicted_line(points: Sequence[Point], curve: Curve) -> list[tuple[float, float]]:
-    """The curve as (peak, step in s): the measured step of the roomiest budget, and the recompute that others add."""
-    known = [point for point in points if point.predicted_peak_bytes is not None and point.step_ms_median is not None]
-    start = max(known, key=lambda point: point.predicted_peak_bytes or 0, default=None)
-    if start is None or start.predicted_peak_bytes is None or start.step_ms_median is None:
-        return []
-    base = min((seconds for peak, seconds in curve if peak <= start.predicted_peak_bytes), default=None)
-    if base is None:
-        return []
-    return [(peak, start.step_ms_median / 1e3 + seconds - base) for peak, seconds in curve]
-
-
-def point_config(config: RunConfig, name: str, engine: str, budget: float | None) -> RunConfig:
-    """As configured, for `pareto.steps` measured steps after the warm-up, with peak memory measured."""
-    partition = config.partition if budget is None else dataclasses.replace(config.partition, budget=budget)
+def point_config(config: RunConfig, point: Point) -> RunConfig:
+    """As configured, for the warm-up, the step that is profiled, and all rounds; with peak memory measured."""
+    pareto = config.pareto
+    partition, options = config.partition, config.engine
+    if point.engine == "aot":
+        partition = dataclasses.replace(partition, budget=point.budget)
+    if point.engine == "torch_compile":
+        options = dataclasses.replace(options, backend=point.backend, activation_memory_budget=point.budget)
     return for_engine(
-        config,
-        engine,
-        config.measure.warmup_steps + config.pareto.steps,
+        dataclasses.replace(config, engine=options),
+        point.engine,
+        config.measure.warmup_steps + 1 + pareto.rounds * (1 + pareto.steps),
         partition=partition,
         measure=dataclasses.replace(config.measure, memory=True),
-        logger=grouped_logger(config, name),
-        output_dir=str(Path(config.output_dir) / name),
+        output_dir=str(Path(config.output_dir) / point.name),
     )
 
 
-def _measure(config: RunConfig, engine: str, budget: float | None) -> Point:
-    name = engine if budget is None else f"budget-{budget}"
-    run_config = point_config(config, name, engine, budget)
-    errors = train_apart(run_config, name, f"{config.pareto.steps} steps timed")
-    if errors:
-        return Point(name, engine, budget, errors[name])
-    summary = json.loads((Path(run_config.output_dir) / "summary.json").read_text(encoding="utf-8"))
+class Runs:
+    """All points' processes. With `take_turns=false` each is gone before the next is started."""
+
+    def __init__(self, config: RunConfig):
+        self.config = config
+        self.points: dict[str, Point] = {}
+        self._running: dict[str, TimedRun] = {}
+        self._round_ms: dict[str, list[float]] = {}
+
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._running):
+            self._close(name)
+
+    def add(self, point: Point) -> None:
+        """Start a run and measure its peak; its times too, if it cannot wait for its turn. Known names are left out."""
+        if point.name in self.points:
+            return
+        print(f"{point.name}: compiled, warmed up, its peak measured", flush=True)
+        timed = timed_training(point_config(self.config, point))
+        self.points[point.name], self._running[point.name] = point, timed
+        self._round_ms[point.name] = []
+        try:
+            self.points[point.name] = _with_memory(point, timed.start())
+        except RunError as error:
+            self._fail(point.name, error)
+        if not self.config.pareto.take_turns:
+            for _ in range(self.config.pareto.rounds):
+                self._turn(point.name)
+            self._close(point.name)
+            self._settle(point.name)
+
+    def take_turns(self) -> None:
+        """All rounds. The order rotates, so that none always follows the same other one."""
+        names = list(self._running)
+        for index in range(self.config.pareto.rounds if names else 0):
+            print(f"round {index + 1} of {self.config.pareto.rounds}", flush=True)
+            shift = index % len(names)
+            for name in (*names[shift:], *names[:shift]):
+                self._turn(name)
+        for name in names:
+            self._settle(name)
+
+    def _turn(self, name: str) -> None:
+        if name not in self._running:
+            return
+        try:
+            self._round_ms[name].append(statistics.median(self._running[name].time(self.config.pareto.steps)))
+        except RunError as error:
+            self._fail(name, error)
+
+    def _settle(self, name: str) -> None:
+        if not self.points[name].error:
+            self.points[name] = self.points[name].timed(self._round_ms[name])
+
+    def _fail(self, name: str, error: RunError) -> None:
+        self.points[name] = dataclasses.replace(self.points[name], error=str(error))
+        self._close(name)
+
+    def _close(self, name: str) -> None:
+        if name in self._running:
+            self._running.pop(name).close()
+
+
+def _with_memory(point: Point, summary: Mapping[str, Any]) -> Point:
     predicted, measured = summary["predicted_peak_bytes"], summary["peak_bytes"]
-    return Point(
-        name,
-        engine,
-        budget,
+    return dataclasses.replace(
+        point,
+        compile_s=summary["compile_s"],
         predicted_peak_bytes=predicted,
         peak_bytes=measured,
         prediction_error=predicted / measured - 1 if predicted and measured else None,
-        step_ms_median=summary["step_ms_median"],
         saved_bytes=summary["saved_bytes"],
         fallbacks=summary["fallbacks"],
     )
@@ -160,11 +194,26 @@ def _predicted_curve(config: RunConfig) -> tuple[Curve, str]:
     """Every plan that a budget could choose as (peak in bytes, seconds of recompute); and an error, or ""."""
     print("plan: the predicted curve", flush=True)
     directory = Path(config.output_dir) / "plan"
-    error = run_apart(dataclasses.replace(config, task="plan", output_dir=str(directory)))
+    partition = dataclasses.replace(config.partition, budget=1.0)  # which is always met, and has the same curve
+    error = run_apart(dataclasses.replace(config, task="plan", partition=partition, output_dir=str(directory)))
     if error:
         return [], error
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
     return [(peak, seconds) for peak, seconds in plan["graph"]["curve"]], ""
+
+
+def _check_reachable(budgets: Iterable[Any], curve: Curve) -> None:
+    lowest = min((peak for peak, _ in curve), default=0)
+    parsed = [(budget, parse_budget(budget)) for budget in budgets]
+    below = [str(budget) for budget, size in parsed if isinstance(size, int) and size < lowest]
+    if below:
+        text = f"no plan is as low; the lowest peak of any plan is {format_bytes(lowest)} ({lowest:.0f} bytes)"
+        raise BudgetError(f"pareto.budgets: {', '.join(below)}: {text}")
+
+
+def _row_order(point: Point) -> tuple[bool, int]:
+    """The others as configured, then ours from the roomiest to the tightest."""
+    return point.engine == "aot", -(point.predicted_peak_bytes or 0)
 
 
 def _cells(point: Point) -> tuple[str, ...]:
@@ -174,18 +223,36 @@ def _cells(point: Point) -> tuple[str, ...]:
         shown(format_bytes, point.predicted_peak_bytes),
         shown(format_bytes, point.peak_bytes),
         shown(lambda value: format_percent(value, signed=True), point.prediction_error),
-        shown(lambda value: format_seconds(value / 1e3), point.step_ms_median),
-        shown(lambda value: f"{value:.2f}x", point.speedup),
+        _spread(point),
+        _speed(point),
         shown(format_bytes, point.saved_bytes),
         remark,
     )
 
 
+def _spread(point: Point) -> str:
+    if point.step_ms_median is None:
+        return "-"
+    low, high = min(point.round_ms), max(point.round_ms)
+    spread = "" if low == high else f" [{format_seconds(low / 1e3)}, {format_seconds(high / 1e3)}]"
+    return format_seconds(point.step_ms_median / 1e3) + spread
+
+
+def _speed(point: Point) -> str:
+    if point.speedup is None:
+        return "-"
+    spread = "" if point.speedup_min == point.speedup_max else f" [{point.speedup_min:.2f}, {point.speedup_max:.2f}]"
+    return f"{point.speedup:.2f}x{spread}"
+
+
 def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[str]:
     chosen = next((point for point in points if point.knee), None)
+    pareto = config.pareto
+    together = "taking turns" if pareto.take_turns else "one after the other"
     notes = [
-        f"{config.pareto.steps} steps timed after {config.measure.warmup_steps} of warm-up, each run in a process "
-        "of its own; speed is relative to eager.",
+        f"{pareto.rounds} rounds of {pareto.steps} steps after {config.measure.warmup_steps} of warm-up, each run in a "
+        f"process of its own, {together}; medians of the rounds, lowest and highest in brackets. Speed is relative to "
+        "eager.",
         "Dominated: another run needs no more memory and no more time.",
         f"Knee: {chosen.name}, farthest below the line between the ends of the budgets that no other one dominates."
         if chosen
@@ -193,18 +260,22 @@ def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[
     ]
     notes += [f"{point.name} failed: {point.error}" for point in points if point.error]
     notes += [f"{p.name}: {format_count(p.fallbacks)} calls ran eagerly" for p in points if p.fallbacks]
+    if verdicts := equal_peak_verdicts(points):
+        notes.append(f"Equal peak (within {EQUAL_PEAK:.0%}), against each run that its own sweep does not dominate:")
+        notes += verdicts
     return notes + ([f"no predicted curve: {plan_error}"] if plan_error else [])
 
 
 def _plot(points: Sequence[Point], curve: Curve) -> str:
+    ours = sorted((point for point in points if point.engine == "aot"), key=lambda point: point.place or ())
     marks = []
-    for point in points:
+    for point in (*ours, *(point for point in points if point.engine != "aot")):
         if point.place is not None:
-            classes = ["other" if point.budget is None else "ours"]
-            classes += ["beaten"] * point.dominated + ["knee"] * point.knee
+            remark = "knee" if point.knee else "beaten" if point.dominated else ""
             peak, step_ms = point.place
-            marks.append((point.name, peak, step_ms / 1e3, " ".join(classes)))
-    axes = ("peak memory (line: predicted for every plan, from the roomiest budget's step)", "step, median")
+            label = point.name if point.budget is None else point.name.rpartition("-")[2]
+            marks.append(Mark(SERIES[point.series], point.name, label, peak, step_ms / 1e3, remark))
+    axes = ("peak memory (dotted: predicted for every plan, from the roomiest budget's step)", "step, median")
     return memory_plot(marks, predicted_line(points, curve), axes=axes)
 
 
@@ -212,4 +283,6 @@ def _write_csv(path: Path, points: Sequence[Point]) -> None:
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Point)])
         writer.writeheader()
-        writer.writerows(dataclasses.asdict(point) for point in points)
+        for point in points:
+            rounds = " ".join(f"{value:.3f}" for value in point.round_ms)
+            writer.writerow({**dataclasses.asdict(point), "round_ms": rounds})

@@ -10,16 +10,15 @@ from typing import Any
 from torch import nn
 
 from aottrain.config import RunConfig
+from aottrain.ir.figures import with_optimizer
 from aottrain.ir.report import CompileReport
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
-from aottrain.report.figures import with_optimizer
-from aottrain.report.text import explain
 from aottrain.tasks.build import build_job
 from aottrain.trainer.optim import optimizer_state_bytes
 
 # Long, and on the HTML page.
-TEXTS = {"forward_text", "backward_text", "after"}
+LONG = {"forward_text", "backward_text", "after", "live"}
 
 
 def run(config: RunConfig) -> int:
@@ -35,7 +34,7 @@ def run(config: RunConfig) -> int:
     html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
     print(render(plan))
     print()
-    print(explain(report))
+    print(report.explain())
     print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
     return 0
 
@@ -57,7 +56,7 @@ def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dic
             "recompute": graph.recompute_flops * num_micro_batches,
         },
         "compile_s": graph.compile_s,
-        "graph": _without_texts(dataclasses.asdict(graph)),
+        "graph": _without_long(dataclasses.asdict(graph)),
         "fallbacks": [dataclasses.asdict(fallback) for fallback in report.fallbacks],
     }
 
@@ -75,9 +74,9 @@ def render(plan: dict[str, Any]) -> str:
     )
 
 
-def _without_texts(value: Any) -> Any:
+def _without_long(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_texts(item) for name, item in value.items() if name not in TEXTS}
+        return {name: _without_long(item) for name, item in value.items() if name not in LONG}
     if isinstance(value, list | tuple):
-        return [_without_texts(item) for item in value]
+        return [_without_long(item) for item in value]
     return value

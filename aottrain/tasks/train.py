@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from aottrain.config import RunConfig
+from aottrain.ir.figures import with_optimizer
 from aottrain.ir.report import CompileReport, GraphReport
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.memory import eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
-from aottrain.report.figures import with_optimizer
 from aottrain.tasks.build import accumulation_bytes, build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.job import Job
@@ -111,7 +111,7 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "saved_bytes": None,
         "eager_saved_bytes": None,
         "fallbacks": 0,
-        "verify_max_error": 0.0 if config.engine.name == "eager" else None,
+        "verify_max_error": 0.0 if config.engine.name in ("eager", "eager_checkpoint") else None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
@@ -193,6 +193,8 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
         lines.append("engine eager" + (f": saves {format_bytes(eager_saved)} for the backward" if eager_saved else ""))
         return lines
     compiled = f"compiled in {format_seconds(summary['compile_s'])}"
+    if job.step.engine == "eager_checkpoint":
+        return [*lines, f"engine {job.step.engine}: each repeated block runs again in the backward"]
     if job.step.engine != "aot":
         return [*lines, f"engine {job.step.engine}: {compiled}"]
     budget = "" if config.partition.budget is None else f" {config.partition.budget}"

@@ -32,7 +32,7 @@ def run_apart(config: RunConfig) -> str:
     command = [sys.executable, "-m", "aottrain.tasks.worker", str(directory / CONFIG_FILE)]
     with (directory / LOG_FILE).open("w", encoding="utf-8") as log:
         code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT).returncode
-    return "" if code == 0 else _last_words(directory / LOG_FILE, code)
+    return "" if code == 0 else last_words(directory / LOG_FILE, code)
 
 
 def dump(config: RunConfig, path: Path) -> None:
@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
-def _last_words(log: Path, code: int) -> str:
+def last_words(log: Path, code: int) -> str:
     if code < 0:
         return f"ended by signal {signal.Signals(-code).name}"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]

@@ -137,7 +137,7 @@ def prepare(job: Job) -> tuple[float, int | None]:
 
     Eager has nothing to prepare: 0.0, None.
     """
-    if job.step.engine == "eager":
+    if job.step.engine in ("eager", "eager_checkpoint"):
         return 0.0, None
     on_cuda = job.device.type == "cuda"
     if on_cuda:

@@ -31,11 +31,18 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
 
 
+# torch's optimizers count their steps in a float32 tensor.
+_STEP_BYTES = 4
+
+
 def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig) -> int:
-    """What the optimizer will hold for as long as it lives, known before its first step."""
-    per_parameter = 2 if config.name == "adamw" else int(config.momentum > 0)
+    """What the optimizer will hold for as long as it lives, known before its first step: moments, and the number of
+    steps, of which AdamW has one for each parameter."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return per_parameter * sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    if config.name == "adamw":
+        return 2 * num_bytes + _STEP_BYTES * len(trained)
+    return num_bytes if config.momentum > 0 else 0
 
 
 def learning_rate(step: int, peak: float, schedule: LrScheduleConfig, total_steps: int) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from aottrain.compiler.partition import cost
-from aottrain.compiler.partition.cost import node_seconds, price_of
+from aottrain.compiler.partition.cost import node_bytes, node_seconds, price_of
 from aottrain.ir.graph import calls
 from aottrain.runtime.rates import Rates
 from tests.compiler.programs import joint_of, leaf
@@ -49,4 +50,16 @@ def test_measured_prices_of_a_program(nodes, tmp_path, monkeypatch):
 
 
 def test_the_roofline_is_one_of_the_prices():
-    assert price_of("roofline") is node_seconds
+    price = price_of("roofline")
+    joint = joint_of(lambda x: (x @ x).sin() @ x, leaf(8, 8))
+    assert [price(node) for node in calls(joint.graph)] == [node_seconds(node) for node in calls(joint.graph)]
+
+
+def test_a_lookup_costs_the_rows_that_it_reads_not_the_table():
+    def bytes_of(num_rows):
+        joint = joint_of(lambda table, indices: F.embedding(indices, table).sin(), leaf(num_rows, 16), torch.arange(50))
+        (node,) = (node for node in joint.graph.nodes if "embedding" in node.name and "backward" not in node.name)
+        return node_bytes(node)
+
+    assert bytes_of(100) == bytes_of(100_000) == 2 * 50 * 16 * 4 + 50 * 8
+    assert bytes_of(10) == (10 + 50) * 16 * 4 + 50 * 8

@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.compiler.partition.frontier import schedule_of
+from aottrain.compiler.partition.cost import node_flops
 from aottrain.compiler.partition.peak import predict_peak
-from aottrain.compiler.partition.peaked import plan_of
+from aottrain.compiler.partition.peaked import Family, plan_of
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
 from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
+from aottrain.ir.graph import calls, module_of
 from aottrain.ir.verify import verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same
@@ -97,7 +98,7 @@ def test_every_plan_of_the_family_is_lawful_and_has_the_peak_that_was_simulated(
         parts = apply_partition(joint, plan)
         verify_partition(joint, parts)
         assert predict_peak(parts, 0, workspace).total == family.fixed_bytes + point.peak_bytes
-        assert simulate(graph, schedule_of(graph, point)).peak_bytes == point.peak_bytes
+        assert simulate(graph, point.schedule).peak_bytes == point.peak_bytes
         assert all(plan.reasons[name] for name in (*plan.saved, *plan.recomputed))
 
 
@@ -113,7 +114,8 @@ def test_a_smaller_budget_never_has_a_higher_peak_nor_a_cheaper_plan(traced) -> 
 def test_no_strategy_has_a_plan_that_the_family_lacks(traced) -> None:
     joint, _ = traced
     family = plan_family(joint)
-    for strategy in ("save_all", "min_cut", "recompute_all"):
+    blocks = ["checkpoint"] if any("blocks" in module_of(node) for node in calls(joint.graph)) else []
+    for strategy in ("save_all", "min_cut", "recompute_all", *blocks):
         parts = apply_partition(joint, plan_partition(joint, strategy))
         peak = predict_peak(parts, 0, workspaces_of(joint.graph)).total
         assert family.frontier.within(peak - family.fixed_bytes) is not None, strategy
@@ -190,29 +192,74 @@ def test_what_is_no_budget(given) -> None:
         parse_budget(given)
 
 
-@pytest.mark.parametrize("depth", [3, 4])
-def test_on_a_chain_of_products_the_family_is_the_optimum_by_brute_force(depth: int) -> None:
+@pytest.mark.parametrize("widths", [(32, 32, 32, 32), (32, 128, 16, 64), (32, 32, 32, 32, 32), (64, 16, 128, 32, 96)])
+def test_on_a_chain_of_products_saved_bytes_and_flops_are_the_optimum_by_brute_force(widths: tuple[int, ...]) -> None:
+    """At 11 budgets. All saved sets are tried, each with and without forgetting."""
+
     def chain(x: Tensor, *weights: Tensor) -> Tensor:
         for weight in weights:
             x = x @ weight
         return x.sum()
 
-    joint = joint_of(chain, leaf(64, 32), *(leaf(32, 32, seed=i) for i in range(depth)))
+    shapes = list(itertools.pairwise(widths))
+    joint = joint_of(chain, leaf(64, widths[0]), *(leaf(*shape, seed=i) for i, shape in enumerate(shapes)))
     family = plan_family(joint)
     graph = family.frontier.graph
     emitter = Emitter(graph)
+    flops = [node_flops(op.node) for op in graph.ops]
     early = [s for op in graph.ops if not op.late for s in op.writes if s not in graph.outputs]
-    whole = emitter.emit(graph.demanded, False)
-    once = sum(graph.ops[i].cost for i in {*whole.forward, *whole.backward})
     found = []
     for count in range(len(early) + 1):
         for saved in itertools.combinations(early, count):
             for forget in (False, True):
                 schedule = emitter.emit(frozenset(saved) | (graph.outputs & graph.demanded), forget)
-                seconds = sum(graph.ops[i].cost for i in (*schedule.forward, *schedule.backward)) - once
-                found.append((simulate(graph, schedule).peak_bytes, seconds))
-    assert family.frontier.lowest.peak_bytes == min(peak for peak, _ in found)
+                num_bytes = sum(graph.sizes[s] for s in saved)
+                seconds = sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward))
+                spent = sum(flops[i] for i in schedule.backward)
+                found.append((simulate(graph, schedule).peak_bytes, seconds, spent, num_bytes))
+    assert family.frontier.lowest.peak_bytes == min(peak for peak, *_ in found)
     for tenth in range(11):
         limit = family.limit(tenth / 10)
-        best = min(seconds for peak, seconds in found if peak <= limit)
-        assert family.frontier.within(limit).seconds == pytest.approx(best, abs=1e-12)
+        plan = plan_of(family, tenth / 10)
+        best = min(each[1:] for each in found if each[0] <= limit)
+        schedule = family.frontier.within(limit).schedule
+        assert sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward)) == pytest.approx(best[0], rel=1e-12)
+        assert sum(flops[i] for i in schedule.backward) == best[1], tenth
+        assert plan.saved_bytes == best[2], tenth
+
+
+class Tabled(nn.Module):
+    """A trunk, alone or on a table of its own with as many rows as asked for."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = Net(depth=4)
+        self.table = nn.Embedding(num_rows, 16) if num_rows else None
+
+    def forward(self, x: Tensor, indices: Tensor) -> Tensor:
+        return self.trunk(x if self.table is None else x + self.table(indices))
+
+
+@pytest.fixture(scope="module")
+def tabled() -> list[Family]:
+    """Families of the trunk on tables of as many rows as there are tokens, and of 100,000."""
+    x, indices = torch.randn(64, 128, 16), torch.arange(64 * 128).view(64, 128)
+    return [plan_family(joint_of(Tabled(rows), x, indices)) for rows in (64 * 128, 100_000)]
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+def test_an_untied_embedding_does_not_change_what_a_fraction_means(tabled: list[Family], fraction: float) -> None:
+    few, many = tabled
+    assert many.fixed_bytes - few.fixed_bytes == (100_000 - 64 * 128) * 16 * 4  # alive throughout, in no fraction
+    one, other = (plan_of(family, fraction) for family in tabled)
+    assert (one.saved, one.recomputed, one.schedule) == (other.saved, other.recomputed, other.schedule)
+    assert few.limit(fraction) == many.limit(fraction)
+
+
+def test_where_an_embeddings_gradient_is_the_peak_no_plan_is_slower_than_need_be() -> None:
+    """It is alive when all that was saved is dead: to save less lowers nothing."""
+    family = plan_family(joint_of(Tabled(100_000), torch.randn(2, 8, 16), torch.arange(16).view(2, 8)))
+    assert family.frontier.lowest.peak_bytes >= 100_000 * 16 * 4
+    fastest = min(point.seconds for point in family.frontier.points)
+    assert family.frontier.within(family.limit(0.0)).seconds == fastest

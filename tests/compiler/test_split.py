@@ -17,7 +17,7 @@ from tests.numerics.programs import PROGRAMS
 
 
 def planned(joint, plan):
-    return plan_partition(joint, plan) if isinstance(plan, str) else plan_partition(joint, "budget", plan)
+    return plan_partition(joint, "budget", plan) if isinstance(plan, int | float) else plan_partition(joint, plan)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -181,9 +181,8 @@ def minimised(program: Program, door: str = "trace", kernel: str = "aten") -> Pr
 
 
 def _runnable(program: Program) -> Any:
-    # Eager's gradient of a product looks for zeros first, which a trace cannot; fakes take logsigmoid's strides for
-    # others, and its kernels round by strides.
-    branches = "prod(" in program.source or "logsigmoid" in program.source
+    # Eager's gradient of a product looks for zeros first, which a trace cannot.
+    branches = "prod(" in program.source
     return SimpleNamespace(**vars(program), namespace=program.build(), draws=program.draws, branches=branches)
 
 

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from aottrain.ir.report import CompileReport, Fallback, GraphReport, StageRecord, ValueRecord
+from dataclasses import replace
+
+from aottrain.ir.report import (
+    AliveRecord,
+    CompileReport,
+    Fallback,
+    GraphReport,
+    MemoryTimeline,
+    StageRecord,
+    ValueRecord,
+)
 
 MIB = 1024 * 1024
 
@@ -81,6 +91,29 @@ def train_graph(num_blocks: int = 4) -> GraphReport:
         forward_text="graph():\n    %x : f32[16, 128] = <placeholder>\n    return (%x,)",
         backward_text="graph():\n    return ()",
     )
+
+
+def timeline() -> MemoryTimeline:
+    """21 MiB throughout; up to 23 more in the backward."""
+    live = [(i * MIB, 0, 0, 4 * MIB, 0) for i in range(14)]
+    live += [((13 - i) * MIB, min(i, 9) * MIB, 0, (8 + i % 4) * MIB, i % 2 * MIB // 2) for i in range(14)]
+    peak = max(range(28), key=lambda i: sum(live[i]))
+    alive = (
+        AliveRecord("addmm_3", "aten.addmm.default", "blocks.3.attention.qkv", (16, 128, 384), 3 * MIB, "saved"),
+        AliveRecord("mm_7", "aten.mm.default", "blocks.1.mlp", (2048, 512), 4 * MIB, "temporaries"),
+    )
+    fixed = {"parameters": 12 * MIB, "buffers": 0, "batch": 2 * MIB, "reserved": 7 * MIB}
+    names = ("saved", "gradients", "outputs", "temporaries", "workspaces")
+    return MemoryTimeline(fixed, names, tuple(live), 14, peak, "aten.mm.default", "blocks.1.mlp", alive, 9)
+
+
+def report_with_timeline() -> CompileReport:
+    graph = train_graph()
+    priced = [replace(value, recompute_s=1.5e-3, peak_change=-MIB) for value in graph.saved[:3]]
+    priced += [replace(graph.saved[3], recompute_s=2e-6, peak_change=0), *graph.saved[4:]]
+    found = timeline()
+    changes = {"memory": found.memory, "predicted_peak_bytes": max(found.totals), "counts_workspaces": False}
+    return CompileReport(graphs=[replace(graph, saved=tuple(priced), timeline=found, **changes)])
 
 
 def report() -> CompileReport:

@@ -41,7 +41,10 @@ def outline(page: str) -> str:
     return " ".join(parser.text)
 
 
-@pytest.mark.parametrize("report", [example.report(), example.report_with_fallbacks(), CompileReport()])
+REPORTS = [example.report(), example.report_with_timeline(), example.report_with_fallbacks(), CompileReport()]
+
+
+@pytest.mark.parametrize("report", REPORTS)
 @pytest.mark.parametrize("summary", [None, example.SUMMARY])
 def test_the_page_is_well_formed_and_stands_alone(report, summary):
     page = html.render(report, summary)
@@ -72,3 +75,20 @@ def test_the_same_report_gives_the_same_bytes(tmp_path):
     html.write(example.report(), tmp_path / "a.html", example.SUMMARY)
     html.write(example.report(), tmp_path / "b.html", example.SUMMARY)
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
+
+
+def test_the_memory_over_the_step_is_drawn_and_its_top_explained():
+    page = html.render(example.report_with_timeline(), {"optimizer_bytes": 5 * example.MIB})
+    text = outline(page)
+    assert page.count("<polygon") == 8  # a layer for each category that is not empty, the optimizer's among them
+    for part in ("while aten.mm.default runs in blocks.1.mlp, in the backward", "Alive at the top", "addmm_3", "mm_7"):
+        assert part in text
+    assert "without what library calls allocate inside themselves" in text and "saved activations" in text
+    assert "optimizer 5.00 MiB" in re.sub(r"\s+", " ", text)
+
+
+def test_what_a_saved_value_costs_and_brings_is_beside_it():
+    text = outline(html.render(example.report_with_timeline()))
+    for part in ("peak then", "1.50 ms", "-1.00 MiB", "none", "2 us"):
+        assert part in text
+    assert "peak then" not in outline(html.render(example.report()))

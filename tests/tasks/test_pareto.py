@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.config import RunConfig
+from aottrain.errors import BudgetError
 from aottrain.tasks import pareto
-from aottrain.tasks.pareto import Point, dominated, judged, knee, predicted_line
+from aottrain.tasks.pareto import matching, peers, point_config
+from aottrain.tasks.points import Point, dominated, equal_peak_verdicts, judged, knee, planned_peak, predicted_line
+from aottrain.tasks.turns import RunError, timed_training
 from tests.tasks.test_compare_runs import ROOT, small
 
 
@@ -45,18 +47,74 @@ def test_knee(places, expected):
     assert knee(places) == expected
 
 
+def at(name: str, engine: str, peak: int, *round_ms: float, backend: str = "", budget: float | None = None) -> Point:
+    return Point(name, engine, budget, backend=backend, peak_bytes=peak).timed(round_ms)
+
+
 def test_engines_dominate_but_are_no_knee():
     points = [
-        Point("eager", "eager", peak_bytes=2, step_ms_median=2.0),
-        Point("budget-1", "aot", 1.0, peak_bytes=10, step_ms_median=1.0),
-        Point("budget-0.5", "aot", 0.5, peak_bytes=3, step_ms_median=4.0),
-        Point("budget-0", "aot", 0.0, peak_bytes=1, step_ms_median=10.0),
+        at("eager", "eager", 2, 2.0, 4.0),
+        at("budget-1", "aot", 10, 1.0, 1.0),
+        at("budget-0.5", "aot", 3, 4.0, 4.0),
+        at("budget-0", "aot", 1, 10.0, 10.0),
         Point("failed", "aot", 0.1, error="no memory"),
     ]
     found = judged(points)
     assert [point.dominated for point in found] == [False, False, True, False, False]
     assert [point.knee for point in found] == [False, False, True, False, False]
-    assert [point.speedup for point in found] == [1.0, 2.0, 0.5, 0.2, None]
+    # Ratios within each round, not of the medians.
+    assert [point.speedup for point in found] == [1.0, 3.0, 0.75, pytest.approx(0.3), None]
+    assert (found[1].speedup_min, found[1].speedup_max) == (2.0, 4.0)
+
+
+def test_verdicts_at_equal_peaks():
+    points = [
+        at("eager", "eager", 1000, 10.0, 10.0, 10.0),
+        at("blocks", "eager_checkpoint", 500, 13.0, 14.0, 15.0),
+        at("torch-1.0", "torch_compile", 600, 12.0, 12.0, 12.0, backend="aot_eager"),
+        at("torch-0.5", "torch_compile", 200, 20.0, 20.0, 20.0, backend="aot_eager"),
+        at("torch-0.0", "torch_compile", 700, 21.0, 21.0, 21.0, backend="aot_eager"),  # its own sweep beats it
+        at("fused", "torch_compile", 700, 5.0, 5.0, 5.0, backend="inductor"),
+        at("roomy", "aot", 1005, 9.0, 10.0, 11.0),  # within the tolerance of eager's
+        at("tight", "aot", 500, 12.0, 12.0, 12.0),
+        Point("failed", "aot", error="no memory"),
+    ]
+    lines = equal_peak_verdicts(points)
+    starts = ["eager", "blocks", "torch-1.0", "torch-0.5", "fused"]
+    assert [line.split(" (")[0] for line in lines] == [f"at the peak of {name}" for name in starts]
+    assert lines[0].endswith("roomy (0.98 KiB) takes 1.00x [0.90, 1.10] of its time: as fast, within the spread")
+    assert lines[1].endswith("tight (500 B) takes 0.86x [0.80, 0.92] of its time: faster")
+    assert lines[3].endswith("no run of ours is as low")
+    assert lines[4].endswith("takes 2.40x of its time: slower")
+
+
+CURVE = [(1000, 0.0), (800, 0.1), (700, 0.05), (400, 0.3)]
+
+
+def test_the_plan_that_a_peak_chooses():
+    assert [planned_peak(CURVE, size) for size in (2000, 999, 699, 399)] == [1000, 700, 400, None]
+
+
+def test_peaks_of_others_are_matched_once():
+    points = [
+        at("eager", "eager", 1005, 1.0),
+        at("a", "torch_compile", 650, 1.0, backend="inductor"),
+        at("b", "torch_compile", 600, 1.0, backend="inductor"),  # the same plan of ours
+        at("c", "torch_compile", 300, 1.0, backend="inductor"),  # no plan of ours
+        Point("budget-1.0", "aot", 1.0, predicted_peak_bytes=1000, peak_bytes=1000),  # eager's is this one
+    ]
+    assert [(point.name, point.budget) for point in matching(points, CURVE)] == [("budget-650B", "650B")]
+
+
+def test_every_peer_is_configured_as_named(tmp_path):
+    settings = {"torch_backends": ["aot_eager"], "torch_budgets": [1.0, 0.2]}
+    config = small(tmp_path, task="pareto", pareto=settings)
+    points = peers(config)
+    assert [point.name for point in points] == ["eager", "eager_checkpoint", "aot_eager-1.0", "aot_eager-0.2"]
+    engines = [point_config(config, point).engine for point in points]
+    assert [engine.name for engine in engines] == ["eager", "eager_checkpoint", "torch_compile", "torch_compile"]
+    assert (engines[3].backend, engines[3].activation_memory_budget) == ("aot_eager", 0.2)
+    assert point_config(config, Point("x", "aot", "300MiB")).partition.budget == "300MiB"
 
 
 def test_the_predicted_line_starts_at_the_roomiest_budget():
@@ -72,30 +130,84 @@ def test_the_predicted_line_starts_at_the_roomiest_budget():
 
 def test_a_small_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    settings = {"budgets": [1.0, 0.0], "engines": ["eager"], "steps": 2}
+    settings = {"budgets": [0.0], "engines": ["eager"], "rounds": 2, "steps": 2}
     assert pareto.run(small(tmp_path, task="pareto", pareto=settings)) == 0
     with (tmp_path / "pareto.csv").open(newline="") as file:
         rows = {row["name"]: row for row in csv.DictReader(file)}
-    assert list(rows) == ["eager", "budget-1.0", "budget-0.0"]
-    roomy, tight = rows["budget-1.0"], rows["budget-0.0"]
+    matched = next(name for name in rows if name not in ("eager", "budget-0.0"))
+    assert list(rows) == ["eager", matched, "budget-0.0"]
+    eager, roomy, tight = rows.values()
     assert int(tight["predicted_peak_bytes"]) < int(roomy["predicted_peak_bytes"])
-    assert int(tight["saved_bytes"]) < int(roomy["saved_bytes"]) < int(rows["eager"]["saved_bytes"])
-    assert all(float(row["step_ms_median"]) > 0 and int(row["peak_bytes"]) > 0 for row in rows.values())
+    assert int(tight["saved_bytes"]) < int(roomy["saved_bytes"]) <= int(eager["saved_bytes"])
+    # Eight bytes of an op that returns a number are not predicted.
+    assert int(tight["peak_bytes"]) < int(roomy["peak_bytes"]) <= int(eager["peak_bytes"]) + 64
+    assert all(len(row["round_ms"].split()) == 2 for row in rows.values())
     peaks = [peak for peak, _ in json.loads((tmp_path / "plan" / "plan.json").read_text())["graph"]["curve"]]
-    assert {int(roomy["predicted_peak_bytes"]), int(tight["predicted_peak_bytes"])} <= set(peaks)
+    assert {int(row["predicted_peak_bytes"]) for row in (roomy, tight)} <= set(peaks)
     page = (tmp_path / "pareto.html").read_text()
     assert page.count("<circle") == 3 and "<polyline" in page and "budget-0.0" in page
-    assert "predicted peak" in capsys.readouterr().out
-
-
-def test_a_failed_run_is_shown_with_its_error(tmp_path, monkeypatch, capsys):
-    def fail(config: RunConfig) -> str:
-        Path(config.output_dir).mkdir(parents=True)
-        return "RuntimeError: no compiler here"
-
-    monkeypatch.setattr(pareto, "run_apart", fail)
-    monkeypatch.setattr("aottrain.tasks.compare.run_apart", fail)
-    assert pareto.run(small(tmp_path, task="pareto", pareto={"budgets": [0.4], "engines": []})) == 1
     printed = capsys.readouterr().out
-    assert "budget-0.4 failed: RuntimeError: no compiler here" in printed and "no predicted curve" in printed
-    assert "nothing to show" in (tmp_path / "pareto.html").read_text()
+    assert "predicted peak" in printed and "at the peak of eager" in printed
+
+
+def test_a_budget_that_no_plan_meets_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(pareto, "_predicted_curve", lambda config: ([(4096, 0.0), (2048, 1.0)], ""))
+    config = small(tmp_path, task="pareto", pareto={"budgets": [1.0, "3KiB", "1KiB"]})
+    with pytest.raises(BudgetError, match=r"pareto.budgets: 1KiB: .* lowest peak of any plan is 2.00 KiB"):
+        pareto.run(config)
+    assert not list(tmp_path.iterdir())
+
+
+class FakeRun:
+    """A run that is told to fail where its engine says so."""
+
+    log: list[str] = []
+
+    def __init__(self, config):
+        self.config, self.name = config, Path(config.output_dir).name
+
+    def start(self):
+        if self.config.engine.name == "eager":
+            raise RunError("RuntimeError: no compiler here")
+        figures = {"compile_s": 1.0, "saved_bytes": 1, "fallbacks": 0, "predicted_peak_bytes": 10, "peak_bytes": 10}
+        self.log.append(f"start {self.name}")
+        return figures
+
+    def time(self, steps):
+        self.log.append(self.name)
+        if self.name == "budget-0.2":
+            raise RunError("ended by signal SIGKILL")
+        return [1.0, 2.0, 60.0]
+
+    def close(self):
+        self.log.append(f"close {self.name}")
+
+
+@pytest.mark.parametrize("take_turns", [True, False])
+def test_runs_that_fail_are_shown_and_leave_the_others_alone(tmp_path, monkeypatch, capsys, take_turns):
+    monkeypatch.setattr(pareto, "run_apart", lambda config: "RuntimeError: no plan")
+    monkeypatch.setattr(pareto, "timed_training", FakeRun)
+    monkeypatch.setattr(FakeRun, "log", [])
+    settings = {"budgets": [0.4, 0.2], "engines": ["eager"], "rounds": 3, "take_turns": take_turns}
+    assert pareto.run(small(tmp_path, task="pareto", pareto=settings)) == 1
+    printed = capsys.readouterr().out
+    assert "eager failed: RuntimeError: no compiler here" in printed and "no predicted curve: RuntimeError" in printed
+    assert "budget-0.2 failed: ended by signal SIGKILL" in printed
+    a, b = "budget-0.4", "budget-0.2"
+    alone = [f"start {a}", a, a, a, f"close {a}", f"start {b}", b, f"close {b}"]
+    turns = [f"start {a}", f"start {b}", a, b, f"close {b}", a, a, f"close {a}"]
+    assert FakeRun.log == ["close eager", *(turns if take_turns else alone)]
+    with (tmp_path / "pareto.csv").open(newline="") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    assert rows["budget-0.4"]["round_ms"] == "2.000 2.000 2.000" and rows["budget-0.2"]["step_ms_median"] == ""
+
+
+def test_a_process_that_ends_says_why(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    config = small(tmp_path, kernel={"name": "custom", "target": "tests.tasks.wrong_kernel:absent"})
+    run = timed_training(config)
+    with pytest.raises(RunError, match="ConfigError: kernel.target=tests.tasks.wrong_kernel:absent"):
+        run.start()
+    with pytest.raises(RunError, match="has ended"):
+        run.time(1)
+    run.close()

@@ -1,16 +1,21 @@
-"""A graph to a function that runs it by generated kernels, and libraries between them."""
+"""Both graphs of a program to functions that run them by generated kernels, and libraries between them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp, scratch_bytes
 from aottrain.compiler.codegen.cpp_library import LIBRARY
+from aottrain.compiler.codegen.triton_programs import link_triton
+from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.schedule import KernelCall
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import PartitionedGraph, results
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
 from aottrain.runtime.native import load
@@ -18,11 +23,47 @@ from aottrain.runtime.native import load
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
 
 
-def cpp_runner(graph: fx.Graph) -> Runner:
-    """The graph's boxed function."""
-    planned = schedule(graph)
-    launches = _link(planned.kernels)
-    return scheduled_runner(graph, planned, launches)
+@dataclass(frozen=True)
+class FusedGraph:
+    """One graph, planned: what runs, where its values live, and its kernels, ready to be called."""
+
+    graph: fx.Graph
+    schedule: Schedule
+    memory: MemoryPlan | None
+    launches: dict[str, Launch]
+    backend: str
+
+    def runner(self) -> Runner:
+        return scheduled_runner(self.graph, self.schedule, self.launches, self.memory)
+
+
+def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:
+    """The forward and, where there is one, the backward; C++ kernels are compiled together, into one shared object.
+
+    reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
+    fresh and die at their last use, as a memory budget counts them.
+    """
+    given = [(parts.forward, parts.num_forward_outputs, "forward")]
+    if parts.backward is not None:
+        given.append((parts.backward, len(results(parts.backward)), "backward"))
+    return _fuse(given, reuse_memory, backend)
+
+
+def fuse_graph(graph: fx.Graph, reuse_memory: bool = True, backend: str = "cpp") -> FusedGraph:
+    """A backward on its own, as for calls in which some tangents are undefined."""
+    return _fuse([(graph, len(results(graph)), "backward")], reuse_memory, backend)[0]
+
+
+def _fuse(given: Sequence[tuple[fx.Graph, int, str]], reuse_memory: bool, backend: str) -> list[FusedGraph]:
+    # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
+    reuse_memory = reuse_memory and backend == "cpp"
+    planned = [(graph, count, schedule(graph, f"{name}_")) for graph, count, name in given]
+    link = _link if backend == "cpp" else link_triton
+    launches = link([call for _, _, plan in planned for call in plan.kernels])
+    return [
+        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches, backend)
+        for graph, count, plan in planned
+    ]
 
 
 def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
@@ -31,7 +72,8 @@ def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
     if not functions:
         return {}
     library = load(source, FLAGS)
-    assert library is not None
+    if library is None:
+        raise UnsupportedError("no C++ compiler works on this machine")
     return {
         call.kernel.name: cpp_launch(getattr(library, functions[call.kernel.name]), scratch_bytes(call.kernel))
         for call in kernels

@@ -9,27 +9,31 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
+from aottrain.compiler.partition.repetition import once_for_alike
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula
-from aottrain.ir.sizes import hint, is_symbolic
+from aottrain.ir.sizes import concrete, hint, is_symbolic
 from aottrain.runtime.rates import DEFAULT_RATES, rates_for
 from aottrain.runtime.timings import call_seconds
 
-_FREE = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
+aten = torch.ops.aten
 
 # A Philox block is ten rounds of two wide products and six word operations for four numbers.
 _FLOPS_PER_DRAW = 20
+
+
+# Of their first input they read as many elements as they give.
+_LOOKUPS = (aten.embedding, aten.index, aten.index_select, aten.gather)
 
 
 def node_flops(node: fx.Node) -> int:
     """Floating-point operations of one call; 0 for views. Ops without a formula count one per element they touch."""
     if node.op != "call_function":
         return 0
-    kind = info(node).kind
-    if kind in _FREE:
+    if info(node).is_free:
         return 0
-    if kind is OpKind.RANDOM:
+    if info(node).kind is OpKind.RANDOM:
         return _FLOPS_PER_DRAW * _numel(node)
     formula = flop_formula(node.target)
     if formula is not None:
@@ -39,16 +43,20 @@ def node_flops(node: fx.Node) -> int:
 
 
 def node_bytes(node: fx.Node) -> int:
-    """Bytes that one call reads and writes in main memory; 0 for views."""
-    if node.op != "call_function" or info(node).kind in _FREE:
+    """Bytes that one call reads and writes in main memory; 0 for views. Of a table only the rows that are looked up."""
+    if node.op != "call_function" or info(node).is_free:
         return 0
-    return _value_bytes(node) + sum(_value_bytes(source) for source in node.all_input_nodes)
+    written = _value_bytes(node)
+    read = [_value_bytes(source) for source in node.all_input_nodes]
+    if getattr(node.target, "overloadpacket", None) in _LOOKUPS:
+        read[0] = min(read[0], written)
+    return written + sum(read)
 
 
 def node_seconds(node: fx.Node) -> float:
     """Roofline time of one call at this machine's rates: the slower of arithmetic and memory, and a fixed overhead;
     0 for views."""
-    if node.op != "call_function" or info(node).kind in _FREE:
+    if node.op != "call_function" or info(node).is_free:
         return 0.0
     values = _tensors(node)
     rates = rates_for(values[0].device) if values else DEFAULT_RATES
@@ -60,7 +68,7 @@ def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:
     """Seconds of a node's call. "roofline": node_seconds; "measured": each distinct call is timed once, those of these
     graphs now, others when asked for; what cannot be run alone has its roofline time."""
     if cost == "roofline":
-        return node_seconds
+        return once_for_alike(node_seconds)
     found = _timed(node for graph in graphs for node in calls(graph))
 
     def seconds(node: fx.Node) -> float:
@@ -100,13 +108,13 @@ def _value_bytes(node: fx.Node) -> int:
 def _example(argument: Any) -> Any:
     """What a FLOP formula reads in the place of an argument: symbolic sizes have the numbers that were traced."""
     value = value_of(argument) if isinstance(argument, fx.Node) else argument
-    return tree_map(_concrete, value)
+    return tree_map(_as_traced, value)
 
 
-def _concrete(value: Any) -> Any:
+def _as_traced(value: Any) -> Any:
     if isinstance(value, torch.Tensor) and any(map(is_symbolic, value.shape)):
         return torch.empty(tuple(map(hint, value.shape)), dtype=value.dtype, device="meta")
-    return hint(value) if is_symbolic(value) else value
+    return concrete(value)
 
 
 def _tensors(node: fx.Node) -> list:

@@ -1,22 +1,39 @@
-"""0/1 knapsack by dynamic programming (Bellman, "Dynamic Programming", 1957), as a pure function over lists."""
+"""0/1 knapsack as pure functions over lists: greedy, by dynamic programming, and as an integer program.
+
+Each takes sizes and values (of at least 0) and a capacity, and gives the indices of the items that it takes, ascending;
+their sizes sum to at most the capacity. Items of size 0 are always taken, and all where all fit.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 
 import numpy as np
 
+from aottrain.errors import UnsupportedError
 
-def knapsack(sizes: Sequence[int], values: Sequence[float], capacity: int, resolution: int = 4096) -> list[int]:
-    """Indices of the most valuable items whose sizes sum to at most `capacity`, ascending.
 
-    Sizes are rounded up to capacity / resolution, so the capacity is never passed; what fits exactly by a coarser unit
-    may be missed. Items of size 0 are always taken. O(len(sizes) * resolution) time.
-    """
-    free = [i for i, size in enumerate(sizes) if size <= 0]
-    items = [i for i, size in enumerate(sizes) if 0 < size <= capacity]
-    if not items:
-        return free
+def greedy(sizes: Sequence[int], values: Sequence[float], capacity: int) -> list[int]:
+    """By value for each unit of size, or the single most valuable item that fits: worth at least half of the best
+    (Martello and Toth, "Knapsack Problems", 1990, section 2.4). O(n log n)."""
+    free, items = _split(sizes, capacity)
+    chosen, room = [], capacity
+    for i in sorted(items, key=lambda i: (-values[i] / sizes[i], i)):
+        if sizes[i] <= room:
+            chosen.append(i)
+            room -= sizes[i]
+    best = max(items, key=lambda i: values[i], default=None)
+    if best is not None and values[best] > sum(values[i] for i in chosen):
+        chosen = [best]
+    return sorted(free + chosen)
+
+
+def dp(sizes: Sequence[int], values: Sequence[float], capacity: int, resolution: int = 4096) -> list[int]:
+    """By dynamic programming (Bellman, "Dynamic Programming", 1957): the most valuable items in units of
+    capacity / resolution. Sizes are rounded up to units, so the capacity is never passed; what fits exactly may be
+    missed. O(n * resolution)."""
+    free, items = _split(sizes, capacity)
     if sum(sizes[i] for i in items) <= capacity:
         return sorted(free + items)
     unit = max(1, -(-capacity // resolution))
@@ -37,3 +54,33 @@ def knapsack(sizes: Sequence[int], values: Sequence[float], capacity: int, resol
             chosen.append(items[row])
             slot -= -(-sizes[items[row]] // unit)
     return sorted(free + chosen)
+
+
+def ilp(sizes: Sequence[int], values: Sequence[float], capacity: int) -> list[int]:
+    """As an integer program, by the branch and cut of HiGHS: the most valuable items. Raises UnsupportedError without
+    scipy."""
+    free, items = _split(sizes, capacity)
+    if sum(sizes[i] for i in items) <= capacity:
+        return sorted(free + items)
+    try:
+        optimize = importlib.import_module("scipy.optimize")
+    except ImportError as error:
+        raise UnsupportedError("the knapsack as an integer program needs scipy: pip install scipy") from error
+    # In units of the capacity and of the largest value: HiGHS takes differences below 1e-6 for none.
+    weights, worth = np.array([sizes[i] for i in items], dtype=float), np.array([values[i] for i in items], dtype=float)
+    found = optimize.milp(
+        -worth / max(worth.max(), 1e-300),
+        constraints=optimize.LinearConstraint(weights[None, :] / capacity, ub=1.0),
+        integrality=np.ones(len(items)),
+        bounds=optimize.Bounds(0, 1),
+        options={"mip_rel_gap": 0.0},
+    )
+    chosen = [i for i, taken in zip(items, found.x, strict=True) if taken > 0.5]
+    while sum(sizes[i] for i in chosen) > capacity:  # by rounding within the solver's tolerance
+        chosen.remove(min(chosen, key=lambda i: values[i] / sizes[i]))
+    return sorted(free + chosen)
+
+
+def _split(sizes: Sequence[int], capacity: int) -> tuple[list[int], list[int]]:
+    """Items of no size, and those that could fit."""
+    return [i for i, size in enumerate(sizes) if size <= 0], [i for i, size in enumerate(sizes) if 0 < size <= capacity]

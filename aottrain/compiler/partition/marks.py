@@ -1,16 +1,18 @@
-"""What the user's torch.utils.checkpoint regions say of each value of a joint graph, for the partitioner to follow."""
+"""What the user's torch.utils.checkpoint regions, and what stands in for them, say of each value of a joint graph."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import fx
 
-from aottrain.ir.graph import Mark, calls, info, marks_of, storage_root, view_source
+from aottrain.ir.graph import Mark, Marks, calls, info, marks_of, storage_root, view_source
 from aottrain.ir.ops import OpKind
 
+MarksOf = Callable[[fx.Node], Marks]
 
-def effective_marks(graph: fx.Graph, late: set[fx.Node]) -> dict[fx.Node, Mark]:
+
+def effective_marks(graph: fx.Graph, late: set[fx.Node], marked: MarksOf = marks_of) -> dict[fx.Node, Mark]:
     """The mark of each forward value that lives and dies inside a region. late: what depends on tangents.
 
     A value that the forward reads outside the region that made it is the region's output, and the mark of that region
@@ -20,15 +22,15 @@ def effective_marks(graph: fx.Graph, late: set[fx.Node]) -> dict[fx.Node, Mark]:
     for node in reversed(calls(graph)):
         if node in late:
             continue
-        path = [number for number, _ in marks_of(node)]
+        path = [number for number, _ in marked(node)]
         for user in node.users:
             if path and user not in late:
-                around = [number for number, _ in marks_of(user)]
+                around = [number for number, _ in marked(user)]
                 if view_source(user) is node or (user in shared and info(user).kind is OpKind.STRUCTURE):
                     around = around[: shared[user]]
                 path = _common(path, around)
         shared[node] = len(path)
-    marks = {node: max(mark for _, mark in marks_of(node)[:depth]) for node, depth in shared.items() if depth}
+    marks = {node: max(mark for _, mark in marked(node)[:depth]) for node, depth in shared.items() if depth}
     for node, mark in list(marks.items()):
         root = storage_root(node)
         if mark >= Mark.PREFER_SAVE and root in marks:
@@ -37,17 +39,18 @@ def effective_marks(graph: fx.Graph, late: set[fx.Node]) -> dict[fx.Node, Mark]:
 
 
 def edges_of_regions(
-    region: Iterable[fx.Node], marks: Mapping[fx.Node, Mark], late: set[fx.Node]
-) -> frozenset[fx.Node]:
-    """The memory that crosses into or out of a checkpointed region. Unsaved, one region would run for the sake of the
-    next, and all of them would be alive at once."""
-    found = set()
+    region: Iterable[fx.Node], marks: Mapping[fx.Node, Mark], late: set[fx.Node], marked: MarksOf = marks_of
+) -> dict[fx.Node, fx.Node | None]:
+    """The memory that crosses into or out of a checkpointed region, with the first op inside that it enters (None: it
+    only leaves). Unsaved, one region would run for the sake of the next, and all of them would be alive at once."""
+    found: dict[fx.Node, fx.Node | None] = {}
     for node in region:
         if node.op == "call_function" and node not in marks:
-            enters = any(user in marks for user in node.users if user not in late)
-            if enters or marks_of(node):
-                found.add(storage_root(node))
-    return frozenset(node for node in found if node.op == "call_function" and node not in marks)
+            inside = next((user for user in node.users if user in marks and user not in late), None)
+            root = storage_root(node)
+            if (inside is not None or marked(node)) and root.op == "call_function" and root not in marks:
+                found[root] = found.get(root) or inside
+    return found
 
 
 def _common(one: list[int], other: list[int]) -> list[int]:

@@ -11,24 +11,19 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from aottrain.compat import tree_flatten
 from aottrain.compiler.partition.workspace import Workspace, no_workspace
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
     PartitionedGraph,
-    info,
+    allocations,
     is_tuple,
     placeholders,
     results,
-    spec_of,
     storage_bytes,
     storage_root,
-    value_of,
     view_source,
 )
-from aottrain.ir.ops import OpKind
-from aottrain.ir.sizes import hint
 
 
 @dataclass(frozen=True)
@@ -50,7 +45,7 @@ def predict_peak(parts: PartitionedGraph, reserved_bytes: int = 0, workspace: Wo
     base = {
         "parameters": sizes[InputKind.PARAMETER],
         "buffers": sizes[InputKind.BUFFER],
-        "batch": sizes[InputKind.BATCH],
+        "batch": sizes[InputKind.BATCH] + (sizes[InputKind.RNG] if parts.num_draws else 0),  # a seed for each call
         "reserved": reserved_bytes,
     }
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
@@ -98,12 +93,11 @@ def _sweep(
     total = sum(base.values()) + sum(live.values())
     best, best_live, best_at = total, dict(live), ""
     for i, node in enumerate(order):
-        passing = 0
-        if node.op == "call_function" and view_source(node) is None:
-            for root, size in _allocations(node):
-                live[root] = size
-                total += size
-            passing = workspace(node)
+        new = allocations(node)
+        for root, size in new:
+            live[root] = size
+            total += size
+        passing = workspace(node) if new else 0
         if total + passing > best:
             best, best_live, best_at = total + passing, dict(live), node.name
         for root in dying.get(i, []):
@@ -114,19 +108,3 @@ def _sweep(
         memory[name] = memory.get(name, 0) + size
     memory["temporaries"] = memory.get("temporaries", 0) + best - sum(memory.values())
     return Peak(best, memory, best_at)
-
-
-def _allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    """Storages that a call makes: its own, or those of the items of its tuple; items that nothing reads are its own."""
-    if info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
-        return []
-    if spec_of(node) is not None:
-        return [(node, storage_bytes(node))]
-    return [(node, _unread_bytes(node)), *((user, storage_bytes(user)) for user in node.users)]
-
-
-def _unread_bytes(node: fx.Node) -> int:
-    """Bytes of a call's tuple items that nothing reads."""
-    items = [leaf for leaf in tree_flatten(value_of(node))[0] if hasattr(leaf, "untyped_storage")]
-    read = {user.args[1] for user in node.users if user.op == "call_function"}
-    return sum(hint(leaf.untyped_storage().nbytes()) for i, leaf in enumerate(items) if i not in read)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.partition.cost import price_of
-from aottrain.compiler.partition.frontier import Frontier, Point, find_frontier, schedule_of
+from aottrain.compiler.partition.frontier import Frontier, Point, find_frontier
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.storages import StorageGraph, contract
 from aottrain.compiler.partition.workspace import workspaces_of
@@ -71,7 +71,8 @@ def find_family(
     sets = {plan.strategy: frozenset(by_name[name] for name in plan.saved) for plan in plans}
     frontier = find_frontier(graph, sets)
     reference = simulate(graph, Emitter(graph).emit(sets[plans[0].strategy], False)).peak_bytes
-    fixed = sum(spec.spec.storage_bytes for spec in joint.signature.inputs if spec.kind in PRIMALS) + reserved
+    kinds = (*PRIMALS, InputKind.RNG) if joint.num_draws else PRIMALS
+    fixed = sum(spec.spec.storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
     return Family(frontier, fixed, reference, device)
 
@@ -90,9 +91,9 @@ def plan_of(family: Family, budget: Budget) -> PartitionPlan:
     point = family.frontier.within(family.limit(budget))
     assert point is not None
     graph = family.frontier.graph
-    schedule = schedule_of(graph, point)
+    schedule = point.schedule
     read = {s for i in schedule.backward for s in graph.ops[i].reads} | graph.gradients
-    saved = [s for s in sorted(point.saved) if s in read and s not in graph.at_hand]
+    saved = [s for s in sorted(schedule.saved) if s in read and s not in graph.at_hand]
     again = [i for i in dict.fromkeys(schedule.backward) if not graph.ops[i].late]
     return PartitionPlan(
         "budget",

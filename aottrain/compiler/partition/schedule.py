@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from aottrain.compiler.partition.storages import StorageGraph
 
@@ -16,7 +17,8 @@ _BESIDE_A_CUT = 1.25
 
 @dataclass(frozen=True)
 class Schedule:
-    """Ops by number. forward: in program order; backward: late ops in program order, recomputed ones between them."""
+    """Ops by number. forward: in program order; backward: late ops in program order, recomputed ones between them. What
+    is saved is read as it was saved; of what is made several times, the newest."""
 
     saved: frozenset[int]
     forward: tuple[int, ...]
@@ -54,17 +56,16 @@ def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
     last: dict[int, int] = {}
     for i in range(count):
         if i in needed:
-            for storage in graph.ops[i].reads:
+            for storage in graph.reads[i]:
                 if storage not in graph.at_hand and storage not in graph.copied:
                     last[storage] = i
     units, cuts, open_storages, unit = [0] * count, set(), set[int](), 0
     for i in range(count):
         units[i] = unit
-        op = graph.ops[i]
         if i not in needed:
             continue
-        open_storages -= {s for s in op.reads if last.get(s) == i}
-        open_storages |= {s for s in op.writes if s in last}
+        open_storages -= {s for s in graph.reads[i] if last.get(s) == i}
+        open_storages |= {s for s in graph.writes[i] if s in last}
         sizes = [graph.sizes[s] for s in open_storages]
         if sizes and sum(sizes) <= _BESIDE_A_CUT * max(sizes):
             cuts |= open_storages
@@ -72,15 +73,15 @@ def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
     return units, frozenset(cuts)
 
 
-def _closure(graph: StorageGraph, storages: Iterable[int], stop: frozenset[int] = frozenset()) -> set[int]:
-    """Early ops that these storages need; the search does not pass through `stop`."""
+def _closure(graph: StorageGraph, storages: Iterable[int]) -> set[int]:
+    """Early ops that these storages need."""
     found: set[int] = set()
-    stack = [s for s in storages]
+    stack = list(storages)
     while stack:
         producer = graph.producers[stack.pop()]
         if producer >= 0 and producer not in found:
             found.add(producer)
-            stack += [s for s in graph.ops[producer].reads if s not in stop]
+            stack += graph.reads[producer]
     return found
 
 
@@ -91,38 +92,46 @@ class Emitter:
         self.graph = graph
         self.units, self.cuts = find_units(graph)
         self._late = [i for i, op in enumerate(graph.ops) if op.late]
-        effects = {s for i in graph.early for s in graph.ops[i].writes if s in graph.must}
-        self._always = _closure(graph, graph.outputs | graph.updates | effects)
+        effects = {s for i in graph.early for s in graph.writes[i] if s in graph.must}
+        self.always = frozenset(_closure(graph, graph.outputs | graph.updates | effects))
+        self._forward = tuple(sorted(self.always))
         self._unit_of_late = self._late_units()
 
     def emit(self, saved: frozenset[int], forget: bool) -> Schedule:
         """Lazy: what is missing is computed just before the first op that reads it. `forget`: once the backward of a
         stretch of the forward is done, recomputed values of earlier stretches go, except those where stretches meet."""
-        graph, ops = self.graph, self.graph.ops
-        present = bytearray(len(graph.sizes))
-        for storage in (*saved, *graph.at_hand):
+        graph, reads, writes = self.graph, self.graph.reads, self.graph.writes
+        present = bytearray(graph.at_hand_flags)
+        for storage in saved:
             present[storage] = 1
         held: dict[int, list[int]] = {}
         order: list[int] = []
         for late in self._late:
-            missing = [s for s in ops[late].reads if not present[s]]
-            if missing:
-                for i in self._recompute(missing, present):
-                    order.append(i)
-                    for storage in ops[i].writes:
-                        if forget and not present[storage] and storage not in self.cuts:
-                            held.setdefault(self.units[i], []).append(storage)
-                        present[storage] = 1
+            for storage in reads[late]:
+                if not present[storage]:
+                    for i in self._recompute([s for s in reads[late] if not present[s]], present):
+                        order.append(i)
+                        for made in writes[i]:
+                            if forget and not present[made] and made not in self.cuts:
+                                held.setdefault(self.units[i], []).append(made)
+                            present[made] = 1
+                    break
             order.append(late)
-            for storage in ops[late].writes:
+            for storage in writes[late]:
                 present[storage] = 1
-            if forget and held:
+            if held:
                 unit = self._unit_of_late[late]
                 for earlier in [u for u in held if u < unit]:
                     for storage in held.pop(earlier):
                         present[storage] = 0
         order += self._recompute([s for s in graph.gradients if not present[s]], present)
-        return Schedule(saved, tuple(sorted(self._always | _closure(graph, saved))), tuple(order))
+        return Schedule(saved, self.forward(saved), tuple(order))
+
+    def forward(self, saved: Iterable[int]) -> tuple[int, ...]:
+        """What the forward runs: for its outputs, its effects, and what is saved."""
+        producers = self.graph.producers
+        more = [s for s in saved if producers[s] >= 0 and producers[s] not in self.always]
+        return tuple(sorted(self.always | _closure(self.graph, more))) if more else self._forward
 
     def _recompute(self, missing: Iterable[int], present: bytearray) -> list[int]:
         """The early ops that make these storages from what is present, in program order."""
@@ -135,14 +144,14 @@ class Emitter:
             assert producer >= 0, f"{graph.roots[storage].name} is neither saved nor recomputable"
             if producer not in needed:
                 needed.add(producer)
-                stack += [s for s in graph.ops[producer].reads if not present[s]]
+                stack += [s for s in graph.reads[producer] if not present[s]]
         return sorted(needed)
 
     def _late_units(self) -> dict[int, int]:
         """The stretch of the forward whose gradient each late op belongs to: the last one whose values it reads."""
         found, current = {}, max(self.units, default=0)
         for late in self._late:
-            producers = [self.graph.producers[s] for s in self.graph.ops[late].reads]
+            producers = [self.graph.producers[s] for s in self.graph.reads[late]]
             read = [self.units[p] for p in producers if 0 <= p < len(self.units)]
             if read:
                 current = min(current, max(read))
@@ -153,49 +162,75 @@ class Emitter:
 def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:
     """Exact for programs that free each storage after its last use. Outputs live from the forward on, tangents through
     the whole backward, gradients until its end, residuals until their last use."""
-    read = {s for i in schedule.backward for s in graph.ops[i].reads}
-    residuals = {s for s in schedule.saved if s in read or s in graph.gradients}
-    kept = residuals | graph.outputs | graph.updates
-    forward = _sweep(graph, schedule.forward, set(), kept - graph.copied)
-    forward.append(_total(graph, kept))  # inputs that the step updates are copied last
-    outputs = graph.outputs - graph.at_hand
-    fixed = sum(graph.sizes[s] for s in outputs) + graph.tangent_bytes
-    held = {s for s in residuals if s not in outputs}
-    backward = [
-        fixed + live for live in _sweep(graph, schedule.backward, held, graph.gradients - graph.at_hand - outputs)
-    ]
-    live = [*forward, *backward]
-    return Timeline(schedule, tuple(live), max(range(len(live)), key=live.__getitem__, default=0))
+    sizes, outputs = graph.sizes, graph.outputs - graph.at_hand
+    read, freed = _releases(graph, schedule)
+    residuals = [s for s in schedule.saved if read[s] and s not in outputs]
+    live = _forward_bytes(graph, schedule.forward, residuals)
+    now = sum(sizes[s] for s in (*outputs, *residuals)) + graph.tangent_bytes
+    made, workspaces = graph.write_bytes, graph.workspaces
+    for i, gone in zip(schedule.backward, freed, strict=True):
+        now += made[i]
+        live.append(now + workspaces[i])
+        now -= gone
+    return Timeline(schedule, tuple(live), live.index(max(live)))
 
 
-def _total(graph: StorageGraph, storages: Iterable[int]) -> int:
-    return sum(graph.sizes[s] for s in storages if s not in graph.at_hand)
-
-
-def _sweep(graph: StorageGraph, order: tuple[int, ...], held: set[int], kept: Iterable[int]) -> list[int]:
-    """Bytes alive while each op runs: before it started, its results, and what lives only within it."""
-    sizes, ops = graph.sizes, graph.ops
-    made = {s for i in order for s in ops[i].writes} | held
-    needed = {s for s in kept if s in made}
-    freed: list[int] = [0] * len(order)
-    for position in range(len(order) - 1, -1, -1):
-        op = ops[order[position]]
+def _releases(graph: StorageGraph, schedule: Schedule) -> tuple[bytearray, list[int]]:
+    """By storage, whether the backward reads it from outside; and the bytes that die with each op of the backward: what
+    is read last there, and what it makes that nothing reads."""
+    sizes, reads, writes = graph.sizes, graph.reads, graph.writes
+    alive = bytearray(graph.at_hand_flags)
+    is_saved = bytearray(len(sizes))
+    for storage in (*graph.gradients, *(graph.outputs & schedule.saved)):
+        alive[storage] = 1
+    for storage in schedule.saved:
+        is_saved[storage] = 1
+    freed: list[int] = []
+    for i in reversed(schedule.backward):
         total = 0
-        for storage in op.writes:
-            if storage in needed and storage not in held:  # what is saved is read, not its copy
-                needed.discard(storage)
+        for storage in writes[i]:
+            if alive[storage] and not is_saved[storage]:  # what is saved is read, not its copy
+                alive[storage] = 0
             else:
                 total += sizes[storage]
-        for storage in op.reads:
-            if storage in made and storage not in needed:
-                needed.add(storage)
+        for storage in reads[i]:
+            if not alive[storage]:
+                alive[storage] = 1
                 total += sizes[storage]
-        freed[position] = total
-    live, now = [], sum(sizes[s] for s in held)
+        freed.append(total)
+    freed.reverse()
+    return alive, freed
+
+
+def _forward_bytes(graph: StorageGraph, order: tuple[int, ...], residuals: Iterable[int]) -> list[int]:
+    """Bytes alive while each op of the forward runs, and at its end."""
+    if order not in graph.forwards:
+        graph.forwards[order] = _forward_alone(graph, order)
+    alone, death = graph.forwards[order]
+    kept = graph.outputs | graph.updates
+    more = [0] * (len(order) + 1)
+    for storage in residuals:
+        if storage not in kept:
+            more[death.get(storage, -1)] += graph.sizes[storage]
+    return list(map(int.__add__, alone, accumulate(more)))
+
+
+def _forward_alone(graph: StorageGraph, order: tuple[int, ...]) -> tuple[list[int], dict[int, int]]:
+    """Bytes alive while each op runs and at the end where nothing is saved; and the position from which on each storage
+    is dead, if it dies."""
+    sizes = graph.sizes
+    kept = graph.outputs | graph.updates
+    death: dict[int, int] = {}
     for position, i in enumerate(order):
-        op = ops[i]
-        for storage in op.writes:
-            now += sizes[storage]
-        live.append(now + op.transient)
-        now -= freed[position]
-    return live
+        for storage in (*graph.writes[i], *graph.reads[i]):
+            death[storage] = position + 1
+    made = {s for i in order for s in graph.writes[i]}
+    death = {s: position for s, position in death.items() if s in made and s not in kept}
+    changes = [0] * (len(order) + 2)
+    for position, i in enumerate(order):
+        changes[position] += graph.write_bytes[i]
+    for storage, position in death.items():
+        changes[position] -= sizes[storage]
+    live = [now + graph.workspaces[i] for now, i in zip(accumulate(changes), order, strict=False)]
+    # Updates that are inputs or views of inputs that the step writes are copied last.
+    return [*live, sum(sizes[s] for s in kept if s not in graph.at_hand)], death

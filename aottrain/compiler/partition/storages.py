@@ -1,49 +1,49 @@
 """The joint graph contracted to storages: what memory planning reasons about.
 
 An op is a call that allocates; views are free and follow their base; an op with several results is one op with several
-storages. A 48-block transformer's 9,000 nodes become 2,500 ops.
+storages. The 5,337 nodes of a trunk of 48 transformer blocks become 1,445 ops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import fx
 
+from aottrain.compiler.partition.workspace import Workspace
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
+    allocations,
     descendants,
     info,
     is_size,
     is_tuple,
     storage_bytes,
     storage_root,
-    value_of,
     view_source,
 )
 from aottrain.ir.ops import OpKind, is_pure
-from aottrain.ir.sizes import hint
 
 Price = Callable[[fx.Node], float]
-Workspace = Callable[[fx.Node], int]
 
 
 @dataclass(frozen=True)
 class Op:
-    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that
-    only moves memory is computed within the op that reads it; transient: bytes that live only while it runs; order: its
-    place in the joint graph, where early ops that gradient formulas made stand among late ones."""
+    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that only moves
+    memory is computed within the op that reads it; workspace: bytes that it allocates within itself; order: its place
+    in the joint graph, where early ops that gradient formulas made stand among late ones."""
 
     node: fx.Node
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     cost: float
     fused_cost: float
-    transient: int
+    workspace: int
     order: int
     late: bool
 
@@ -72,9 +72,54 @@ class StorageGraph:
     dropped: frozenset[int] = frozenset()
     tangent_bytes: int = 0
 
-    @property
+    @cached_property
     def early(self) -> range:
         return range(sum(not op.late for op in self.ops))
+
+    # By op, as plain lists: what simulation and search go through most often.
+
+    @cached_property
+    def reads(self) -> list[tuple[int, ...]]:
+        return [op.reads for op in self.ops]
+
+    @cached_property
+    def writes(self) -> list[tuple[int, ...]]:
+        return [op.writes for op in self.ops]
+
+    @cached_property
+    def costs(self) -> list[float]:
+        return [op.cost for op in self.ops]
+
+    @cached_property
+    def workspaces(self) -> list[int]:
+        return [op.workspace for op in self.ops]
+
+    @cached_property
+    def write_bytes(self) -> list[int]:
+        """What each op allocates for its results."""
+        return [sum(self.sizes[s] for s in op.writes) for op in self.ops]
+
+    @cached_property
+    def early_reads(self) -> list[tuple[int, ...]]:
+        """What each op reads of what the forward makes, or of copies of inputs."""
+        late = set().union(*(op.writes for op in self.ops if op.late))
+        return [tuple(s for s in op.reads if s not in late and s not in self.at_hand) for op in self.ops]
+
+    @cached_property
+    def repeatable(self) -> list[int]:
+        """Storages of early ops that may be made a second time, and are not alive anyway."""
+        banned = self.must | self.outputs | self.gradients
+        return [s for i in self.early for s in self.ops[i].writes if s not in banned]
+
+    @cached_property
+    def forwards(self) -> dict[tuple[int, ...], tuple[list[int], dict[int, int]]]:
+        """What schedule.simulate found of each forward program."""
+        return {}
+
+    @cached_property
+    def at_hand_flags(self) -> bytes:
+        """By storage: 1 for what is at hand."""
+        return bytes(s in self.at_hand for s in range(len(self.sizes)))
 
 
 def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGraph:
@@ -86,24 +131,22 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
     calls = [node for node in joint.graph.nodes if node.op == "call_function" and not is_size(node)]
     allocating = [node for node in calls if view_source(node) is None and info(node).kind is not OpKind.STRUCTURE]
 
-    def add(root: fx.Node, producer: int) -> int:
+    def add(root: fx.Node, size: int, producer: int) -> int:
         number[root] = len(graph.sizes)
-        graph.sizes.append(storage_bytes(root))
+        graph.sizes.append(size)
         graph.producers.append(producer)
         graph.roots.append(root)
         return number[root]
 
     for node in joint.placeholders:
-        add(node, -1)
+        add(node, storage_bytes(node), -1)
     for node in sorted(allocating, key=lambda node: node in late):
         index = len(graph.ops)
         reads = _distinct(number[storage_root(s)] for s in node.all_input_nodes if not is_size(s) and not is_tuple(s))
-        results = [user for user in node.users if user.op == "call_function"] if is_tuple(node) else [node]
-        writes = tuple(add(result, index) for result in results)
-        transient = unread_bytes(node) + workspace(node)
+        writes = tuple(add(root, size, index) for root, size in allocations(node))
         seconds = price(node)
         fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
-        graph.ops.append(Op(node, reads, writes, seconds, fused, transient, order[node], node in late))
+        graph.ops.append(Op(node, reads, writes, seconds, fused, workspace(node), order[node], node in late))
     _classify(graph, joint, number)
     return graph
 
@@ -126,15 +169,6 @@ def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]
     graph.demanded = frozenset(reads - late - graph.at_hand)
     impure = {i for op in graph.ops if not is_pure(op.node.target) for i in op.writes}
     graph.must = frozenset(impure | graph.copied)
-
-
-def unread_bytes(node: fx.Node) -> int:
-    """Bytes of a call's tuple items that nothing reads: allocated and freed at once."""
-    if not is_tuple(node):
-        return 0
-    read = {user.args[1] for user in node.users if user.op == "call_function"}
-    items = enumerate(value_of(node))
-    return sum(hint(v.untyped_storage().nbytes()) for i, v in items if i not in read and hasattr(v, "untyped_storage"))
 
 
 def _distinct(values: Iterable[int]) -> tuple[int, ...]:

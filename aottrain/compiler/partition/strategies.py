@@ -1,29 +1,34 @@
-"""Which forward values the backward gets to read, and why: each strategy is a function JointGraph -> PartitionPlan."""
+"""Which forward values the backward gets to read, and why: each strategy is a function Demand -> PartitionPlan."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import fx
 
+from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.cost import node_seconds
-from aottrain.compiler.partition.knapsack import knapsack
+from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.min_cut import min_vertex_cut
 from aottrain.compiler.partition.peaked import Family, find_family, plan_of
+from aottrain.compiler.partition.policy import Policy, ask, policy_name, producer_of
 from aottrain.ir.budget import Budget
 from aottrain.ir.graph import (
     PRIMALS,
     InputKind,
     JointGraph,
     Mark,
+    Marks,
     OutputKind,
     ancestors,
+    calls,
     descendants,
     info,
     is_size,
     is_tuple,
+    marks_of,
     spec_of,
     storage_bytes,
     storage_root,
@@ -40,7 +45,8 @@ class Demand:
     demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
     mutated: inputs whose storage the step updates: they may only be read through a saved copy; outputs: values that the
     caller gets: they are alive anyway, and where eager would save one, a later write to it has to raise as in eager.
-    marks: what the user's checkpoints say of values; edges: values that enter or leave a checkpointed region.
+    marks: what the user's checkpoints, or what a strategy puts in their place, say of values; edges: values that enter
+    or leave a checkpointed region; notes: for marked values and edges, who says so.
     """
 
     order: dict[fx.Node, int]
@@ -50,13 +56,17 @@ class Demand:
     outputs: frozenset[fx.Node]
     marks: Mapping[fx.Node, Mark]
     edges: frozenset[fx.Node]
+    notes: Mapping[fx.Node, str]
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
 
 
-def find_demand(joint: JointGraph) -> Demand:
-    """Law 1, structurally: the backward is what depends on tangents; all else may be saved or computed again."""
+def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None) -> Demand:
+    """Law 1, structurally: the backward is what depends on tangents; all else may be saved or computed again.
+
+    blocks: treated as if each ran under torch.utils.checkpoint.
+    """
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     gradients = joint.outputs_of(OutputKind.GRADIENT)
     demanded = {node for node in gradients if node not in late}
@@ -72,35 +82,59 @@ def find_demand(joint: JointGraph) -> Demand:
         if node in demanded and _may_save(node)
     )
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
-    marks = effective_marks(joint.graph, late)
-    edges = edges_of_regions(region, marks, late)
-    return Demand(order, wanted, region, frozenset(mutated), returned, marks, edges)
+    found = Demand(order, wanted, region, frozenset(mutated), returned, {}, frozenset(), {})
+    return _with_regions(found, joint.graph, late, blocks or {})
+
+
+def _with_regions(demand: Demand, graph: fx.Graph, late: set[fx.Node], blocks: Mapping[fx.Node, Block]) -> Demand:
+    numbers = {block: -1 - i for i, block in enumerate(sorted(set(blocks.values())))}
+
+    def marked(node: fx.Node) -> Marks:
+        block = blocks.get(node)
+        return marks_of(node) if block is None else ((numbers[block], Mark.MUST_RECOMPUTE), *marks_of(node))
+
+    marks = effective_marks(graph, late, marked)
+    edges = edges_of_regions(demand.in_order(demand.region), marks, late, marked)
+    notes = {node: _MARKED if marks_of(node) else f"within {blocks[node]}" for node in marks}
+    for node, inside in edges.items():
+        if inside is not None and inside in blocks:
+            notes[node] = f"enters {blocks[inside]}"
+        else:
+            notes[node] = f"leaves {blocks[node]}" if inside is None and node in blocks else _EDGE
+    return replace(demand, marks=marks, edges=frozenset(edges), notes=notes)
 
 
 def plan_partition(
     joint: JointGraph,
-    strategy: str = "min_cut",
+    strategy: str | Policy = "min_cut",
     budget: Budget | None = None,
     reserved_bytes: int = 0,
     cost: str = "roofline",
+    modules: Sequence[str] = (),
 ) -> PartitionPlan:
     """The plan of one strategy; "budget" takes a fraction (float) between the lowest peak of any plan and that
     of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
-    cost: what recompute is priced by: "roofline", or "measured" times.
+    cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
+    A function ForwardValue -> "save" | "recompute" | "free" is a strategy of its own.
 
-    Raises BudgetError where no plan's peak is that low.
+    Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
+    function answers something else.
     """
     if strategy == "budget":
         assert budget is not None
         return plan_of(plan_family(joint, reserved_bytes, cost), budget)
-    return _STRATEGIES[strategy](find_demand(joint))
+    if strategy == "checkpoint":
+        return checkpoint(joint, modules)
+    demand = find_demand(joint)
+    return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 
 
 def plan_family(joint: JointGraph, reserved_bytes: int = 0, cost: str = "roofline") -> Family:
     """Every plan that a budget may choose from; cost: how recompute is priced, "roofline" or "measured"."""
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
-    others += [knapsack_cut(demand, int(fraction * others[0].saved_bytes)) for fraction in _KNAPSACKS]
+    blocks = repeated_blocks(_early(joint))
+    others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
     return find_family(joint, others, dict(demand.marks), reserved_bytes, cost)
 
 
@@ -128,10 +162,37 @@ def recompute_all(demand: Demand) -> PartitionPlan:
     return _plan("recompute_all", demand, must, lambda node: _must_reason(node, demand))
 
 
-def min_cut(demand: Demand) -> PartitionPlan:
+def min_cut(demand: Demand, strategy: str = "min_cut") -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice."""
     banned = {node for node in demand.region if _runs_once(node, demand)}
-    return _plan("min_cut", demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
+    return _plan(strategy, demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
+
+
+def checkpoint(joint: JointGraph, modules: Sequence[str] = ()) -> PartitionPlan:
+    """What enters a block of the model is saved, what is computed within one is computed again; outside as min_cut.
+
+    modules: paths of the blocks, as patterns; () finds them. Raises ConfigError where there are none.
+    """
+    trains = bool(joint.inputs_of(InputKind.TANGENT))
+    return min_cut(find_demand(joint, find_blocks(_early(joint), modules) if trains else None), "checkpoint")
+
+
+def _early(joint: JointGraph) -> list[fx.Node]:
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    return [node for node in calls(joint.graph) if node not in late and not is_size(node)]
+
+
+def by_policy(demand: Demand, policy: Policy) -> PartitionPlan:
+    """The fewest bytes that follow a user's policy. What may not be computed a second time is saved against it."""
+    asked = [node for node in demand.in_order(demand.region) if _is_asked(node)]
+    marks = ask(policy, asked)
+    notes = {node: f"{_ANSWERED[mark]} by {policy_name(policy)}" for node, mark in marks.items()}
+    marked = replace(demand, marks={**demand.marks, **marks}, notes={**demand.notes, **notes})
+    return min_cut(marked, "policy")
+
+
+def _is_asked(node: fx.Node) -> bool:
+    return node.op == "call_function" and spec_of(node) is not None and _may_save(node)
 
 
 def knapsack_cut(demand: Demand, capacity: int) -> PartitionPlan:
@@ -144,7 +205,7 @@ def knapsack_cut(demand: Demand, capacity: int) -> PartitionPlan:
     room = max(capacity - sum(storage_bytes(node) for node in must), 0)
     compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
     sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
-    kept = {compute[i] for i in knapsack(sizes, worth, room)}
+    kept = {compute[i] for i in dp(sizes, worth, room)}
     return _plan(
         f"knapsack {capacity}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept)
     )
@@ -203,35 +264,30 @@ def _must_save(node: fx.Node, demand: Demand) -> bool:
         return True
     if node.op == "placeholder":
         return node in demand.mutated
-    return node.op == "call_function" and not is_pure(_producer(node).target) and not is_tuple(node)
+    return node.op == "call_function" and not is_pure(producer_of(node).target) and not is_tuple(node)
 
 
 def _must_reason(node: fx.Node, demand: Demand) -> str:
     if node.op == "placeholder":
         return "must: read of state that the step updates"
-    if not is_pure(_producer(node).target):
-        return "must: not repeatable" + (f", though {_MARKED}" if _is_dropped(node, demand) else "")
-    return "output: alive anyway" if node in demand.outputs else _MARKED
+    if not is_pure(producer_of(node).target):
+        return "must: not repeatable" + (f", though {demand.notes[node]}" if _is_dropped(node, demand) else "")
+    if node in demand.outputs:
+        return "output: alive anyway" + (f", though {demand.notes[node]}" if _is_dropped(node, demand) else "")
+    return demand.notes.get(node, _MARKED)
 
 
 def _cut_reason(node: fx.Node, demand: Demand, banned: set[fx.Node]) -> str:
     if _must_save(node, demand):
         return _must_reason(node, demand)
-    producer = _producer(node)
+    producer = producer_of(node)
     if node in demand.marks and demand.marks[node] is Mark.PREFER_SAVE:
-        return _MARKED
+        return demand.notes[node]
+    if node in demand.edges:
+        return demand.notes[node]
     if producer in banned:
-        return _EDGE if node in demand.edges else info(producer).label
+        return info(producer).label
     return "cut edge: fewest bytes between what may not run twice and the backward"
-
-
-def _producer(node: fx.Node) -> fx.Node:
-    """The op behind an item of a tuple."""
-    if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        return source
-    return node
 
 
 def _output_bytes(node: fx.Node) -> int:
@@ -240,16 +296,13 @@ def _output_bytes(node: fx.Node) -> int:
     return sum(storage_bytes(user) for user in node.users)
 
 
-# Of min_cut's saved bytes: plans that join the family of a budget.
-_KNAPSACKS = (0.25, 0.5, 0.75)
 _MARKED = "marked by torch.utils.checkpoint"
 _EDGE = "enters or leaves a region of torch.utils.checkpoint"
+_ANSWERED = {Mark.MUST_SAVE: "saved", Mark.MUST_RECOMPUTE: "recomputed"}
 _RECOMPUTE = "cheaper to compute again than to keep"
 
 
-def _plan(
-    strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str], budget: float | None = None
-) -> PartitionPlan:
+def _plan(strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str]) -> PartitionPlan:
     kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.mutated)
     reached = ancestors(demand.demanded, stop=saved)
     kept = [node for node in kept if node in reached]
@@ -262,12 +315,11 @@ def _plan(
         elif info(node).kind is OpKind.RANDOM:
             reasons[node.name] = "drawn again from the saved seed"
         elif _is_dropped(node, demand):
-            reasons[node.name] = _MARKED
+            reasons[node.name] = demand.notes[node]
         else:
-            text = reason(node)
-            reasons[node.name] = text if "computed again" in text else _RECOMPUTE
+            reasons[node.name] = _RECOMPUTE
     total = sum({storage_root(node): storage_bytes(node) for node in kept}.values())
-    return PartitionPlan(strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total, budget)
+    return PartitionPlan(strategy, tuple(n.name for n in kept), tuple(n.name for n in again), reasons, total)
 
 
 _STRATEGIES: dict[str, Callable[[Demand], PartitionPlan]] = {

@@ -10,15 +10,13 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
+from aottrain.compiler.partition.repetition import once_for_alike
 from aottrain.ir.graph import calls, info, spec_of, storage_bytes, value_of
-from aottrain.ir.ops import OpKind
-from aottrain.ir.sizes import hint, is_symbolic
+from aottrain.ir.sizes import concrete, hint
 from aottrain.runtime.calls import OpCall
 from aottrain.runtime.workspaces import workspace_bytes
 
 Workspace = Callable[[fx.Node], int]
-
-_FREE = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
 
 
 def no_workspace(node: fx.Node) -> int:
@@ -42,27 +40,26 @@ def workspaces_of(*graphs: fx.Graph) -> Workspace:
 
 def call_of(node: fx.Node) -> OpCall | None:
     """The node as a call by layouts, symbolic sizes as they were traced; None for views and what is no op."""
-    if node.op != "call_function" or info(node).kind in _FREE:
+    if node.op != "call_function" or info(node).is_free:
         return None
-    args, kwargs = tree_map(_concrete, (tuple(node.args), dict(node.kwargs)))
+    args, kwargs = tree_map(_layout, (tuple(node.args), dict(node.kwargs)))
     return OpCall(node.target, args, kwargs, _result_bytes(node))
 
 
 def _measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
-    found = {node: call_of(node) for node in nodes}
-    pairs = [(node, call) for node, call in found.items() if call is not None]
-    sizes = workspace_bytes([call for _, call in pairs]).num_bytes
-    return {**dict.fromkeys(found, 0), **{node: size for (node, _), size in zip(pairs, sizes, strict=True)}}
+    alike = once_for_alike(call_of)
+    found = {node: alike(node) for node in nodes}
+    calls = list({id(call): call for call in found.values() if call is not None}.values())
+    sizes = workspace_bytes(calls).num_bytes
+    by_call = {id(call): size for call, size in zip(calls, sizes, strict=True)}
+    return {node: 0 if call is None else by_call[id(call)] for node, call in found.items()}
 
 
-def _concrete(argument: Any) -> Any:
-    value = value_of(argument) if isinstance(argument, fx.Node) else argument
-    if is_symbolic(value):
-        return hint(value)
-    if isinstance(argument, fx.Node):
-        spec = spec_of(argument)
-        return value if spec is None else replace(spec, symbolic=None)
-    return value
+def _layout(argument: Any) -> Any:
+    if not isinstance(argument, fx.Node):
+        return concrete(argument)
+    spec = spec_of(argument)
+    return concrete(value_of(argument)) if spec is None else replace(spec, symbolic=None)
 
 
 def _result_bytes(node: fx.Node) -> int:

@@ -7,18 +7,22 @@ from torch import fx
 from aottrain.compiler.scheduling.fusion import Fusion, fuse
 from aottrain.compiler.scheduling.groups import Group, results_of
 from aottrain.compiler.scheduling.kernels import lower
+from aottrain.compiler.scheduling.products import choose_products
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
 
 
-def schedule(graph: fx.Graph) -> Schedule:
-    """Program order, but that each kernel waits for the first reader of one of its results outside it."""
+def schedule(graph: fx.Graph, prefix: str = "") -> Schedule:
+    """Program order, but that each kernel waits for the first reader of one of its results outside it.
+
+    prefix: of the kernels' names.
+    """
     fusion = fuse(graph)
-    return Schedule(tuple(_ordered(graph, fusion)), fusion.reasons)
+    return Schedule(tuple(_ordered(graph, fusion, prefix)), fusion.reasons, choose_products(graph))
 
 
-def _ordered(graph: fx.Graph, fusion: Fusion) -> list[KernelCall | fx.Node]:
+def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
     escapes = _escaping(graph, fusion)
     done: set[fx.Node | int] = set()
     found: list[KernelCall | fx.Node] = []
@@ -53,7 +57,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion) -> list[KernelCall | fx.Node]:
                 stack.extend(reversed(waiting))
                 continue
             done.add(key)
-            found.append(unit if isinstance(unit, fx.Node) else lower(unit, f"kernel_{len(found)}", escapes))
+            found.append(unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(found)}", escapes))
             stack.pop()
 
     last = {group.number: group.members[-1].node for group in fusion.groups}

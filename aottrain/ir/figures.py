@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 
 from aottrain.ir.budget import budget_text
-from aottrain.ir.report import CompileReport, GraphReport, ValueRecord
+from aottrain.ir.report import CompileReport, GraphReport, MemoryTimeline, ValueRecord
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 
 
@@ -22,8 +23,14 @@ def with_optimizer(report: CompileReport, optimizer_bytes: int) -> CompileReport
 
 def _with_optimizer(graph: GraphReport, optimizer_bytes: int) -> GraphReport:
     unseen = max(optimizer_bytes - graph.memory.get("reserved", 0), 0)
-    memory = {**graph.memory, "optimizer": unseen} if unseen else graph.memory
-    return dataclasses.replace(graph, memory=memory, predicted_peak_bytes=graph.predicted_peak_bytes + unseen)
+
+    def moved(memory: dict[str, int]) -> dict[str, int]:
+        rest = max(memory.get("reserved", 0) - optimizer_bytes, 0)
+        return {**memory, "reserved": rest, "optimizer": optimizer_bytes} if optimizer_bytes else memory
+
+    timeline = graph.timeline and dataclasses.replace(graph.timeline, fixed=moved(graph.timeline.fixed))
+    peak = graph.predicted_peak_bytes + unseen
+    return dataclasses.replace(graph, memory=moved(graph.memory), predicted_peak_bytes=peak, timeline=timeline)
 
 
 def headline(graph: GraphReport) -> list[tuple[str, str]]:
@@ -47,7 +54,7 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
         ]
     return [
         *figures,
-        ("predicted peak", format_bytes(graph.predicted_peak_bytes)),
+        ("predicted peak", format_bytes(graph.predicted_peak_bytes) + uncounted(graph)),
         ("arena", format_bytes(graph.arena_bytes) if graph.arena_bytes else "none"),
         ("random draws per call", format_count(graph.num_draws)),
         ("graph sizes", ", ".join(f"{name} {format_count(size)} nodes" for name, size in graph.num_nodes.items())),
@@ -55,9 +62,41 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
     ]
 
 
+def uncounted(graph: GraphReport) -> str:
+    """What the predicted peak leaves out, as an appendix to the figure."""
+    return "" if graph.counts_workspaces else ", without what library calls allocate inside themselves"
+
+
+LABELS = {"saved": "saved activations", "reserved": "reserved for others"}
+
+
 def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:
     """(category, bytes) at the predicted peak, largest first, without the empty ones."""
-    return sorted(((name, size) for name, size in graph.memory.items() if size), key=lambda row: (-row[1], row[0]))
+    rows = ((LABELS.get(name, name), size) for name, size in graph.memory.items() if size)
+    return sorted(rows, key=lambda row: (-row[1], row[0]))
+
+
+def top_of(timeline: MemoryTimeline) -> str:
+    """When the memory is at its top: `while aten.mm.default runs in blocks.2.up, in the backward`."""
+    half = "forward" if timeline.peak < timeline.num_forward else "backward"
+    if not timeline.at:
+        return f"before the first op of the {half}"
+    module = f" in {timeline.at_module}" if timeline.at_module else ""
+    return f"while {timeline.at} runs{module}, in the {half}"
+
+
+def binned(values: Sequence[int], num_bins: int) -> list[int]:
+    """Where in `values` the largest of each of at most `num_bins` stretches of equal length stands."""
+    count = min(num_bins, len(values))
+    edges = [len(values) * i // count for i in range(count + 1)]
+    return [max(range(a, b), key=values.__getitem__) for a, b in itertools.pairwise(edges)]
+
+
+def signed_bytes(num_bytes: int | None) -> str:
+    """A change: `-1.50 MiB`, `+4.00 KiB`, `none`; not known: ``."""
+    if num_bytes is None:
+        return ""
+    return f"{'+' if num_bytes > 0 else '-'}{format_bytes(abs(num_bytes))}" if num_bytes else "none"
 
 
 def by_module(values: Iterable[ValueRecord]) -> list[tuple[str, int, int]]:

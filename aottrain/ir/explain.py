@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from aottrain.ir.report import CompileReport, Fallback, GraphReport, ValueRecord
+from aottrain.ir.figures import (
+    LABELS,
+    binned,
+    by_cost,
+    by_module,
+    by_size,
+    headline,
+    memory_rows,
+    signed_bytes,
+    top_of,
+)
+from aottrain.ir.report import CompileReport, Fallback, GraphReport, MemoryTimeline, ValueRecord
 from aottrain.ir.units import (
     format_bytes,
     format_count,
@@ -12,9 +23,10 @@ from aottrain.ir.units import (
     format_seconds,
     format_shape,
 )
-from aottrain.report.figures import by_cost, by_module, by_size, headline, memory_rows
 
 MAX_CELL = 40
+_NUM_ALIVE = 10
+_MEANING = " (recompute: how much longer a step takes without it; peak then: how its peak changes)"
 
 
 def explain(report: CompileReport, *, max_rows: int | None = 20) -> str:
@@ -46,16 +58,23 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
     figures = headline(graph)
     width = max(len(name) for name, _ in figures)
     sections = ["\n".join(f"{name.ljust(width)}  {value}" for name, value in figures)]
+    if graph.timeline is not None:
+        sections.append(timeline_text(graph.timeline))
     if graph.memory:
         sizes = [(name, format_bytes(size)) for name, size in memory_rows(graph)]
         sections.append("Memory at the predicted peak\n" + table(("category", "size"), sizes, right=[1]))
+    if graph.timeline is not None and graph.timeline.alive:
+        sections.append(_alive_table(graph.timeline))
     if graph.saved:
         rows = [(module, str(count), format_bytes(size)) for module, count, size in by_module(graph.saved)]
         modules = table(("module", "values", "size"), _limit(rows, max_rows), right=[1, 2])
         sections.append("Saved for backward, by module\n" + modules)
-        sections.append("Saved for backward\n" + _value_table(by_size(graph.saved), max_rows))
+        meaning = _MEANING if any(value.peak_change is not None for value in graph.saved) else ""
+        sections.append(f"Saved for backward{meaning}\n" + _value_table(by_size(graph.saved), max_rows))
     if graph.recomputed:
         sections.append("Recomputed in the backward\n" + _value_table(by_cost(graph.recomputed), max_rows))
+    if graph.loss_heads:
+        sections.append("Loss heads\n" + "\n".join(graph.loss_heads))
     stages = [
         (
             stage.name,
@@ -71,8 +90,38 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
     return sections
 
 
-def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
+def timeline_text(timeline: MemoryTimeline, width: int = 72, height: int = 8) -> str:
+    """Bytes alive against the ops of the step, the largest of each column, in plain characters."""
+    totals = timeline.totals
+    chosen = binned(totals, width)
+    top = max(totals)
+    levels = [-(-totals[i] * height // top) if top else 0 for i in chosen]
+    labels = {height: format_bytes(top), 1: "0 B"}
+    margin = max(map(len, labels.values()))
+    lines = [f"Memory over the step: {format_bytes(top)} at its top, {top_of(timeline)}"]
+    for row in range(height, 0, -1):
+        bars = "".join("#" if level >= row else " " for level in levels)
+        lines.append(f"{labels.get(row, '').rjust(margin)} |{bars.rstrip()}")
+    split = sum(i < timeline.num_forward for i in chosen)
+    halves = "forward".ljust(split, "-")[:split] + "|backward".ljust(len(chosen) - split, "-")[: len(chosen) - split]
+    lines.append(f"{' ' * margin} +{halves}")
+    return "\n".join(lines)
+
+
+def _alive_table(timeline: MemoryTimeline) -> str:
+    some = timeline.alive[:_NUM_ALIVE]
     rows = [
+        (record.name, record.module, record.op.removeprefix("aten."), format_shape(record.shape))
+        + (format_bytes(record.num_bytes), LABELS.get(record.category, record.category))
+        for record in some
+    ]
+    text = table(("value", "module", "op", "shape", "size", "as"), rows, right=[4])
+    rest = timeline.num_alive - len(some)
+    return f"Alive at the top{f', the largest {len(some)} of {timeline.num_alive}' if rest > 0 else ''}\n{text}"
+
+
+def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
+    rows: list[tuple[str, ...]] = [
         (
             value.name,
             value.module,
@@ -80,13 +129,17 @@ def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
             format_shape(value.shape),
             value.dtype,
             format_bytes(value.num_bytes),
-            format_flops(value.recompute_flops),
+            "" if value.recompute_s is None else format_seconds(value.recompute_s),
+            signed_bytes(value.peak_change),
             value.reason,
         )
         for value in values
     ]
-    header = ("value", "module", "op", "shape", "dtype", "size", "recompute", "reason")
-    shown = table(header, _limit(rows, max_rows), right=[5, 6])
+    header = ["value", "module", "op", "shape", "dtype", "size", "recompute", "peak then", "reason"]
+    if not any(value.peak_change is not None for value in values):
+        header.remove("peak then")
+        rows = [(*row[:-2], row[-1]) for row in rows]
+    shown = table(header, _limit(rows, max_rows), right=range(5, len(header) - 1))
     if max_rows is None or len(rows) <= max_rows:
         return shown
     rest = values[max_rows:]

@@ -1,0 +1,81 @@
+"""choose_kernel: what a program's graphs run as, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.options import Kernel
+from aottrain.errors import ConfigError
+from aottrain.ir.graph import InputKind, PartitionedGraph, calls, value_of
+from aottrain.runtime.native import find_compiler
+from aottrain.runtime.triton_launch import check_device
+
+# Below this much memory traffic in calls that could be fused, a program is over before generated kernels pay for the
+# second that their compilation takes.
+_WORTH_COMPILING_BYTES = 1 << 20
+
+
+def choose_kernel(kernel: Kernel, parts: PartitionedGraph) -> tuple[Kernel, str]:
+    """The backend that runs these graphs, and the reason where it is not the one that was asked for by name.
+
+    "auto" means generated kernels where they pay: Triton on CUDA, C++ on a CPU. What they do not cover runs as "aten".
+    Raises ConfigError where Triton was asked for and cannot run.
+    """
+    if not isinstance(kernel, str) or kernel in ("aten", "inductor"):
+        return kernel, ""
+    if any(value.kind is InputKind.SIZE for value in parts.signature.inputs):
+        return "aten", "kernels are generated for fixed sizes, and this program's are symbolic"
+    devices = sorted({str(device) for device in _devices(parts)})
+    if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
+        return _choose_triton(kernel, devices, parts)
+    if devices != ["cpu"]:
+        return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"
+    if find_compiler() is None:
+        return "aten", "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
+    if kernel == "auto" and (reason := _too_small(parts)):
+        return "aten", reason
+    return "cpp", ""
+
+
+def _too_small(parts: PartitionedGraph) -> str:
+    """Why generated kernels would not pay; empty where they do."""
+    traffic = sum(_fusible_bytes(parts.forward))
+    if parts.backward is not None:
+        traffic += sum(_fusible_bytes(parts.backward))
+    if traffic >= _WORTH_COMPILING_BYTES:
+        return ""
+    return f"kernel=auto: only {traffic} bytes are computed by calls that could be fused"
+
+
+def _choose_triton(kernel: str, devices: list[str], parts: PartitionedGraph) -> tuple[Kernel, str]:
+    if len(devices) > 1:
+        return "aten", f"kernels are generated for one device, and this program has values on {' and '.join(devices)}"
+    try:
+        check_device(torch.device(devices[0]))
+    except ConfigError as error:
+        if kernel == "triton":
+            raise
+        return "aten", str(error)
+    if kernel == "auto" and (reason := _too_small(parts)):
+        return "aten", reason
+    return "triton", ""
+
+
+def _devices(parts: PartitionedGraph) -> set[torch.device]:
+    """Where the values of both graphs are."""
+    graphs = [parts.forward] if parts.backward is None else [parts.forward, parts.backward]
+    values = [value_of(node) for graph in graphs for node in graph.nodes]
+    tensors = [t for v in values for t in (v if isinstance(v, (tuple, list)) else [v]) if isinstance(t, torch.Tensor)]
+    return {tensor.device for tensor in tensors}
+
+
+def _fusible_bytes(graph: fx.Graph) -> Iterator[int]:
+    for node in calls(graph):
+        if rules_for(node):
+            value = value_of(node)
+            results = value if isinstance(value, (tuple, list)) else [value]
+            yield sum(t.numel() * t.element_size() for t in results if isinstance(t, torch.Tensor))

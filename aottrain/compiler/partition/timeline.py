@@ -1,0 +1,148 @@
+"""The memory of one call and its backward, op by op and by category: what the report draws and explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import fx
+
+from aottrain.compiler.partition.policy import forward_value
+from aottrain.compiler.partition.workspace import Workspace, no_workspace
+from aottrain.ir.graph import (
+    InputKind,
+    OutputKind,
+    PartitionedGraph,
+    allocations,
+    is_tuple,
+    placeholders,
+    results,
+    storage_bytes,
+    storage_root,
+    view_source,
+)
+from aottrain.ir.report import AliveRecord, MemoryTimeline
+
+CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
+_NUM_ALIVE = 24
+
+
+def trace_memory(
+    parts: PartitionedGraph, reserved_bytes: int = 0, workspace: Workspace = no_workspace
+) -> MemoryTimeline:
+    """Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and residuals from the forward on;
+    gradients until the end of the backward; `workspace(node)` bytes while the call runs."""
+    sizes = {kind: 0 for kind in InputKind}
+    for value in parts.signature.inputs:
+        sizes[value.kind] += value.spec.storage_bytes
+    fixed = {
+        "parameters": sizes[InputKind.PARAMETER],
+        "buffers": sizes[InputKind.BUFFER],
+        "batch": sizes[InputKind.BATCH],
+        "reserved": reserved_bytes,
+    }
+    count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
+    values = results(parts.forward)
+    outputs, residuals = _roots(values[:count]), _roots(values[count:])
+    kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
+    sweeps = [_sweep(parts.forward, {}, kept, 0, workspace)]
+    made_by: dict[fx.Node, fx.Node] = {}  # the forward's node behind each residual that the backward is given
+    if parts.backward is not None:
+        inputs = placeholders(parts.backward)
+        held = {
+            node: storage_bytes(node)
+            for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
+            if primal is None
+        }
+        made_by = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
+        tangents = inputs[num_sizes + len(parts.residuals) :]
+        returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
+        passed = sum(map(storage_bytes, [*returned, *tangents]))
+        gradients = dict.fromkeys(_roots(results(parts.backward)), "gradients")
+        sweeps.append(_sweep(parts.backward, held, gradients, passed, workspace))
+    top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
+    num_forward = len(sweeps[0].live)
+    return MemoryTimeline(
+        fixed=fixed,
+        categories=CATEGORIES,
+        live=tuple(instant for sweep in sweeps for instant in sweep.live),
+        num_forward=num_forward,
+        peak=top.peak + (0 if top is sweeps[0] else num_forward),
+        at="" if top.at is None else forward_value(top.at).op,
+        at_module="" if top.at is None else forward_value(top.at).module,
+        alive=tuple(_alive(made_by.get(node, node), size, name) for node, size, name in top.alive[:_NUM_ALIVE]),
+        num_alive=len(top.alive),
+    )
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Of one graph: bytes by category before it starts and while each op runs; the position, op and storages (the
+    largest first) of the most."""
+
+    live: list[tuple[int, ...]]
+    peak: int
+    at: fx.Node | None
+    alive: list[tuple[fx.Node, int, str]]
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.live[self.peak])
+
+
+def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
+    found = {storage_root(node) for node in nodes if node is not None}
+    return {node for node in found if node.op != "placeholder"}
+
+
+def _sweep(
+    graph: fx.Graph, held: dict[fx.Node, int], kept: dict[fx.Node, str], passed: int, workspace: Workspace
+) -> _Sweep:
+    """held: inputs that die at their last use; kept: storages that outlive the graph, with their category; passed:
+    bytes of outputs and tangents that are alive throughout."""
+    dying = _deaths(graph, kept)
+    alive = dict(held)
+    totals = dict.fromkeys(CATEGORIES, 0)
+    totals["outputs"], totals["saved"] = passed, sum(held.values())
+
+    def category(root: fx.Node) -> str:
+        return "saved" if root in held else kept.get(root, "temporaries")
+
+    live = [tuple(totals.values())]
+    best, most, at, alive_then = 0, sum(live[0]), None, dict(alive)
+    for i, node in enumerate(graph.nodes):
+        made = [] if view_source(node) is not None else allocations(node)
+        for root, size in made:
+            alive[root] = size
+            totals[category(root)] += size
+        if made:
+            totals["workspaces"] = workspace(node)
+            live.append(tuple(totals.values()))
+            if sum(live[-1]) > most:
+                best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
+        for root in dying.get(i, []):
+            totals[category(root)] -= alive.pop(root, 0)
+    found = sorted(alive_then.items(), key=lambda pair: -pair[1])
+    return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size])
+
+
+def _deaths(graph: fx.Graph, kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
+    """After which node each storage that does not outlive the graph is freed."""
+    last: dict[fx.Node, int] = {}
+    for i, node in enumerate(graph.nodes):
+        for source in node.all_input_nodes:
+            last[storage_root(source)] = i
+        last.setdefault(storage_root(node), i)
+    for node in graph.nodes:
+        for user in node.users if is_tuple(node) and view_source(node) is None else ():
+            last[user] = max(last[user], last[node])  # a tuple holds all its items until the last of them is taken
+    dying: dict[int, list[fx.Node]] = {}
+    for node, i in last.items():
+        if node not in kept:
+            dying.setdefault(i, []).append(node)
+    return dying
+
+
+def _alive(node: fx.Node, size: int, category: str) -> AliveRecord:
+    value = forward_value(node)
+    return AliveRecord(value.name, value.op, value.module, value.shape, size, category)

@@ -1,0 +1,80 @@
+"""Where an op of the user's program comes from: module, source line, checkpointed regions."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from aottrain.ir.graph import ModuleStack
+
+
+class Place(NamedTuple):
+    """modules: whose calls it is within; source: "file.py:line"; regions: numbers of the checkpointed regions around
+    it."""
+
+    modules: ModuleStack = ()
+    source: str = ""
+    regions: tuple[int, ...] = ()
+
+
+_told = threading.local()
+
+
+def told_place() -> Place | None:
+    return getattr(_told, "place", None)
+
+
+@contextmanager
+def written_at(place: Place) -> Iterator[None]:
+    """Inside, this thread's ops come from there: for what runs a graph of the user's code in its stead."""
+    before = told_place()
+    _told.place = place
+    try:
+        yield
+    finally:
+        _told.place = before
+
+
+_INTERNAL = ("/torch/", "/aottrain/", "<string>", "<eval_with_key>", "/contextlib.py")
+
+
+def user_line() -> str:
+    """The innermost line of the stack that is neither torch's nor ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename.replace("\\", "/")
+        if not any(part in name for part in _INTERNAL):
+            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+_VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
+_ITEM = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
+_LINE = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+)')
+
+
+def place_of(node: fx.Node) -> Place:
+    """The place that TorchDynamo notes on a node of its graph. Its paths start at a variable: `L['self'].blocks.0`."""
+    noted: dict[Any, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+    modules = []
+    for key, (text, _) in noted.items():
+        number = str(key).rpartition("@")[2] if "@" in str(key) else ""
+        modules.append((_path(str(text)), int(number) if number.isdigit() else 0))
+    lines = _LINE.findall(node.meta.get("stack_trace") or "")
+    return Place(tuple(modules), ":".join(lines[-1]) if lines else "")
+
+
+def _path(text: str) -> str:
+    """`blocks.0` of `L['self'].blocks.0` and of `L['self']._modules['blocks']._modules['0']`."""
+    variable = _VARIABLE.match(text)
+    rest = text[variable.end() :] if variable else text
+    names = _ITEM.sub(r".\1", rest).strip(".")
+    start = "" if variable is None or variable[1] == "self" else variable[1]
+    return ".".join(name for name in (start, names) if name)

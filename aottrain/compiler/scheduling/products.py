@@ -1,0 +1,63 @@
+"""choose_products: which library does each matrix product, and why."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from aottrain.ir.graph import calls, spec_of
+from aottrain.runtime.products import onednn_speed
+
+aten = torch.ops.aten
+
+# A smaller product is over before a library's choice matters.
+_SMALLEST_FLOPS = 1 << 20
+_FASTER = 1.05
+
+
+def choose_products(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
+    """For each product that oneDNN does: how (a key of `runtime.products.PRODUCTS`), and the reason."""
+    found: dict[fx.Node, tuple[str, str]] = {}
+    candidates = [node for node in calls(graph) if _is_plain(node)]
+    if not candidates:
+        return found
+    speed = onednn_speed()
+    if speed < _FASTER:
+        return found
+    reason = f"oneDNN multiplies {speed:.2f} times as fast as aten.mm on this processor"
+    for node in candidates:
+        if node.target is aten.addmm.default:
+            found[node] = "onednn with bias", reason
+        elif _is_tall_transposed(node):
+            found[node] = "onednn transposed", f"{reason}; the left operand is a transposed view"
+        else:
+            found[node] = "onednn", reason
+    return found
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """A float32 product of fixed size on a CPU, into a contiguous result; of addmm the form with a bias per column."""
+    if node.target not in (aten.mm.default, aten.addmm.default):
+        return False
+    own = spec_of(node)
+    if own is None or own.dtype is not torch.float32 or own.device.type != "cpu" or own.symbolic is not None:
+        return False
+    rows, columns = own.shape
+    operands = [spec_of(source) for source in node.args if isinstance(source, fx.Node)]
+    if any(facts is None for facts in operands) or own.stride != (columns, 1):
+        return False
+    left = operands[-2]
+    assert left is not None
+    if 2 * rows * columns * left.shape[1] < _SMALLEST_FLOPS:
+        return False
+    if node.target is aten.mm.default:
+        return True
+    bias = operands[0]
+    return bias is not None and bias.shape == (columns,) and bias.stride == (1,) and not node.kwargs
+
+
+def _is_tall_transposed(node: fx.Node) -> bool:
+    left = node.args[0]
+    facts, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
+    assert own is not None
+    return facts is not None and facts.stride[0] == 1 and facts.stride[1] > 1 and own.shape[0] >= 2 * own.shape[1]

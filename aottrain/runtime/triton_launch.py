@@ -1,0 +1,141 @@
+"""Load generated Triton modules, and launch their kernels.
+
+A module is a real file, as Triton reads a kernel's source from its file: kept in the cache folder by content. Triton
+itself keeps what it compiles from it on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aottrain.errors import ConfigError
+from aottrain.runtime.cache import cache_folders
+
+Launch = Callable[[Sequence[Tensor]], None]
+
+_ON_A_CPU = (
+    "kernel='triton' needs a CUDA device; on a CPU Triton only interprets kernels, slowly and for tests: set "
+    "TRITON_INTERPRET=1 before Python starts; allowed there without it: 'aten', 'cpp'"
+)
+# The interpreter replaces functions of triton.language while a kernel runs: one at a time.
+_interpreter = threading.Lock()
+
+
+def check_device(device: torch.device) -> None:
+    """Raises ConfigError where kernels cannot run: no Triton, or a CPU without its interpreter."""
+    if device.type not in ("cuda", "cpu"):
+        raise ConfigError(f"kernel='triton' needs a CUDA device, and this program is on {device.type}")
+    try:
+        import triton
+        import triton.language as tl
+    except ImportError as error:
+        raise ConfigError(f"kernel='triton' needs the package triton, which cannot be imported: {error}") from error
+    if device.type == "cpu" and not (triton.knobs.runtime.interpret and _is_interpreted(tl.sum)):
+        raise ConfigError(_ON_A_CPU)
+
+
+def _is_interpreted(function: Any) -> bool:
+    """What Triton made of a function depends on the variable when its module was imported."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return isinstance(function, InterpretedFunction)
+
+
+def triton_launch(source: str) -> Launch:
+    """Runs a module's kernels in order on the parameters' tensors.
+
+    An index out of range is an IndexError under the interpreter. On a device it fails an assertion there, which a
+    later call reports, as eager's own kernels do: to look for it at once, the host would have to wait for each kernel.
+    """
+    module = load_module(source)
+    buffers = [f"s{k}" for k in range(len(module.SCRATCH))]
+    scratch = [(getattr(torch, "bool" if name == "int1" else name), count) for name, count in module.SCRATCH]
+    checked = "fn.check_index(" in source
+    options = {"enable_fp_fusion": False, "debug": checked, "sanitize_overflow": False}
+    steps = []
+    for kernel, programs, warps, names in module.LAUNCHES:
+        places = [-1 - buffers.index(name) if name in buffers else int(name[1:]) for name in names]
+        steps.append((kernel[(programs, 1, 1)], places, {**options, "num_warps": warps}))
+    run = _interpreted if _is_interpreted(module.LAUNCHES[0][0]) else _launched
+
+    def launch(given: Sequence[Tensor]) -> None:
+        partials = [torch.empty(count, dtype=dtype, device=given[0].device) for dtype, count in scratch]
+        run(steps, [*given, *reversed(partials)])
+
+    return launch
+
+
+def _launched(steps: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+    device = tensors[0].device
+    if device.index is not None and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            _launched(steps, tensors)
+        return
+    for start, places, options in steps:
+        start(*[tensors[place] for place in places], **options)
+
+
+def _interpreted(steps: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+    with _interpreter, np.errstate(all="ignore"):
+        for start, places, options in steps:
+            try:
+                start(*[tensors[place] for place in places], **options)
+            except Exception as error:
+                if _failed_assertion(error):
+                    raise IndexError("index out of range in self") from None
+                raise
+
+
+def _failed_assertion(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, AssertionError) and "index out of range" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@cache
+def load_module(source: str) -> ModuleType:
+    """The module of a generated text, from its file in the cache folder."""
+    name = f"aottrain_triton_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
+    failure: OSError | None = None
+    for folder in cache_folders():
+        try:
+            path = _written(folder / "triton" / f"{name}.py", source)
+        except OSError as error:  # a folder that cannot be written: the next one is tried
+            failure = error
+            continue
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    raise ConfigError(f"no folder for generated kernels can be written; set AOTTRAIN_CACHE_DIR: {failure}")
+
+
+def _written(path: Path, source: str) -> Path:
+    """The file with this text; written beside it and renamed, so that no process ever reads half of it."""
+    try:
+        if path.read_text(encoding="utf-8") == source:
+            return path
+    except (OSError, ValueError):
+        pass
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        written = Path(scratch) / path.name
+        written.write_text(source, encoding="utf-8")
+        os.replace(written, path)
+    return path

@@ -1,0 +1,225 @@
+"""Memory against speed, ours and what people use instead: `python scripts/bench_budget.py --recipe llama`.
+
+A recipe is `task=pareto` with sizes and budgets for a claim: its table says of every run the predicted and the measured
+peak, the step time with its spread, the ratio to eager and whether another one dominates; below it, who is faster at
+an equal peak. `--recipe trunk` is a bare stack of 12 pre-norm blocks (width 128, 4 x 256 tokens, forward and backward
+alone): the time that it takes to bring activations down, against eager's and against those of budget 1.0.
+
+Every run is in a process of its own; all take turns. Wants about 0.5 GB for each run, and a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import aottrain  # noqa: E402
+from aottrain.ir.explain import table  # noqa: E402
+from aottrain.ir.units import format_seconds  # noqa: E402
+from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
+from aottrain.tasks.points import Point, Ratio, judged, ratio  # noqa: E402
+from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
+from aottrain.trainer.blocks import checkpointed, repeated_blocks  # noqa: E402
+
+BUDGETS = "1.0,0.8,0.6,0.4,0.2,0.1,0.0"
+TORCH_BUDGETS = "1.0,0.5,0.2,0.1,0.0"
+# Small enough for a CPU; a context that makes activations matter.
+MODELS = {
+    "transformer": ["recipe.model.dropout=0.0", "data.batch_size=8"],
+    "llama": ["recipe.model.context=256", "data.batch_size=8"],
+    "resnet": ["data.batch_size=32"],
+}
+# MB (10^6 bytes) over what is alive before the step: a known prototype's points on this trunk.
+TRUNK_TARGETS_MB = (60, 43, 34, 25.5, 22.9, 19.5, 16.9)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))"""
+
+    def __init__(self, width: int, num_heads: int):
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, tokens, width = x.shape
+        heads = self.qkv(self.attention_norm(x)).view(batch, tokens, 3, self.num_heads, -1)
+        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return x + self.contract(F.gelu(self.expand(self.mlp_norm(x))))
+
+
+class Trunk(nn.Module):
+    """x of (4, 256, 128) -> the mean square of 12 blocks' output: no embedding, no head."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(128, 4) for _ in range(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", action="append", choices=(*MODELS, "trunk"), help="may be given several times")
+    parser.add_argument("--steps", type=whole, default=5, help="timed steps of each run in each round")
+    parser.add_argument("--rounds", type=whole, default=10)
+    parser.add_argument("--budgets", default=BUDGETS, help="fractions and bytes, with commas between")
+    parser.add_argument("--torch-budgets", default=TORCH_BUDGETS, help="torch's own ratio, as a list")
+    parser.add_argument("--torch-backends", default="aot_eager,inductor", help="aot_eager: eager's kernels")
+    parser.add_argument("--threads", type=whole, default=torch.get_num_threads(), help="of each run")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench_budget") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    parser.add_argument("--point", help=argparse.SUPPRESS)  # a trunk's run, in its own process
+    options, overrides = parser.parse_known_args()
+    torch.set_num_threads(options.threads)
+    if options.point:
+        return serve(lambda: begin_trunk(options.point))
+    codes = []
+    for name in options.recipe or ("transformer", "llama", "trunk"):
+        print(f"\n=== {name}, torch {torch.__version__}, {options.threads} threads", flush=True)
+        if name == "trunk":
+            codes.append(bench_trunk(options, options.out / name))
+        else:
+            codes.append(bench_recipe(name, options, overrides))
+    return max(codes)
+
+
+def whole(text: str) -> int:
+    """A number from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
+    return int(text)
+
+
+def bench_recipe(name: str, options: argparse.Namespace, overrides: list[str]) -> int:
+    """task=pareto; `overrides` are the command line's own."""
+    settings = [
+        "task=pareto",
+        f"recipe={name}",
+        *MODELS[name],
+        "logger=csv",
+        "kernel=aten",
+        f"trainer.num_threads={options.threads}",
+        f"pareto.budgets=[{options.budgets}]",
+        f"pareto.torch_budgets=[{options.torch_budgets}]",
+        f"pareto.torch_backends=[{options.torch_backends}]",
+        f"pareto.steps={options.steps}",
+        f"pareto.rounds={options.rounds}",
+        f"hydra.run.dir={(options.out / name).absolute()}",
+    ]
+    return subprocess.run([sys.executable, "-m", "aottrain", *settings, *overrides], cwd=ROOT).returncode
+
+
+def begin_trunk(point: str) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
+    """point: eager, eager_checkpoint, or a budget: a fraction, or bytes over what is alive before a step."""
+    torch.manual_seed(0)
+    model, x = Trunk(), torch.randn(4, 256, 128)
+    alive = sum(parameter.nbytes for parameter in model.parameters()) + x.nbytes
+    call: Callable[[torch.Tensor], torch.Tensor] = model
+    saved = predicted = None
+    if point == "eager_checkpoint":
+        call = checkpointed(model, repeated_blocks(model))
+    elif point != "eager":
+        budget = f"{alive + int(point[:-1])}B" if point.endswith("B") else float(point)
+        compiled = aottrain.compile(model, capture="trace", kernel="aten", budget=budget)
+        compiled.prepare(x)
+        graph, call = compiled.report.graphs[-1], compiled
+        saved, predicted = graph.saved_bytes, graph.predicted_peak_bytes - alive
+
+    def take(count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            start_s = time.perf_counter()
+            call(x).backward()
+            times.append((time.perf_counter() - start_s) * 1e3)
+            model.zero_grad(set_to_none=True)
+        return times
+
+    take(3)
+    with watch_cpu_peak() as peak:
+        take(1)
+    return {"peak_bytes": peak.num_bytes, "predicted_peak_bytes": predicted, "saved_bytes": saved}, take
+
+
+def bench_trunk(options: argparse.Namespace, folder: Path) -> int:
+    """Activations are all bytes over those alive before the step: saved values, temporaries and gradients."""
+    runs: dict[str, TimedRun] = {}
+    points: dict[str, Point] = {}
+
+    def add(name: str, point: str) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), "--point", point, "--threads", str(options.threads)]
+        run = TimedRun(command, folder / f"{name.replace(' ', '_').replace('/', 'by')}.txt")
+        try:
+            figures = run.start()
+        except RunError as error:
+            print(f"{name}: {error}", flush=True)
+            return
+        runs[name], points[name] = run, Point(name, "eager" if point == "eager" else "aot", **figures)
+
+    try:
+        for name in ("eager", "eager_checkpoint", "1.0"):
+            add(name, name)
+        for name in ("eager", "1.0"):
+            add(f"1/4 of {name}", f"{(points[name].peak_bytes or 0) // 4}B")
+        for target in TRUNK_TARGETS_MB:
+            add(f"{target} MB", f"{int(target * 1e6)}B")
+        add("0.0", "0.0")
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for index in range(options.rounds):
+            shift = index % len(runs)
+            for name in (*list(runs)[shift:], *list(runs)[:shift]):
+                times[name].append(statistics.median(runs[name].time(options.steps)))
+    finally:
+        for run in runs.values():
+            run.close()
+    _print_trunk(judged([points[name].timed(times[name]) for name in points]))
+    return 0
+
+
+def _print_trunk(points: list[Point]) -> None:
+    header = ("point", "predicted MB", "activations MB", "saved MB", "step (median)", "vs eager", "vs 1.0", "dominated")
+    known = {point.name: point for point in points}
+
+    def megabytes(size: int | None) -> str:
+        return "-" if size is None else f"{size / 1e6:.2f}"
+
+    def step(point: Point) -> str:
+        low, high = (format_seconds(value / 1e3) for value in (min(point.round_ms), max(point.round_ms)))
+        return f"{format_seconds((point.step_ms_median or 0) / 1e3)} [{low}, {high}]"
+
+    rows = []
+    for point in points:
+        sizes = (point.predicted_peak_bytes, point.peak_bytes, point.saved_bytes)
+        ratios = [str(ratio(point, known[name])) for name in ("eager", "1.0")]
+        rows.append((point.name, *map(megabytes, sizes), step(point), *ratios, "dominated" * point.dominated))
+    print(table(header, rows, right=range(1, 7)), flush=True)
+    for name in ("eager", "1.0"):
+        quarter = known.get(f"1/4 of {name}")
+        if quarter is None:
+            print(f"activations down 4x from {name}'s: no plan is as low")
+            continue
+        found: Ratio | None = ratio(quarter, known[name])
+        print(f"activations down 4x from {name}'s ({megabytes(known[name].peak_bytes)} MB): step time {found} of it")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

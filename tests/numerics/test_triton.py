@@ -1,0 +1,75 @@
+"""Generated Triton kernels: interpreted on a CPU, compiled where there is a device.
+
+Triton decides when it is imported whether it interprets, from TRITON_INTERPRET. So that no other test sees the
+variable, the tests of triton_*.py run in processes of their own; each of these files also runs on its own:
+
+    TRITON_INTERPRET=1 python -m pytest tests/numerics/triton_kernels.py      # without the variable where CUDA is there
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import aottrain
+from aottrain.compiler.codegen.triton import render_code, render_triton
+from aottrain.errors import ConfigError
+from aottrain.ir.affine import Affine
+from aottrain.ir.kernel import Address, KernelIR, Load, Parameter, Store
+
+HERE = Path(__file__).parent
+WITHOUT_VARIABLE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+INTERPRETED = WITHOUT_VARIABLE if torch.cuda.is_available() else {**WITHOUT_VARIABLE, "TRITON_INTERPRET": "1"}
+FILES = {
+    "triton_kernels.py": INTERPRETED,
+    "triton_programs.py": INTERPRETED,
+    "triton_compiling.py": WITHOUT_VARIABLE,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_in_a_process_of_its_own(name):
+    pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
+    command = [sys.executable, "-m", "pytest", "--no-header", str(HERE / name)]
+    done = subprocess.run(command, cwd=HERE.parent.parent, env=FILES[name], capture_output=True, text=True, check=False)
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    assert done.returncode == 0
+    assert " passed" in done.stdout
+
+
+def copy_kernel(count: int, name: str = "kernel_0", source: str = "y = aten.alias.default") -> KernelIR:
+    address = Address(Affine(((0, 1),)))
+    parameters = (
+        Parameter("x", torch.float32, False, count),
+        Parameter("y", torch.float32, True, count),
+    )
+    body = (Load(0, address, torch.float32),)
+    return KernelIR(name, (count,), 0, parameters, body, (Store(1, address, 0),), (), (source,))
+
+
+def test_the_text_depends_on_the_kernel_alone():
+    assert render_triton(copy_kernel(100)) == render_triton(copy_kernel(100))
+    assert render_code(copy_kernel(100)) == render_code(copy_kernel(100, "kernel_7"))
+    text = render_triton(copy_kernel(100))
+    for part in ("# y = aten.alias.default", "in float32[100] x", "def triton_alias(p0, p1):", "LAUNCHES"):
+        assert part in text
+
+
+@pytest.mark.parametrize(("count", "wide"), [(2**20, False), (2**31 - 1, True), (2**31 + 8, True)])
+def test_offsets_are_wide_where_they_may_pass_32_bits(count, wide):
+    assert ("program_id(0).to(tl.int64)" in render_code(copy_kernel(count))) == wide
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA is there, and nothing is refused")
+def test_on_a_cpu_it_is_refused_in_one_line():
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    call = aottrain.compile(lambda x: x.sin() + 1, kernel="triton")
+    with pytest.raises(ConfigError, match=r"needs a CUDA device; .* TRITON_INTERPRET=1") as caught:
+        call(torch.ones(3))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,63 @@
+"""Kernels compiled to a GPU's machine code, which needs no GPU. Run by test_triton.py, without the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from aottrain.compiler.codegen.triton import render_triton
+from aottrain.ir.kernel import KernelIR
+from aottrain.runtime.triton_launch import load_module
+from tests.numerics.triton_kernels import BF16, F16, F32, F64, I64, UNARY, draw, gather, pointwise, reduction
+
+TYPES = {
+    F32: "fp32", F64: "fp64", BF16: "bf16", F16: "fp16", I64: "i64", torch.int32: "i32", torch.int8: "i8",
+    torch.bool: "i1",
+}  # fmt: skip
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def assemble(kernel: KernelIR) -> list[str]:
+    """The assembly of a module's kernels, with the options that they are launched with."""
+    source = render_triton(kernel)
+    module = load_module(source)
+    types = {f"p{i}": f"*{TYPES[p.dtype]}" for i, p in enumerate(kernel.parameters)}
+    types |= {f"s{k}": f"*{TYPES[getattr(torch, name)]}" for k, (name, _) in enumerate(module.SCRATCH)}
+    options = {"enable_fp_fusion": False, "debug": "fn.check_index(" in source, "sanitize_overflow": False}
+    found = []
+    for function, _, warps, names in module.LAUNCHES:
+        made = ASTSource(function, signature={name: types[name] for name in names}, constexprs={})
+        compiled = triton.compile(made, target=HOPPER, options={**options, "num_warps": warps})
+        assert compiled.asm["cubin"]
+        found.append(compiled.asm["ptx"])
+    return found
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_functions_compile(op):
+    assemble(pointwise(op, 4097, F32))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        reduction("sum", 300, 63), reduction("max", 3, 17001), reduction("min", 7, 13, I64), reduction("prod", 3, 5),
+        reduction("max", 7, 4097, BF16, F32), reduction("sum", 7, 13, F64), draw(5, 64), draw(5, 63, False),
+        pointwise("pow", 40, F64, 2), pointwise("xor", 40, torch.int8, 2), pointwise("atan2", 40, F32, 2),
+    ],
+)  # fmt: skip
+def test_kernels_compile(kernel):
+    assemble(kernel)
+
+
+def test_an_index_is_asserted_on_the_device():
+    assert "trap" in "".join(assemble(gather(5, 7))) or "assertfail" in "".join(assemble(gather(5, 7)))
+
+
+def test_products_and_sums_are_not_contracted():
+    """As in eager, where they are two kernels: each is rounded."""
+    (text, *_) = assemble(reduction("sum", 5, 63))
+    assert "fma.rn.f32" not in text

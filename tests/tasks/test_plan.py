@@ -1,0 +1,58 @@
+"""task=plan with strategies that are named on the command line."""
+
+import json
+import re
+
+import pytest
+
+from aottrain.cli import main
+
+TINY = ["task=plan", *(f"recipe.model.{key}" for key in ("width=32", "num_heads=2", "context=16")), "data.batch_size=2"]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    def call(*overrides):
+        code = main([*TINY, "recipe.model.num_layers=3", f"hydra.run.dir={tmp_path}/out", *overrides])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_checkpoint_says_what_enters_each_block_and_draws_the_step(run, tmp_path):
+    code, out, _ = run("partition=checkpoint")
+    assert code == 0
+    for part in ("enters model.blocks.1", "Memory over the step", "Alive at the top", "peak then", "optimizer"):
+        assert part in out
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    graph = plan["graph"]
+    assert graph["partition"] == "checkpoint" and graph["counts_workspaces"] and "live" not in graph["timeline"]
+    assert any(value["peak_change"] is not None for value in graph["saved"])
+    assert sum(graph["memory"].values()) == graph["predicted_peak_bytes"]
+    assert "<polygon" in (tmp_path / "out" / "compile_report.html").read_text()
+
+
+def test_a_policy_is_loaded_by_its_name(run):
+    code, out, _ = run("partition=policy", "partition.target=tests.tasks.policies:save_products")
+    assert code == 0 and "policy save_products" in out and "saved by save_products" in out
+    assert "recomputed by save_products" in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["partition=policy"], r"partition.target=null: .*ForwardValue -> save \| recompute \| free"),
+        (["partition=policy", "partition.target=no.such:thing"], "partition.target=no.such:thing: cannot be loaded"),
+        (["partition=policy", "partition.target=json:dumps"], "the partition policy dumps, asked about .*raised"),
+        (["partition=checkpoint", "partition.modules=[blcks.*]"], r"partition.modules=\[blcks.\*\]: no module"),
+        (["partition=checkpoint", "recipe.model.num_layers=1"], "no repeated block"),
+        (["partition=checkpoint", "partition.modules=blocks"], "partition.modules=blocks: must be a list"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_exit_code_2(run, overrides, line):
+    code, out, err = run(*overrides)
+    assert code == 2 and out == ""
+    mistakes = [text for text in err.splitlines() if re.search(line, text)]
+    assert len(mistakes) == 1 and "Traceback" not in err
