@@ -14,15 +14,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import choose_kernel
+from aottrain.compiler.backends import make_kernels
 from aottrain.compiler.capture import CapturedStep, capture
-from aottrain.compiler.codegen.programs import FusedGraph, fuse_program
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import link
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.options import GENERATED, CompileOptions
+from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
@@ -74,10 +73,7 @@ def compile_call(
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    kernel, reason = choose_kernel(options.kernel, parts)
-    fused: list[FusedGraph] = []
-    if kernel in GENERATED:
-        fused = log.run("schedule", fuse_program, parts, options.partition != "budget", str(kernel))
+    kernel, reason, fused = log.run("schedule", make_kernels, joint, parts, options)
     program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
     decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
     return program, step, analysis, describe(joint, plan, parts, decided, log.records)

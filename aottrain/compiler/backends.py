@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import fx
 
+from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.options import Kernel
+from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
+from aottrain.compiler.partition.timeline import trace_memory
+from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.errors import ConfigError
-from aottrain.ir.graph import InputKind, PartitionedGraph, calls, value_of
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, value_of
+from aottrain.ir.schedule import Schedule
+from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import find_compiler
 from aottrain.runtime.triton_launch import check_device
 
@@ -39,6 +44,33 @@ def choose_kernel(kernel: Kernel, parts: PartitionedGraph) -> tuple[Kernel, str]
     if kernel == "auto" and (reason := _too_small(parts)):
         return "aten", reason
     return "cpp", ""
+
+
+def make_kernels(
+    joint: JointGraph, parts: PartitionedGraph, options: CompileOptions
+) -> tuple[Kernel, str, list[FusedGraph]]:
+    """The backend, the reason as of `choose_kernel`, and the graphs' kernels where they are generated.
+
+    Under a budget they must not peak above what was planned op by op (or above the budget, where it is bytes): if
+    kernels as large as can be do, smaller ones are tried, and then the graphs run op by op.
+    """
+    kernel, reason = choose_kernel(options.kernel, parts)
+    if kernel not in GENERATED:
+        return kernel, reason, []
+    if options.partition != "budget":
+        return kernel, reason, fuse_program(plan_program(parts), True, str(kernel))
+    workspace = workspaces_of(joint.graph)
+
+    def peak(schedules: Sequence[Schedule]) -> int:
+        timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules)
+        return timeline.totals[timeline.peak]
+
+    limit = options.budget if isinstance(options.budget, int) else peak(())
+    for local in (False, True):
+        planned = plan_program(parts, local)
+        if peak([schedule for _, _, schedule in planned]) <= limit:
+            return kernel, reason, fuse_program(planned, False, str(kernel))
+    return "aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows", []
 
 
 def _too_small(parts: PartitionedGraph) -> str:

@@ -19,7 +19,7 @@ from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
 from aottrain.compiler.capture import CapturedStep, enter_primals
-from aottrain.compiler.codegen.programs import fuse_program
+from aottrain.compiler.codegen.programs import fuse_program, plan_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
@@ -209,7 +209,7 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        fused = fuse_program(parts, backend=str(kernel)) if kernel in GENERATED else []
+        fused = fuse_program(plan_program(parts), backend=str(kernel)) if kernel in GENERATED else []
         runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
         values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs

@@ -283,3 +283,9 @@ def _dtype(dtype: torch.dtype) -> str:
 def at_zero(value: int) -> Address:
     """The address of a one-element buffer, whatever the loops are."""
     return Address(Affine(ZERO.terms, value))
+
+
+def scratch_bytes(kernel: KernelIR) -> int:
+    """Memory that one run needs for partial sums, for each thread."""
+    sizes = [1 if column.whole else kernel.row_size for column in kernel.columns]
+    return sum(2 * (-(-size * 8 // 64) * 64) for size in sizes)

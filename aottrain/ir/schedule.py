@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.ir.graph import spec_of
 from aottrain.ir.kernel import KernelIR
 
 aten = torch.ops.aten
@@ -65,3 +66,16 @@ class MemoryPlan:
     residuals: frozenset[fx.Node]
     arena_bytes: int
     max_live_bytes: int
+
+
+def copied_bytes(node: fx.Node, library: str) -> int:
+    """What oneDNN copies for a product: a left operand that is not contiguous; of a product by its transpose also the
+    result, into the layout that its readers expect."""
+    if not library:
+        return 0
+    operands = [spec for source in node.all_input_nodes if (spec := spec_of(source)) is not None]
+    left, right = operands[-2:]
+    if library == "onednn transposed":
+        own = spec_of(node)
+        return (own.nbytes if own is not None else 0) + (right.nbytes if right.stride[0] != 1 else 0)
+    return left.nbytes if left.stride[-1] != 1 else 0

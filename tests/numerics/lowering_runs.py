@@ -11,10 +11,10 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
-from aottrain.compiler.codegen.cpp import scratch_bytes
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.codegen.programs import FLAGS, cpp_source
 from aottrain.compiler.scheduling.order import schedule
+from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner

@@ -385,12 +385,6 @@ class _Renderer:
         self.lines.append("  " * depth + text)
 
 
-def scratch_bytes(kernel: KernelIR) -> int:
-    """Memory that one run needs for partial sums, for each thread."""
-    sizes = [1 if column.whole else kernel.row_size for column in kernel.columns]
-    return sum(2 * (-(-size * 8 // 64) * 64) for size in sizes)
-
-
 def render_cpp(kernel: KernelIR) -> str:
     """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`.
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from aottrain.compiler.codegen.cpp import render_cpp, scratch_bytes
+from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.codegen.cpp_library import LIBRARY
 from aottrain.compiler.codegen.triton_programs import link_triton
 from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import PartitionedGraph, results
+from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
@@ -37,27 +38,31 @@ class FusedGraph:
         return scheduled_runner(self.graph, self.schedule, self.launches, self.memory)
 
 
-def fuse_program(parts: PartitionedGraph, reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:
-    """The forward and, where there is one, the backward; C++ kernels are compiled together, into one shared object.
+Planned = tuple[fx.Graph, int, Schedule]  # the graph, how many of its results are no residuals, what runs
 
-    reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
-    fresh and die at their last use, as a memory budget counts them.
-    """
-    given = [(parts.forward, parts.num_forward_outputs, "forward")]
+
+def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
+    """The schedules of the forward and, where there is one, the backward. local: as `scheduling.order.schedule`."""
+    planned = [(parts.forward, parts.num_forward_outputs, schedule(parts.forward, "forward_", local))]
     if parts.backward is not None:
-        given.append((parts.backward, len(results(parts.backward)), "backward"))
-    return _fuse(given, reuse_memory, backend)
+        count = len(results(parts.backward))
+        planned.append((parts.backward, count, schedule(parts.backward, "backward_", local)))
+    return planned
 
 
 def fuse_graph(graph: fx.Graph, reuse_memory: bool = True, backend: str = "cpp") -> FusedGraph:
     """A backward on its own, as for calls in which some tangents are undefined."""
-    return _fuse([(graph, len(results(graph)), "backward")], reuse_memory, backend)[0]
+    return fuse_program([(graph, len(results(graph)), schedule(graph, "backward_"))], reuse_memory, backend)[0]
 
 
-def _fuse(given: Sequence[tuple[fx.Graph, int, str]], reuse_memory: bool, backend: str) -> list[FusedGraph]:
+def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:
+    """Make the kernels; those in C++ are compiled together, into one shared object.
+
+    reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
+    fresh and die at their last use, as a memory budget counts them.
+    """
     # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
     reuse_memory = reuse_memory and backend == "cpp"
-    planned = [(graph, count, schedule(graph, f"{name}_")) for graph, count, name in given]
     link = _link if backend == "cpp" else link_triton
     launches = link([call for _, _, plan in planned for call in plan.kernels])
     return [

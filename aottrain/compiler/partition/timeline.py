@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from aottrain.compiler.partition.policy import forward_value
@@ -21,31 +22,40 @@ from aottrain.ir.graph import (
     storage_root,
     view_source,
 )
+from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.report import AliveRecord, MemoryTimeline
+from aottrain.ir.schedule import Schedule, copied_bytes
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
 
 
 def trace_memory(
-    parts: PartitionedGraph, reserved_bytes: int = 0, workspace: Workspace = no_workspace
+    parts: PartitionedGraph,
+    reserved_bytes: int = 0,
+    workspace: Workspace = no_workspace,
+    schedules: Sequence[Schedule] = (),
 ) -> MemoryTimeline:
     """Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and residuals from the forward on;
-    gradients until the end of the backward; `workspace(node)` bytes while the call runs."""
+    gradients until the end of the backward; `workspace(node)` bytes while the call runs.
+
+    schedules: of the forward and the backward, where they run as generated kernels; else they run op by op.
+    """
     sizes = {kind: 0 for kind in InputKind}
     for value in parts.signature.inputs:
         sizes[value.kind] += value.spec.storage_bytes
     fixed = {
         "parameters": sizes[InputKind.PARAMETER],
         "buffers": sizes[InputKind.BUFFER],
-        "batch": sizes[InputKind.BATCH],
+        "batch": sizes[InputKind.BATCH] + (sizes[InputKind.RNG] if parts.num_draws else 0),  # a seed for each call
         "reserved": reserved_bytes,
     }
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
     values = results(parts.forward)
     outputs, residuals = _roots(values[:count]), _roots(values[count:])
     kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
-    sweeps = [_sweep(parts.forward, {}, kept, 0, workspace)]
+    forward, backward = (*schedules, None, None)[:2]
+    sweeps = [_sweep(_steps(parts.forward, forward), {}, kept, 0, workspace)]
     made_by: dict[fx.Node, fx.Node] = {}  # the forward's node behind each residual that the backward is given
     if parts.backward is not None:
         inputs = placeholders(parts.backward)
@@ -59,7 +69,7 @@ def trace_memory(
         returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
         passed = sum(map(storage_bytes, [*returned, *tangents]))
         gradients = dict.fromkeys(_roots(results(parts.backward)), "gradients")
-        sweeps.append(_sweep(parts.backward, held, gradients, passed, workspace))
+        sweeps.append(_sweep(_steps(parts.backward, backward), held, gradients, passed, workspace))
     top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
     num_forward = len(sweeps[0].live)
     return MemoryTimeline(
@@ -95,12 +105,45 @@ def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
     return {node for node in found if node.op != "placeholder"}
 
 
+@dataclass(frozen=True)
+class _Step:
+    """One call. made: storages that it allocates, with their bytes; touched: those that it reads or writes; inside:
+    bytes that it needs while it runs, besides the workspace of its operator (None: that of no operator)."""
+
+    node: fx.Node
+    made: list[tuple[fx.Node, int]]
+    touched: list[fx.Node]
+    inside: int = 0
+    kernel: bool = False
+
+
+def _steps(graph: fx.Graph, schedule: Schedule | None) -> list[_Step]:
+    """A graph's calls, or a schedule's, between its inputs and its output."""
+    if schedule is None:
+        return [_library_step(node, "") for node in graph.nodes]
+    found = [_library_step(node, "") for node in placeholders(graph)]
+    for call in schedule.calls:
+        if isinstance(call, fx.Node):
+            found.append(_library_step(call, schedule.libraries.get(call, ("", ""))[0]))
+        else:
+            made = [(node, storage_bytes(node)) for node in call.writes]
+            inside = scratch_bytes(call.kernel) * torch.get_num_threads()
+            found.append(_Step(call.writes[0], made, list(call.buffers), inside, True))
+    return [*found, _library_step(graph.output_node(), "")]
+
+
+def _library_step(node: fx.Node, library: str) -> _Step:
+    made = [] if view_source(node) is not None else allocations(node)
+    touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
+    return _Step(node, made, touched, copied_bytes(node, library))
+
+
 def _sweep(
-    graph: fx.Graph, held: dict[fx.Node, int], kept: dict[fx.Node, str], passed: int, workspace: Workspace
+    steps: Sequence[_Step], held: dict[fx.Node, int], kept: dict[fx.Node, str], passed: int, workspace: Workspace
 ) -> _Sweep:
     """held: inputs that die at their last use; kept: storages that outlive the graph, with their category; passed:
     bytes of outputs and tangents that are alive throughout."""
-    dying = _deaths(graph, kept)
+    dying = _deaths(steps, kept)
     alive = dict(held)
     totals = dict.fromkeys(CATEGORIES, 0)
     totals["outputs"], totals["saved"] = passed, sum(held.values())
@@ -110,13 +153,13 @@ def _sweep(
 
     live = [tuple(totals.values())]
     best, most, at, alive_then = 0, sum(live[0]), None, dict(alive)
-    for i, node in enumerate(graph.nodes):
-        made = [] if view_source(node) is not None else allocations(node)
-        for root, size in made:
+    for i, step in enumerate(steps):
+        node = step.node
+        for root, size in step.made:
             alive[root] = size
             totals[category(root)] += size
-        if made:
-            totals["workspaces"] = workspace(node)
+        if step.made:
+            totals["workspaces"] = step.inside + (0 if step.kernel else workspace(node))
             live.append(tuple(totals.values()))
             if sum(live[-1]) > most:
                 best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
@@ -126,16 +169,13 @@ def _sweep(
     return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size])
 
 
-def _deaths(graph: fx.Graph, kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
-    """After which node each storage that does not outlive the graph is freed."""
-    last: dict[fx.Node, int] = {}
-    for i, node in enumerate(graph.nodes):
-        for source in node.all_input_nodes:
-            last[storage_root(source)] = i
-        last.setdefault(storage_root(node), i)
-    for node in graph.nodes:
-        for user in node.users if is_tuple(node) and view_source(node) is None else ():
-            last[user] = max(last[user], last[node])  # a tuple holds all its items until the last of them is taken
+def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
+    """After which step each storage that does not outlive the graph is freed."""
+    last = {node: i for i, step in enumerate(steps) for node in step.touched}
+    for node in [step.node for step in steps if not step.kernel and is_tuple(step.node)]:
+        for user in node.users if view_source(node) is None else ():
+            # A tuple holds all its items until the last of them is taken.
+            last[user] = max(last.get(user, 0), last[node])
     dying: dict[int, list[fx.Node]] = {}
     for node, i in last.items():
         if node not in kept:

@@ -62,11 +62,16 @@ class _Order:
                 self.above[other] = known | extra
 
 
-def fuse(graph: fx.Graph) -> Fusion:
-    """Groups of calls with a rule; calls without one, and views, stay on their own."""
+def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
+    """Groups of calls with a rule; calls without one, and views, stay on their own.
+
+    local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
+    together with what the product needs: faster, and at times above the peak that was planned op by op.
+    """
     fusion, order = Fusion(), _Order()
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
+    border = 0  # the first unit that may still grow
     for node in calls(graph):
         sources = {order.unit[source] for source in node.all_input_nodes if source in order.unit}
         if info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
@@ -80,7 +85,12 @@ def fuse(graph: fx.Graph) -> Fusion:
             roots = _shared(rules)
             for unit in _candidates(sources, units, roots, readers):
                 known = units[unit]
-                if known is not None and order.allows(unit, sources) and _joins(known, node, rules, fusion):
+                if (
+                    known is not None
+                    and unit >= border
+                    and order.allows(unit, sources)
+                    and _joins(known, node, rules, fusion)
+                ):
                     order.add(unit, sources)
                     group = known
                     break
@@ -94,6 +104,8 @@ def fuse(graph: fx.Graph) -> Fusion:
             order.new(order.closure(sources))
             units.append(None)
             order.unit[node] = len(units) - 1
+            if local and info(node).kind is OpKind.COMPUTE:
+                border = len(units)
             continue
         fusion.home[node] = group
         order.unit[node] = group.number

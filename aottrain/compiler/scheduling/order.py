@@ -13,13 +13,13 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
 
 
-def schedule(graph: fx.Graph, prefix: str = "") -> Schedule:
+def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule:
     """Program order, but that each kernel waits for the first reader of one of its results outside it.
 
-    prefix: of the kernels' names.
+    prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`).
     """
-    fusion = fuse(graph)
-    return Schedule(tuple(_ordered(graph, fusion, prefix)), fusion.reasons, choose_products(graph))
+    fusion = fuse(graph, local)
+    return Schedule(tuple(_ordered(graph, fusion, prefix)), fusion.reasons, choose_products(graph, not local))
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.schedule import copied_bytes
 from aottrain.runtime.products import onednn_speed
 
 aten = torch.ops.aten
@@ -15,8 +16,11 @@ _SMALLEST_FLOPS = 1 << 20
 _FASTER = 1.05
 
 
-def choose_products(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
-    """For each product that oneDNN does: how (a key of `runtime.products.PRODUCTS`), and the reason."""
+def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tuple[str, str]]:
+    """For each product that oneDNN does: how (a key of `runtime.products.PRODUCTS`), and the reason.
+
+    may_copy: also where it needs memory for a copy of an operand.
+    """
     found: dict[fx.Node, tuple[str, str]] = {}
     candidates = [node for node in calls(graph) if _is_plain(node)]
     if not candidates:
@@ -32,7 +36,7 @@ def choose_products(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
             found[node] = "onednn transposed", f"{reason}; the left operand is a transposed view"
         else:
             found[node] = "onednn", reason
-    return found
+    return {node: how for node, how in found.items() if may_copy or not copied_bytes(node, how[0])}
 
 
 def _is_plain(node: fx.Node) -> bool:
