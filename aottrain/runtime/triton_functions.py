@@ -24,6 +24,12 @@ def check_index(inside):
 
 
 @triton.jit
+def truth(x):
+    """A comparison of scalars. (The interpreter gives it the type of what is compared when it becomes a block.)"""
+    return tl.full((), 1, tl.int1) & x if INTERPRETED else x
+
+
+@triton.jit
 def to_bfloat16(x):
     """From float32, to the nearest, ties to even. (The interpreter would cut the bits off.)"""
     if INTERPRETED:
@@ -166,6 +172,7 @@ def _is_negative(x):
 def atan2(y, x):
     """The angle in the right half plane, mirrored for negative x."""
     if INTERPRETED:
+        y, x = tl.broadcast(y, x)
         b, a = y.to(tl.float64), x.to(tl.float64)
         high, low = tl.abs(b), tl.abs(a)
         both = (high == float("inf")) & (low == float("inf"))
@@ -198,6 +205,7 @@ def erfc(x):
 def pow(x, y):
     """2^(y log2 |x|); negative for a negative base and an odd exponent, NaN for one that is no whole number."""
     if INTERPRETED:
+        x, y = tl.broadcast(x, y)
         a, b = tl.abs(x.to(tl.float64)), y.to(tl.float64)
         size = tl.exp2(b * tl.log2(a))
         one = (b == 0) | (x == 1) | ((a == 1) & (tl.abs(b) == float("inf")))
