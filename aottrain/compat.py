@@ -11,26 +11,33 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 
-def flatten_result(result: Any) -> tuple[list[Any], Any]:
-    """tree_flatten, which takes a torch.Size for a tuple and rebuilds it as one."""
-    return tree_flatten(result, is_leaf=lambda value: isinstance(value, torch.Size))
+def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
+    """The nest with each leaf's result in its place; a torch.Size is a leaf."""
+    return tree_map(function, nest, is_leaf=lambda value: isinstance(value, torch.Size))
+
+
+def flatten_values(nest: Any) -> tuple[list[Any], Any]:
+    """tree_flatten, for which a torch.Size is a leaf: torch's takes it for a tuple and rebuilds it as one."""
+    return tree_flatten(nest, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -380,19 +387,11 @@ def profiling() -> bool:
     return torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled()
 
 
-def torch_backend(name: str, budget: float | None) -> Any:
-    """A backend of torch.compile, for comparison with this package; under torch's own budget of activations if given.
+CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")  # torch 2.11 cannot
 
-    budget: `activation_memory_budget`, 1 to save what torch's min-cut chooses, 0 to save the inputs alone.
-    """
-    if budget is None:
-        return name
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        import torch._functorch.config as config
-        from torch._dynamo.backends.registry import lookup_backend
-
-        with config.patch(activation_memory_budget=budget):
-            return lookup_backend(name)(graph, inputs)
-
-    return backend
+def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
+    """What an autograd.Function has saved; None where not wanted: whether that is still what was saved, nobody asks."""
+    if all(wanted) or not CAN_UNPACK_ONE:
+        return list(ctx.saved_tensors)
+    return [raw.unpack() if flag else None for raw, flag in zip(ctx._raw_saved_tensors, wanted, strict=True)]

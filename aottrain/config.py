@@ -30,6 +30,7 @@ TORCH_BACKENDS = ("inductor", "aot_eager")
 STRATEGIES = ("budget", "min_cut", "save_all", "checkpoint", "recompute_all", "policy")
 COSTS = ("roofline", "measured")
 KERNELS = ("auto", "cpp", "triton", "aten", "inductor", "custom")
+LOSS_HEADS = ("auto", "chunked", "whole")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class PartitionConfig:
 class KernelConfig:
     name: str = setting("auto", one_of=KERNELS)
     target: str | None = None
+    loss_head: str = setting("auto", one_of=LOSS_HEADS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
+from aottrain.ir.explain import table  # noqa: E402
 from aottrain.ir.units import format_seconds  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
-from aottrain.report.text import table  # noqa: E402
 from aottrain.tasks.points import Point, Ratio, judged, ratio  # noqa: E402
 from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
 from aottrain.trainer.blocks import checkpointed, repeated_blocks  # noqa: E402

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first; the others follow")
     parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
+    parser.add_argument("--kernel", choices=("aten", "cpp"), default="aten", help="cpp: results may round otherwise")
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -33,10 +34,10 @@ def main() -> int:
     start = time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):
         program = legal(generate(seed))
-        verdict = check(program, options.door)
+        verdict = check(program, options.door, options.kernel)
         counts[verdict.kind] += 1
         if verdict.kind == WRONG:
-            print(f"\nseed {seed}: {verdict.detail}\n{minimised(program, options.door)}", flush=True)
+            print(f"\nseed {seed}: {verdict.detail}\n{minimised(program, options.door, options.kernel)}", flush=True)
         elif options.verbose and verdict.detail:
             print(f"seed {seed} {verdict.kind}: {verdict.detail[:200]}", flush=True)
         done = seed + 1 - options.seed

@@ -17,9 +17,10 @@ from torch import fx
 import aottrain.compiler as pipeline
 import tests.planted_checks as checks
 import tests.planted_guards as served
-from aottrain.compiler import analysis, api, functional, joint, linking, replay, simplification
+from aottrain.compat import CAN_UNPACK_ONE
+from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
 from aottrain.compiler.partition import min_cut, peak, split, strategies, undefined
-from aottrain.ir import verify
+from aottrain.ir import graph, verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
 from aottrain.runtime.program import Program
 
@@ -113,6 +114,9 @@ def _(patch: Any) -> None:
 def _(patch: Any) -> None:
     original = analysis.analyse
     patch.setattr(pipeline, "analyse", lambda step: replace(original(step), viewed=frozenset()))
+
+
+attribute("fakes with strides that kernels do not give", checks.strides_of_kernels, fakes, "_RULES", {})
 
 
 @bug("requires_grad of an output turned round", checks.two_outputs)
@@ -239,13 +243,24 @@ attribute(
     "the knapsack rounds sizes down",
     checks.knapsack_capacity,
     checks,
-    "knapsack",
+    "dp",
     lambda s, v, c, r=4096: list(range(len(s))),
 )
+_ALLOCATIONS = peak.allocations
 attribute(
-    "tuple items that nothing reads cost nothing", checks.peak_of_unread_items, peak, "_unread_bytes", lambda node: 0
+    "tuple items that nothing reads cost nothing",
+    checks.peak_of_unread_items,
+    peak,
+    "allocations",
+    lambda node: [found for found in _ALLOCATIONS(node) if found[0] is not node or not graph.is_tuple(node)],
 )
-attribute("views allocate in the peak model", checks.peak_of_views, peak, "view_source", lambda node: None)
+attribute(
+    "views allocate in the peak model",
+    checks.peak_of_views,
+    peak,
+    "allocations",
+    lambda node: _ALLOCATIONS(node) or [(node, graph.storage_bytes(node))],
+)
 attribute(
     "undefined tangents not specialised",
     checks.unused_output,
@@ -304,7 +319,7 @@ def _without_offset(info: Any, source: Any) -> Any:
     return _MAKE(info, source)
 
 
-_MAKE, _VALUE = epilogue._make, executor._value
+_MAKE, _VALUE = epilogue._make, executor.value_text
 BUGS["undefined tangents as zeros"] = _materialise, checks.unused_output
 BUGS["version counters not moved"] = _still_versions, checks.stale_input
 attribute("the epilogue forgets the offset", checks.sliced_output, epilogue, "_make", _without_offset)
@@ -321,7 +336,21 @@ attribute(
 attribute(
     "tangents not brought to their strides", checks.odd_tangent, program, "_coerce", lambda tangent, spec: tangent
 )
-attribute("inputs of kernels not laid out as traced", checks.group_norm, executor, "_laid_out", lambda node, names: [])
+if CAN_UNPACK_ONE:
+    attribute(
+        "what unused outputs saved is unpacked",
+        checks.stale_unused_output,
+        program,
+        "saved_tensors",
+        lambda ctx, wanted: list(ctx.saved_tensors),
+    )
+attribute(
+    "inputs of kernels not laid out as traced",
+    checks.strides_of_custom_ops,
+    executor,
+    "_laid_out",
+    lambda node, names: [],
+)
 attribute("a draw number used twice", checks.two_draws, rng.PhiloxMode, "_next", _reused_draw)
 attribute(
     "every call draws from one seed",
@@ -335,7 +364,7 @@ attribute(
     "infinity loses its sign",
     checks.infinity,
     executor,
-    "_value",
+    "value_text",
     lambda v, names: "inf" if v == -float("inf") else _VALUE(v, names),
 )
 attribute("values live to the end", checks.value_lifetimes, executor, "_last_uses", lambda graph: {})

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compiler.partition.knapsack import knapsack
+from aottrain.compat import CAN_UNPACK_ONE
+from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.min_cut import min_vertex_cut
 from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.split import apply_partition
@@ -20,7 +21,7 @@ from aottrain.ir.verify import verify_functional, verify_partition
 from aottrain.runtime.philox import _philox_uniform, reference_uniform
 from tests.compiler.programs import joint_of
 from tests.numerics.comparison import assert_same, compiled
-from tests.numerics.fuzz_checking import EAGER, EQUAL, check
+from tests.numerics.fuzz_checking import EAGER, EQUAL, REFUSED, check
 from tests.numerics.fuzzing import Program, values
 
 SQUARE = "x0 = values((4, 4), torch.float32, 1).requires_grad_()"
@@ -75,6 +76,19 @@ strides_of_fakes = runs(
     "torch.einsum('ij,kj->ik', v0, v0.clamp(-0.5, 2))[1:]",
     setup=("x0 = values((1, 4), torch.float32, 2).requires_grad_()",),
     wanted="equal but for strides",
+)
+stale_unused_output = runs(
+    "v0 = x0.cumprod(-1)[1:]",
+    "x1 * 2; v0",
+    setup=(SQUARE, SQUARE.replace("x0", "x1")),
+    after=("out[1].detach().mul_(3)",),
+    tangents=("own", ""),
+    wanted=EQUAL if CAN_UNPACK_ONE else REFUSED,
+)
+strides_of_kernels = runs(
+    "v0 = F.logsigmoid(x0)",
+    "F.scaled_dot_product_attention(v0, v0, v0.sin())",
+    setup=("x0 = values((2, 3, 4, 4), torch.float32, 6256).contiguous(memory_format=torch.channels_last)",),
 )
 two_outputs = runs("v0 = x0.argmax(1)", "x0.sin(); v0; (x0 > 0).float()")
 written_layout = runs(
@@ -212,7 +226,7 @@ def cheapest_cut() -> None:
 
 def knapsack_capacity() -> None:
     sizes = [600, 600, 500]
-    assert sum(sizes[i] for i in knapsack(sizes, [1.0, 1.0, 1.5], 1000, 1)) <= 1000
+    assert sum(sizes[i] for i in dp(sizes, [1.0, 1.0, 1.5], 1000, 1)) <= 1000
 
 
 def peak_of_unread_items() -> None:
@@ -238,6 +252,22 @@ def value_lifetimes() -> None:
     from tests.runtime.test_executor import test_values_die_at_their_last_use
 
     test_values_die_at_their_last_use()
+
+
+@torch.library.custom_op("aottrain_tests::turned", mutates_args=())
+def turned(x: Tensor) -> Tensor:
+    return x.exp().t().contiguous().t()
+
+
+@turned.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty(x.shape)  # the strides are not so
+
+
+def strides_of_custom_ops() -> None:
+    x = values((3, 4), torch.float32, 0)
+    with torch.no_grad():
+        assert_same(compiled(lambda x: turned(x).reshape(-1).exp())(x), turned(x).reshape(-1).exp())
 
 
 def residual_lifetimes() -> None:

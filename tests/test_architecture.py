@@ -29,8 +29,9 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/functional.py",
     "aottrain/compat.py",
     "aottrain/compiler/codegen/inductor.py",
+    "aottrain/peers.py",
 }
-# The one place that runs a peer's compiler, for kernel=inductor; nothing else may import it but the link.
+# The one place that runs a peer's compiler on our graphs, for kernel=inductor.
 PEER = "aottrain/compiler/codegen/inductor.py"
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
 FORBIDDEN_TORCH = (
@@ -303,7 +304,7 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
         write(root / "aottrain" / folder / "__init__.py", "")
-    modules = ("__init__", "__main__", "compat", "config", "errors", "schema", "step", "sweep", "usage")
+    modules = ("__init__", "__main__", "compat", "config", "errors", "peers", "schema", "step", "sweep", "usage")
     for module in (*modules, "runtime/rng", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
     write(root / "aottrain/runtime/triton_launch.py", "import triton")

@@ -1,6 +1,7 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> plan_partition -> apply_partition -> link
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> plan_partition -> apply_partition
+-> link
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import link
+from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.options import GENERATED, CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
-from aottrain.compiler.reporting import describe
+from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import UnsupportedError
@@ -39,6 +41,7 @@ _MAX_CAPTURES = 4
 __all__ = [
     "apply_partition",
     "capture",
+    "chunk_loss_heads",
     "compile_call",
     "functional_joint",
     "functionalize",
@@ -65,6 +68,9 @@ def compile_call(
     step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
     functional = _functional(step, analysis, log)
     joint = log.run("simplify", simplify, functional, check=_verify_whole)
+    heads = find_loss_heads(joint) if options.chunks_loss_head else ()
+    if heads:
+        joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
@@ -73,8 +79,8 @@ def compile_call(
     if kernel in GENERATED:
         fused = log.run("schedule", fuse_program, parts, options.partition != "budget", str(kernel))
     program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
-    chosen = replace(options, kernel=kernel)
-    return program, step, analysis, describe(joint, plan, parts, chosen, log.records, fused, reason)
+    decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
+    return program, step, analysis, describe(joint, plan, parts, decided, log.records)
 
 
 def capture_whole(

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
-from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_result, tree_flatten, tree_map, view_origin
+from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_values, tree_flatten, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
+from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.hidden import hidden_writes
 from aottrain.compiler.overlap import check_overlap, is_injective
 from aottrain.errors import UnsupportedError
@@ -63,7 +64,7 @@ class CapturedTensors(Exception):
 class _WatchMode(CaptureMode):
     """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
 
-    def __init__(self, state: Tensor, rng: str, fake_mode: FakeTensorMode):
+    def __init__(self, state: Tensor, rng: str, fake_mode: KernelFakes):
         super().__init__(state, Provenance(None), rng)
         self.fake_mode = fake_mode
         self.stand_ins: dict[int, Tensor] = {}
@@ -105,7 +106,7 @@ class _WatchMode(CaptureMode):
 def analyse(step: CapturedStep) -> Analysis:
     """Raises UnsupportedError where the front half has no proven treatment, and CapturedTensors where tensors that are
     not inputs are read: the caller then makes inputs of them and starts again."""
-    fake_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=step.shape_env)
+    fake_mode = KernelFakes(allow_non_fake_inputs=True, shape_env=step.shape_env)
     leaves_in = fake_primals(step, fake_mode)
     grad_mode = torch.is_grad_enabled()
     with fake_mode:
@@ -118,7 +119,7 @@ def analyse(step: CapturedStep) -> Analysis:
             result = step.call(primals)
     if watch.foreign:
         raise CapturedTensors(list(watch.foreign.values()))
-    leaves, out_tree = flatten_result(result)
+    leaves, out_tree = flatten_values(result)
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
     for i, value in enumerate(primals):
         _check_input_state(step, i, before[i], value, i in mutated)

@@ -264,6 +264,7 @@ def compile(
     cost: str = "roofline",
     modules: Sequence[str] = (),
     workspaces: bool = False,
+    loss_head: str = "auto",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -284,6 +285,9 @@ def compile(
     kernel: "auto": generated kernels where they pay, Triton on CUDA, C++ on a CPU, else PyTorch's operators. "cpp",
         "triton": always generated ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's
         kernel compiler. Or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
+    loss_head: "chunked": a linear layer followed by cross-entropy is computed in chunks of rows, loss and gradients
+        together, without the logits ever whole in memory; "whole": op by op; "auto": chunked, but for kernel="aten" and
+        a callable. `.report.graphs[i].loss_heads` says what was done, and why.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
@@ -299,7 +303,7 @@ def compile(
     a policy answers something else.
     """
     known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    options = check_options(*known, modules, workspaces)
+    options = check_options(*known, modules, workspaces, loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

@@ -23,6 +23,7 @@ from aottrain.compiler.codegen.programs import fuse_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.linking import build_runner
+from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
@@ -83,6 +84,7 @@ def bisect(
     budget: Any = None,
     modules: Sequence[str] = (),
     kernel: Kernel = "aten",
+    loss_head: str = "auto",
     folder: str | Path | None = None,
 ) -> Guilty:
     """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`.
@@ -91,7 +93,8 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    options = check_options(partition, budget, kernel, "trace", "philox", False, "error", modules=modules)
+    known = partition, budget, kernel, "trace", "philox", False, "error"
+    options = check_options(*known, modules=modules, loss_head=loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -177,7 +180,7 @@ def _ladder(
 
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
-            joint: JointGraph = stages["simplified"]
+            joint: JointGraph = stages.get("chunked loss head", stages["simplified"])
             plan = plan_partition(joint, options.partition, options.budget, modules=options.modules)
             parts = apply_partition(joint, plan)
             return _run_halves(name, joint, parts, kernel, inputs(joint))
@@ -188,9 +191,15 @@ def _ladder(
         whole("joint", lambda: trace_joint(step, analysis)),
         whole("functional", lambda: functionalize(stages["joint"])),
         whole("simplified", lambda: simplify(stages["functional"])),
-        halves("partitioned", "aten"),
     ]
+    if options.chunks_loss_head:
+        rungs.append(whole("chunked loss head", lambda: _chunk(stages["simplified"])))
+    rungs.append(halves("partitioned", "aten"))
     return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
+
+
+def _chunk(joint: JointGraph) -> JointGraph:
+    return chunk_loss_heads(joint, find_loss_heads(joint))
 
 
 def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: Kernel, given: list[Tensor]) -> _Rung:

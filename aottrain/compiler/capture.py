@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from aottrain.compat import tree_flatten, tree_unflatten
+from aottrain.compat import flatten_values, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, hidden_writes
@@ -87,7 +87,7 @@ def capture(
     """
     state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
     num_named = len(state) - len(captured)
-    leaves, tree = tree_flatten((tuple(args), kwargs))
+    leaves, tree = flatten_values((tuple(args), kwargs))
     entries, index = list(state), {id(tensor): i for i, (_, _, tensor) in enumerate(state)}
     places = {}
     for place, leaf in enumerate(leaves):
@@ -119,7 +119,7 @@ def capture(
                 with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
                     result = module(*call_args, **call_kwargs)
         # The containers are copies of the caller's.
-        after, tree_after = tree_flatten((call_args, call_kwargs))
+        after, tree_after = flatten_values((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
         given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))

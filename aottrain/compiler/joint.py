@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aottrain.compat import autocast_cache, disable_autocast, flatten_result
+from aottrain.compat import autocast_cache, disable_autocast, flatten_values
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import (
     CapturedStep,
@@ -21,6 +21,7 @@ from aottrain.compiler.capture import (
     enter_primals,
     fake_primals,
 )
+from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
@@ -37,7 +38,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     Raises UnsupportedError where the program needs values (data-dependent Python) or tensors that are not its inputs.
     """
     provenance = Provenance(step.module)
-    fake_mode = FakeTensorMode(shape_env=step.shape_env)
+    fake_mode = KernelFakes(shape_env=step.shape_env)
     modes: list[CaptureMode] = []
     wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
     specs_out = [known.spec for known in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
@@ -52,7 +53,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             modes.append(mode)
             with provenance.watching(), autocast_cache(caches_casts):
                 primals = enter_primals(step, leaves_in, analysis.replaced)
-                leaves, _ = flatten_result(step.call(primals))
+                leaves, _ = flatten_values(step.call(primals))
             outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
             gradients: Sequence[Tensor | None] = ()
             if wanted:
@@ -119,7 +120,7 @@ def _num_references(node: Any) -> int:
     return sys.getrefcount(node.variable)
 
 
-def _lift_constants(module: fx.GraphModule, fake_mode: FakeTensorMode) -> list[Tensor]:
+def _lift_constants(module: fx.GraphModule, fake_mode: KernelFakes) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
     found: dict[str, fx.Node] = {}
     constants: list[Tensor] = []

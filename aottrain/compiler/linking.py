@@ -15,7 +15,7 @@ from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
 from aottrain.runtime.executor import Runner, aten_runner
-from aottrain.runtime.program import Pattern, Program, Replay
+from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
 def link(
@@ -58,13 +58,18 @@ def link(
     return program
 
 
-def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[FusedGraph], pattern: Pattern) -> Runner:
+def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[FusedGraph], pattern: Pattern) -> Backward:
     assert parts.backward is not None
-    graph = specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern)
-    if not fused:
-        return build_runner(graph, kernel)
-    known = fused[0]
-    return (known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)).runner()
+    num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
+    graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
+    residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
+    if fused:
+        known = fused[0]
+        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
+        runner = whole.runner()
+    else:
+        runner = build_runner(graph, kernel)
+    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:

@@ -17,6 +17,7 @@ GENERATED = ("cpp", "triton")
 CAPTURES = ("dynamo", "trace")
 COSTS = ("roofline", "measured")
 RNGS = ("philox", "eager")
+LOSS_HEADS = ("auto", "chunked", "whole")
 ON_UNSUPPORTED = ("eager", "error")
 
 Kernel = str | Callable[..., Any]
@@ -42,6 +43,15 @@ class CompileOptions:
     def partition_name(self) -> str:
         return self.partition if isinstance(self.partition, str) else f"policy {policy_name(self.partition)}"
 
+    loss_head: str = "auto"
+
+    @property
+    def chunks_loss_head(self) -> bool:
+        """Whether a loss head may be computed in chunks, which rounds otherwise than eager: by default not for the
+        oracle, nor for a backend of the caller's, which may not know our op."""
+        generated = isinstance(self.kernel, str) and self.kernel != "aten"
+        return self.loss_head == "chunked" or (self.loss_head == "auto" and generated)
+
     @property
     def kernel_name(self) -> str:
         return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
@@ -50,7 +60,7 @@ class CompileOptions:
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
     allowed = ["partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost"]
-    allowed += ["modules", "workspaces"]
+    allowed += ["modules", "workspaces", "loss_head"]
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
@@ -70,6 +80,7 @@ def check_options(
     cost: str = "roofline",
     modules: Sequence[str] = (),
     workspaces: bool = False,
+    loss_head: str = "auto",
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -100,9 +111,11 @@ def check_options(
     for name, value in (("dynamic", dynamic), ("workspaces", workspaces)):
         if not isinstance(value, bool):
             mistakes.append(f"{name}={value!r} is not known; allowed: True, False")
+    if loss_head not in LOSS_HEADS:
+        mistakes.append(f"loss_head={loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if mistakes:
         raise ConfigError(mistakes)
     known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    return CompileOptions(*known, tuple(modules), workspaces)
+    return CompileOptions(*known, tuple(modules), workspaces, loss_head)

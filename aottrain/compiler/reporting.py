@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import fx
 
 from aottrain.compiler.codegen.programs import FusedGraph
+from aottrain.compiler.loss_head import LossHead
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.cost import price_of, total_flops
 from aottrain.compiler.partition.marginal import Marginal, marginals
@@ -23,16 +25,25 @@ from aottrain.ir.report import GraphReport, StageRecord, ValueRecord
 from aottrain.ir.text import graph_text
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What one compile decided besides its plan. options: those that were given, with the kernel that was chosen."""
+
+    options: CompileOptions
+    kernel_reason: str = ""
+    fused: tuple[FusedGraph, ...] = ()
+    loss_heads: tuple[LossHead, ...] = ()
+
+
 def describe(
     joint: JointGraph,
     plan: PartitionPlan,
     parts: PartitionedGraph,
-    options: CompileOptions,
+    decided: Decided,
     records: Sequence[StageRecord],
-    fused: Sequence[FusedGraph] = (),
-    kernel_reason: str = "",
 ) -> GraphReport:
     """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
+    options = decided.options
     by_name = {node.name: node for node in joint.graph.nodes}
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
     measures = options.workspaces or options.partition == "budget"
@@ -70,12 +81,13 @@ def describe(
         backward_text="" if parts.backward is None else graph_text(parts.backward),
         num_draws=joint.num_draws,
         curve=plan.curve,
-        kernel_reason=kernel_reason,
-        library_calls=_library_calls(fused),
-        kernels=tuple(call.kernel.name for part in fused for call in part.schedule.kernels),
-        arena_bytes=max((part.memory.arena_bytes for part in fused if part.memory is not None), default=0),
+        kernel_reason=decided.kernel_reason,
+        library_calls=_library_calls(decided.fused),
+        kernels=tuple(call.kernel.name for part in decided.fused for call in part.schedule.kernels),
+        arena_bytes=max((part.memory.arena_bytes for part in decided.fused if part.memory is not None), default=0),
         timeline=timeline,
         counts_workspaces=measures,
+        loss_heads=tuple(map(str, decided.loss_heads)),
     )
 
 

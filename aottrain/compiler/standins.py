@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import global_settings, no_onednn, no_saved_tensor_hooks, restore_settings, tree_map
+from aottrain.compat import global_settings, map_values, no_onednn, no_saved_tensor_hooks, restore_settings
 from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.checks import values_checked
@@ -23,33 +23,79 @@ from aottrain.runtime.generator import generators_traced
 CUSTOM_FUNCTION = "a custom autograd.Function"
 
 
+class PerThread(dict[str, Any]):
+    """A dictionary that is another one for the thread that makes it: `shared` for all others, whose writes go there."""
+
+    def __init__(self, shared: dict[str, Any], own: dict[str, Any]):
+        super().__init__(shared)  # for what reads a dictionary in C, past these methods
+        self.shared = shared
+        self._own = own
+        self._before = dict(own)
+        self._thread = threading.get_ident()
+
+    def moved(self) -> list[str]:
+        """The keys whose values its maker has changed, added or removed."""
+        keys = {**self._before, **self._own}
+        return [key for key in keys if self._own.get(key, keys) is not self._before.get(key, keys)]
+
+    def seen(self) -> dict[str, Any]:
+        return self._own if threading.get_ident() == self._thread else self.shared
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self.shared), (dict(self.seen()),)
+
+
+def _delegated(name: str) -> Any:
+    def method(self: PerThread, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.seen(), name)(*args, **kwargs)
+
+    return method
+
+
+for _name in (
+    "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__",
+    "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem",
+    "setdefault", "update", "values",
+):  # fmt: skip
+    setattr(PerThread, _name, _delegated(_name))
+
+
 @contextmanager
 def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
-    """Inside, each parameter and buffer slot of the tree holds the stand-in of its tensor (tied ones the same).
+    """Inside, each parameter and buffer slot of the tree holds the stand-in of its tensor (tied ones the same), as this
+    thread sees it: others, which may train or save the module meanwhile, see the tensors.
 
     Raises UnsupportedError where the program puts another tensor into a slot: that would be lost with the stand-ins.
     """
-    slots: list[tuple[dict[str, Any], str, Tensor]] = [
-        (slot, name, value)
-        for child in module.modules()
-        for slot in (child._parameters, child._buffers)
-        for name, value in slot.items()
-        if value is not None
+    owners = {id(vars(child)): vars(child) for child in module.modules()}.values()
+    slots = [
+        (attributes, kind, PerThread(known, {name: _stand_in(table, value) for name, value in known.items()}))
+        for attributes in owners
+        for kind in ("_parameters", "_buffers")
+        if (known := attributes[kind])
     ]
     # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
-    recurrent = [(vars(child), dict(vars(child))) for child in module.modules() if isinstance(child, nn.RNNBase)]
-    for slot, name, value in slots:
-        slot[name] = table[id(value)]
+    recurrent = [
+        (vars(child), {name: value for name, value in vars(child).items() if name.startswith("_flat_weight")})
+        for child in module.modules()
+        if isinstance(child, nn.RNNBase)
+    ]
+    for attributes, kind, slot in slots:
+        attributes[kind] = slot
     try:
         yield
-        moved = [name for slot, name, value in slots if slot.get(name) is not table[id(value)]]
+        moved = [name for _, _, slot in slots for name in slot.moved()]
     finally:
-        for slot, name, value in slots:
-            slot[name] = value
         for attributes, before in recurrent:
             attributes.update(before)
+        for attributes, kind, slot in slots:
+            attributes[kind] = slot.shared
     if moved:
         raise UnsupportedError(f"the program assigns another tensor to {moved[0]}")
+
+
+def _stand_in(table: dict[int, Tensor], value: Tensor | None) -> Tensor | None:
+    return None if value is None else table[id(value)]
 
 
 @contextmanager
@@ -111,7 +157,7 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
 
 
 def _swap(table: dict[int, Tensor], value: Any) -> Any:
-    return tree_map(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
+    return map_values(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
 # Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, and are all leaves.

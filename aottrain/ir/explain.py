@@ -73,6 +73,8 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         sections.append(f"Saved for backward{meaning}\n" + _value_table(by_size(graph.saved), max_rows))
     if graph.recomputed:
         sections.append("Recomputed in the backward\n" + _value_table(by_cost(graph.recomputed), max_rows))
+    if graph.loss_heads:
+        sections.append("Loss heads\n" + "\n".join(graph.loss_heads))
     stages = [
         (
             stage.name,

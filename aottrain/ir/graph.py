@@ -182,6 +182,10 @@ def value_of(node: fx.Node) -> Any:
     return node.meta.get("val")
 
 
+def set_value(node: fx.Node, value: Any) -> None:
+    node.meta["val"] = value
+
+
 def spec_of(node: fx.Node) -> TensorSpec | None:
     """The static type of a node's value; None where it is not one tensor."""
     found = node.meta.get("aottrain_spec")

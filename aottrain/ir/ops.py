@@ -61,6 +61,7 @@ _COMPUTE: dict[str, str] = dict(
     [
         *_family("matrix product", "mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot"),
         *_family("matrix product", "_int_mm", "_scaled_mm", "_grouped_mm", "linear", "matmul", "einsum"),
+        *_family("linear and cross-entropy", "linear_cross_entropy"),
         *_family("convolution", "convolution", "convolution_backward", "_convolution", "mkldnn_convolution"),
         *_family("convolution", "cudnn_convolution", "convolution_overrideable"),
         *_family("attention", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"),
@@ -161,12 +162,13 @@ def uses_generator(target: Any) -> bool:
 
 
 def flop_formula(target: Any) -> Callable[..., int] | None:
-    """The op's FLOP formula (arguments as tensors, `out_val=` the output), or None: torch's own, but for attention.
+    """The op's FLOP formula (arguments as tensors, `out_val=` the output), or None: torch's own, but for attention
+    and our own ops.
 
     torch has none for attention on a CPU, and that of torch 2.11 fails where heads of keys and values are shared.
     """
     packet = getattr(target, "overloadpacket", None)
-    return _ATTENTION_FLOPS.get(getattr(packet, "__name__", "")) or flop_registry.get(packet)
+    return _FLOPS.get(getattr(packet, "__name__", "")) or flop_registry.get(packet)
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -179,8 +181,15 @@ def _attention_backward_flops(grad_out: Any, query: Any, key: Any, value: Any, *
     return 2 * query[..., 0].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
 
 
+def _loss_head_flops(hidden: Any, weight: Any, *arguments: Any, **_: Any) -> int:
+    """The product, and one more for each of the two large gradients that are wanted."""
+    wanted = arguments[-1]
+    return 2 * hidden.numel() * weight.shape[0] * (1 + wanted[0] + wanted[1])
+
+
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
-_ATTENTION_FLOPS: dict[str, Callable[..., int]] = {
+_FLOPS: dict[str, Callable[..., int]] = {
     **{f"_scaled_dot_product_{kernel}": _attention_flops for kernel in _ATTENTION},
     **{f"_scaled_dot_product_{kernel}_backward": _attention_backward_flops for kernel in _ATTENTION},
+    "linear_cross_entropy": _loss_head_flops,
 }

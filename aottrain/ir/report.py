@@ -136,6 +136,7 @@ class GraphReport:
     library_calls: dict[str, int] = field(default_factory=dict)  # calls outside of generated kernels, by operator
     timeline: MemoryTimeline | None = None
     counts_workspaces: bool = True
+    loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
 
     @property
     def compile_s(self) -> float:

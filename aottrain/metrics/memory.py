@@ -18,6 +18,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from aottrain.metrics.preserve import preserved
+from aottrain.runtime.arena import held_bytes
 from aottrain.step import Batch
 
 
@@ -60,7 +61,8 @@ def watch_cpu_peak(alive: Iterable[torch.Tensor | None] = ()) -> Iterator[Peak]:
     Slow (the profiler records every allocation): time nothing inside it.
     """
     peak = Peak()
-    start_bytes = distinct_bytes(alive)
+    # Arenas and blocks that compiled programs keep are alive throughout, and make no events when they are used again.
+    start_bytes = distinct_bytes(alive) + held_bytes()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or the profiler writes its own two lines to stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         yield peak

@@ -172,6 +172,7 @@ def _program(graph: GraphReport, number: int, total: int) -> str:
         f'<h2>{name}: {kind}</h2><p class="dim">{escape(sizes)}; {format_count(graph.num_draws)} random draws per '
         f"call; {_kernels(graph)}.</p>",
         _memory(graph),
+        *(f"<p>{escape(head)}.</p>" for head in graph.loss_heads),
     ]
     if graph.saved:
         count = f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"

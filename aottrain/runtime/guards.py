@@ -14,11 +14,11 @@ from aottrain.compat import (
     PLAIN_TYPES,
     autocast_state,
     dynamic_marks,
+    flatten_values,
     has_function_modes,
     in_dual_level,
     is_wrapped,
     no_marks,
-    tree_flatten,
 )
 from aottrain.errors import UnsupportedError
 
@@ -35,7 +35,7 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
         raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
     if in_dual_level():
         raise UnsupportedError(FORWARD_MODE)
-    leaves, tree = tree_flatten((tuple(args), kwargs))
+    leaves, tree = flatten_values((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]
     tensors = []
@@ -78,7 +78,9 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
 
 def argument_objects(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
     """The modules and dataclasses among a call's arguments, whose insides its key does not hold."""
-    return [leaf for leaf in tree_flatten((tuple(args), kwargs))[0] if isinstance(leaf, nn.Module) or _is_record(leaf)]
+    return [
+        leaf for leaf in flatten_values((tuple(args), kwargs))[0] if isinstance(leaf, nn.Module) or _is_record(leaf)
+    ]
 
 
 def _constant(value: Any) -> Any:

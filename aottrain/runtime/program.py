@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compat import disable_autocast
+from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import TensorSpec
 from aottrain.runtime.executor import Runner, laid_out
@@ -20,6 +20,14 @@ NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
 Replay = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Backward:
+    """A backward for one pattern of defined tangents. reads: which residuals it reads; the others may be None."""
+
+    run: Runner
+    reads: tuple[bool, ...]
 
 
 @dataclass
@@ -38,7 +46,7 @@ class Program:
     """
 
     forward: Runner
-    build_backward: Callable[[Pattern], Runner] | None
+    build_backward: Callable[[Pattern], Backward] | None
     num_outputs: int
     replaced: tuple[int, ...]
     update_targets: tuple[int, ...]
@@ -52,7 +60,7 @@ class Program:
     replay: Replay | None = None
     size_names: tuple[str, ...] = ()
     viewed: frozenset[int] = frozenset()
-    _backwards: dict[Pattern, Runner] = field(default_factory=dict)
+    _backwards: dict[Pattern, Backward] = field(default_factory=dict)
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> list[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
@@ -90,12 +98,12 @@ class Program:
     def symbols(self, sizes: Mapping[str, int]) -> list[int]:
         return [sizes[name] for name in self.size_names]
 
-    def backward_for(self, pattern: Pattern) -> Runner:
-        runner = self._backwards.get(pattern)
-        if runner is None:
+    def backward_for(self, pattern: Pattern) -> Backward:
+        backward = self._backwards.get(pattern)
+        if backward is None:
             assert self.build_backward is not None
-            runner = self._backwards[pattern] = self.build_backward(pattern)
-        return runner
+            backward = self._backwards[pattern] = self.build_backward(pattern)
+        return backward
 
 
 class _CompiledFunction(torch.autograd.Function):
@@ -115,6 +123,10 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.program, ctx.sizes = program, sizes
         ctx.state, ctx.inputs = state, [(weakref.ref(value), value._version) for value in primals]
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
+        if sum(program.differentiable) > 1:
+            # Each may be unpacked on its own, which an output of this very node cannot be.
+            own = set(map(id, outputs))
+            residuals = [value.detach() if id(value) in own else value for value in residuals]
         ctx.save_for_backward(*residuals)
         ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
         ctx.set_materialize_grads(False)
@@ -126,14 +138,15 @@ class _CompiledFunction(torch.autograd.Function):
             return (None, None, None, None, *_differentiable_gradients(ctx, tangents))
         program: Program = ctx.program
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
-        runner = program.backward_for(tuple(tangent is not None for tangent, _ in given))
-        inputs: list[Any] = [*program.symbols(ctx.sizes), *ctx.saved_tensors]
+        backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
+        # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
+        inputs: list[Any] = [*program.symbols(ctx.sizes), *saved_tensors(ctx, backward.reads)]
         # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
         inputs += [None if tangent is None else _coerce(tangent, spec, ctx.sizes) for tangent, spec in given]
         del tangents, given
         with disable_autocast():
-            gradients = runner(inputs)
+            gradients = backward.run(inputs)
         by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
         num_primals = len(ctx.needs_input_grad) - 4
         return (None, None, None, None, *(by_primal.get(i) for i in range(num_primals)))

@@ -189,6 +189,7 @@ def _normal_number(
 def _rrelu(
     mode: PhiloxMode, self: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1.0 / 3, training: bool = False
 ) -> Tensor:
+    self = self.contiguous()  # as the kernel's result is
     if not training:
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
     slope = mode.uniform(self.shape, _real_type(self.dtype), self.device) * (upper - lower) + lower
@@ -347,6 +348,8 @@ def eager_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A random op under rng="eager": as it is where it is functional, else as a draw into fresh memory and a copy."""
     if kwargs.get("generator") is not None:
         raise UnsupportedError(f"{func} is given an explicit generator=; only torch's default one is compiled")
+    if func is aten.rrelu_with_noise.default:
+        return func(args[0].contiguous(), *args[1:], **kwargs)  # its functional form keeps the strides, the op does not
     if str(func) not in _IN_PLACE:
         return func(*args, **kwargs)
     names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]

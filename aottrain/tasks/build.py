@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from aottrain.compat import torch_backend
 from aottrain.config import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError
 from aottrain.metrics.memory import distinct_bytes
+from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
 from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
@@ -118,6 +118,7 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "budget": config.partition.budget,
         "modules": config.partition.modules,
         "kernel": load_kernel(config),
+        "loss_head": config.kernel.loss_head,
     }
     options = {
         "on_unsupported": config.engine.on_unsupported,

@@ -51,14 +51,13 @@ def message(action):
 
 @case
 def first_call_in_eight_threads(comp):
-    # The parameters are listed before: while one thread traces the module, others see its stand-ins in their places.
     m = mlp()
-    g, parameters = comp(m), list(m.parameters())
+    g = comp(m)
 
     def work(i):
         x = leaf(2, 3, seed=i)
         out = g(x)
-        gradients = torch.autograd.grad(out.sum(), [x, *parameters])
+        gradients = torch.autograd.grad(out.sum(), [x, *m.parameters()])
         return out, gradients
 
     return together(work)
@@ -67,14 +66,14 @@ def first_call_in_eight_threads(comp):
 @case
 def eight_threads_of_several_shapes(comp):
     m = mlp()
-    g, parameters = comp(m), list(m.parameters())
+    g = comp(m)
 
     def work(i):
         found = []
         for step in range(2):
             x = leaf(1 + (i + step) % 3, 3, seed=i)
             out = g(x)
-            found.append((out, torch.autograd.grad(out.sum(), [x, *parameters])))
+            found.append((out, torch.autograd.grad(out.sum(), [x, *m.parameters()])))
         return found
 
     return together(work)

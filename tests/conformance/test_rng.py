@@ -32,6 +32,18 @@ def every_draw_in_eagers_stream(comp):
     return g(normal(3)), g(normal(3)), torch.rand(2), torch.get_rng_state()
 
 
+def leaky(x):
+    return [F.rrelu(v, training=t) for v in (x, x.t(), x[:, ::2], x[:1].expand(4, 4)) for t in (True, False)]
+
+
+@case(options=EAGER)
+def random_leaks_of_odd_layouts(comp):
+    x = leaf(4, 4)
+    out = comp(leaky)(x)
+    sum(value.sum() for value in out).backward()
+    return out, grads(x), comp(leaky)(normal(4, 4))
+
+
 @case(options=EAGER)
 def dropout_stream_with_gradients(comp):
     m = fill(nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2)))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import aottrain
 from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
 
 Point = collections.namedtuple("Point", "x y")
@@ -521,6 +522,47 @@ def buffer_of_none_and_non_persistent(comp):
     a = g(normal(2))
     m.a = torch.ones(2) * 5
     return a, g(normal(2)), list(m.state_dict())
+
+
+def _of_shape(x, size, more):
+    return x.expand(size) * more["sizes"][0].numel(), size, isinstance(size, torch.Size)
+
+
+@case
+def shapes_as_arguments(comp):
+    g = comp(_of_shape)
+    x = leaf(3)
+    out, size, kept = g(x, torch.Size((2, 3)), {"sizes": [x.shape]})
+    (out * 2).sum().backward()
+    again = g(x, torch.Size((1, 3)), {"sizes": [x.shape]})[0].detach(), g(x, (2, 3), {"sizes": [x.shape]})[1:]
+    return out.detach(), size, type(size) is torch.Size, kept, again, grads(x)
+
+
+@case
+def shapes_as_arguments_of_custom_functions(comp):
+    class Fill(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, size):
+            ctx.numel = size.numel()
+            return x.expand(size).clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g.sum(0) * ctx.numel, None
+
+    x = leaf(3)
+    out = comp(lambda x, size: Fill.apply(x, size) * 2)(x, torch.Size((2, 3)))
+    out.sum().backward()
+    return out.detach(), grads(x)
+
+
+@pytest.mark.parametrize("door", ["dynamo", "trace"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_shape_as_an_argument_compiles(door, dynamic):
+    g = aottrain.compile(_of_shape, capture=door, dynamic=dynamic, on_unsupported="error")
+    x = leaf(3)
+    assert g(x, torch.Size((2, 3)), {"sizes": [x.shape]})[1:] == (torch.Size((2, 3)), True)
+    assert g.report.num_fallbacks == 0
 
 
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))

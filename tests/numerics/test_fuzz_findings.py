@@ -37,6 +37,8 @@ FOUND = {
         setup=("x0 = values((12,), torch.float32, 1)[::2].requires_grad_()", PLAIN.format(1, 2)),
         wanted="ran eagerly",
     ),
+    "what an unused output saved was unpacked, though stale": checks.stale_unused_output,
+    "attention took the strides of a fake logsigmoid for those of its kernel": checks.strides_of_kernels,
     "a gradient took the strides of a sum whose other part was undefined": checks.surviving_strides,
     "the gradient of as_strided went by strides that memory did not have": runs(
         "x0.roll(1, 2).as_strided((6,), (1,)) * 2; x0 * 2",

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.errors import UnsupportedError
 from tests.numerics.comparison import assert_call_like_eager, assert_same, compiled, fresh_inputs
 
@@ -257,6 +258,24 @@ def test_writing_to_a_saved_output_raises_as_in_eager(plan, op):
             out.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             out.sum().backward()
+
+
+@pytest.mark.skipif(not CAN_UNPACK_ONE, reason="this torch unpacks, and checks, all saved tensors at once")
+@pytest.mark.parametrize("plan", PLANS)
+def test_writing_to_what_an_unused_output_saved_matters_as_in_eager(plan):
+    def two(x, y):
+        return x.exp(), (y * 2).tanh()
+
+    x, y = leaf(4, 4), leaf(4, 4, seed=1)
+    for call in (two, compiled(two, plan)):
+        used, unused = call(x, y)
+        unused.detach().mul_(3)
+        assert_same(torch.autograd.grad(used.sum(), [x, y], retain_graph=True, allow_unused=True), (x.exp(), None))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(unused.sum(), y, retain_graph=True)
+        torch.autograd.grad(used.sum(), x)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(used.sum(), x)
 
 
 @pytest.mark.parametrize("plan", PLANS)

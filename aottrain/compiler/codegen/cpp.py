@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from aottrain.compiler.codegen.cpp_circular import with_far_angles
 from aottrain.compiler.codegen.cpp_text import (
     COMPUTED,
     STORED,
@@ -191,6 +192,7 @@ class _Renderer:
                 self._reduction_part(depth, value)
             for k, column in wholes:
                 self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
+            first_line = len(self.lines)
             simd = " ".join(["#pragma omp simd", *clauses])
             if not self._has_check(number) and all(column.op in ("sum", "prod") for _, column in wholes):
                 self._out(depth, simd)
@@ -215,6 +217,8 @@ class _Renderer:
         if last is not None:
             depth -= 1
             self._out(depth, "}")
+            rendered = self.lines[first_line:]
+            self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
             for k, column in wholes:
                 self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
             for value in reductions:
@@ -229,11 +233,8 @@ class _Renderer:
             self._reduction_end(depth, value)
 
     def _has_check(self, number: int) -> bool:
-        return any(
-            isinstance(i, Compute) and i.op == "checked"
-            for value in self.plan.passes[number]
-            for i in [self.kernel.body[value]]
-        )
+        computed = [self.kernel.body[value] for value in self.plan.passes[number]]
+        return any(isinstance(i, Compute) and i.op == "checked" for i in computed)
 
     def _row_position(self, base: str | None) -> str:
         """The running number of an element in its row."""
@@ -378,7 +379,7 @@ class _Renderer:
             return affine_text(instruction.offset)
         assert isinstance(instruction, Compute)
         kinds = [self.kernel.body[v].dtype for v in instruction.args]
-        return rounded(instruction.dtype, arithmetic(instruction, kinds))
+        return rounded(instruction.dtype, arithmetic(instruction, kinds, self.levels[value] is Level.ELEMENT))
 
     def _out(self, depth: int, text: str) -> None:
         self.lines.append("  " * depth + text)

@@ -5,7 +5,9 @@ fits, weighted towards the largest error (Lawson's method), made for this file; 
 do (Software Manual for the Elementary Functions, 1980). tests/numerics bound the errors.
 """
 
-LIBRARY = """\
+from aottrain.compiler.codegen.cpp_circular import turns_table
+
+_TYPES = """\
 typedef __INT8_TYPE__ i8; typedef __UINT8_TYPE__ u8; typedef __INT16_TYPE__ i16; typedef __UINT16_TYPE__ u16;
 typedef __INT32_TYPE__ i32; typedef __UINT32_TYPE__ u32; typedef __INT64_TYPE__ i64; typedef __UINT64_TYPE__ u64;
 typedef _Float16 f16;
@@ -18,13 +20,20 @@ double cos(double); double tanh(double); double erf(double); double erfc(double)
 double tan(double); double atan(double); double atan2(double, double); double exp2(double); double log2(double);
 double log10(double); float powf(float, float); float sinf(float); float cosf(float); float tanf(float);
 float atanf(float); float atan2f(float, float); float erfcf(float); float log1pf(float); float expm1f(float);
-float log10f(float); float log2f(float); float exp2f(float);
+double asin(double); double acos(double); double sinh(double); double cosh(double); double asinh(double);
+double acosh(double); double atanh(double); double fmod(double, double); float asinf(float); float acosf(float);
+float sinhf(float); float coshf(float); float asinhf(float); float acoshf(float); float atanhf(float);
+float fmodf(float, float); float log10f(float); float log2f(float); float exp2f(float);
 }
 #ifdef __FMA__
 INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-INLINE float fma_(float a, float b, float c) { return a * b + c; }
+INLINE float fma_(float a, float b, float c) { return (float)((double)a * b + c); }
 #endif
+INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c); }
+"""
+
+_FUNCTIONS = """\
 template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
@@ -83,7 +92,7 @@ INLINE float tanh_(float x) {
   p = fma_(p, s, -0.3333333135f);
   const float small = fma_(x * s, p, x);
   const float large = 1.0f - 2.0f / (exp_(2.0f * (t > 10.0f ? 10.0f : t)) + 1.0f);
-  return t < 0.65f ? small : (x != x ? x : __builtin_copysignf(large, x));
+  return x != x ? x : __builtin_copysignf(t < 0.65f ? small : large, x);
 }
 // 1 - exp(Q(t)) where log(erfc(t)) = Q(t), a series in t near zero.
 INLINE float erf_(float x) {
@@ -100,13 +109,8 @@ INLINE float erf_(float x) {
   const float large = 1.0f - exp_(q);
   return t < 0.95f ? small : (x != x ? x : __builtin_copysignf(large, x));
 }
-// Beyond this the reduction by a three-part pi / 2 loses digits; a scalar loop calls the library there.
-INLINE float circular_(float x, int quarter) {
-  const float n = __builtin_rintf(x * 0.636619772f);
-  float r = fma_(n, -1.57079601f, x);
-  r = fma_(n, -3.13916473e-7f, r);
-  r = fma_(n, -5.39030253e-15f, r);
-  const i32 k = (i32)n + quarter;
+// Sine (quarter 0) or cosine (1) of r + k * pi / 2, |r| <= pi / 4.
+INLINE float quadrant_(float r, i32 k) {
   const float s = r * r;
   float a = fma_(2.71736644e-6f, s, -0.0001983923f);
   a = fma_(a, s, 0.0083333291f); a = fma_(a, s, -0.1666666717f);
@@ -117,14 +121,28 @@ INLINE float circular_(float x, int quarter) {
   const float y = (k & 1) ? cosine : sine;
   return (k & 2) ? -y : y;
 }
-static __attribute__((noinline)) float far_sin_(float x) { return sinf(x); }
-static __attribute__((noinline)) float far_cos_(float x) { return cosf(x); }
-INLINE float sin_(float x) { return circular_(x, 0); }
-INLINE float cos_(float x) { return circular_(x, 1); }
+INLINE float near_(float x, int quarter) {
+  const float n = __builtin_rintf(x * 0.636619772f);
+  float r = fma_(n, -1.57079601f, x);
+  r = fma_(n, -3.13916473e-7f, r);
+  r = fma_(n, -5.39030253e-15f, r);
+  return quadrant_(r, (i32)n + quarter);
+}
+INLINE float far_(float x, int quarter) {
+  const i32 e = (i32)((bits_<u32>(x) >> 23) & 255u) - 150, k = e < 0 ? 0 : (e > 105 ? 105 : e);
+  const double m = (double)(x * bits_<float>((u32)(127 - k) << 23)), turns = m * TURNS[2 * k];
+  const double n = __builtin_rint(turns);
+  const float r = (float)(((turns - n) + m * TURNS[2 * k + 1]) * 1.5707963267948966);
+  return quadrant_(r, (i32)n + quarter);
+}
+INLINE float sin_(float x) { return x == 0.0f ? x : near_(x, 0); }
+INLINE float cos_(float x) { return near_(x, 1); }
+INLINE float far_sin_(float x) { return x == 0.0f ? x : far_(x, 0); }
+INLINE float far_cos_(float x) { return far_(x, 1); }
 INLINE float sigmoid_(float x) { return 1.0f / (1.0f + exp_(-x)); }
 INLINE double sigmoid_(double x) { return 1.0 / (1.0 + exp(-x)); }
-INLINE float sign_(float x) { return x > 0.0f ? 1.0f : (x < 0.0f ? -1.0f : (x != x ? 0.0f : x * 0.0f)); }
-INLINE double sign_(double x) { return x > 0.0 ? 1.0 : (x < 0.0 ? -1.0 : (x != x ? 0.0 : x * 0.0)); }
+INLINE float sign_(float x) { return (float)((x > 0.0f) - (x < 0.0f)); }
+INLINE double sign_(double x) { return (double)((x > 0.0) - (x < 0.0)); }
 INLINE i64 sign_(i64 x) { return (x > 0) - (x < 0); }
 // Philox4x32-10: word `element % 4` of block `element / 4`.
 INLINE float philox_(u64 seed, u64 position, u64 element) {
@@ -170,3 +188,5 @@ INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __re
   }
 }
 """
+
+LIBRARY = _TYPES + turns_table() + _FUNCTIONS

@@ -20,11 +20,15 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-_LIBM = ("expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc")
+_LIBM = (
+    "expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
+    "asinh", "acosh", "atanh", "fmod",
+)  # fmt: skip
 _OWN = ("exp", "log", "tanh", "erf", "sin", "cos")
 
 
-def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
+def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True) -> str:
+    """in_loop: whether it is one of many in a row, where `cpp_circular` chooses how angles are reduced."""
     args = [f"v{v}" for v in instruction.args]
     op, kind = instruction.op, COMPUTED[kinds[-1]]
     if op == "cast":
@@ -45,6 +49,8 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
         return f"!{args[0]}" if kind == "bool" else f"({kind})~{args[0]}"
     if op == "philox":
         return f"philox_((u64){args[0]}, (u64){args[1]}, (u64){args[2]})"
+    if op in ("sin", "cos") and kind == "float" and not in_loop:
+        return f"far_{op}_({args[0]})"
     return _function(op, args, kind)
 
 
@@ -52,6 +58,10 @@ def _function(op: str, args: Sequence[str], kind: str) -> str:
     single = kind == "float"
     suffix = "f" if single else ""
     given = ", ".join(args)
+    if op == "fmod" and kind not in ("float", "double"):
+        return f"({kind})({args[0]} % {args[1]})"
+    if op == "fma":
+        return f"fma_({given})" if kind in ("float", "double") else f"({kind})({args[0]} * {args[1]} + {args[2]})"
     if op in ("sigmoid", "sign"):
         return f"{op}_({given})" if kind in ("float", "double") else f"({kind})sign_((i64){given})"
     if op in _OWN:

@@ -21,8 +21,12 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "sign": torch.sign, "pow": torch.pow,
     "reciprocal": torch.reciprocal, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
     "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
-    "not": torch.bitwise_not, "where": torch.where,
+    "not": torch.bitwise_not, "asin": torch.asin, "acos": torch.acos, 
+    "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "where": torch.where,
 }  # fmt: skip
+
+# Eager's vectors overflow early, or give NaN for denormal divisors.
+_IN_DOUBLE: dict[str, Callable[..., Tensor]] = {"sinh": torch.sinh, "cosh": torch.cosh, "fmod": torch.fmod}
 
 
 def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
@@ -89,7 +93,21 @@ def _compute(instruction: Compute, args: list[Tensor]) -> Tensor:
         return index
     if instruction.op == "philox":
         return _uniform(*args)
+    if instruction.op == "div" and not instruction.dtype.is_floating_point:
+        return torch.div(*args, rounding_mode="trunc")
+    if instruction.op in _IN_DOUBLE:
+        wide = [value.double() if value.is_floating_point() else value for value in args]
+        return _IN_DOUBLE[instruction.op](*wide).to(instruction.dtype)
+    if instruction.op == "fma":
+        return _fma(*args).to(instruction.dtype)
     return _FUNCTIONS[instruction.op](*args).to(instruction.dtype)
+
+
+def _fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """a * b + c, rounded once: the product of two floats is exact in double. Doubles are rounded twice here."""
+    if a.dtype is not torch.float32:
+        return a * b + c
+    return (a.double() * b.double() + c.double()).float()
 
 
 def _uniform(seed: Tensor, number: Tensor, element: Tensor) -> Tensor:

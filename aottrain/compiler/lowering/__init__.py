@@ -3,9 +3,23 @@
 Fusion asks the rules what may share a loop nest; lowering asks them for the instructions.
 """
 
-from aottrain.compiler.lowering import activations, indexing, losses, norms, pointwise, random, reductions
+from aottrain.compiler.lowering import (
+    activations,
+    arithmetic,
+    extrema,
+    gathering,
+    indexing,
+    losses,
+    norms,
+    pointwise,
+    random,
+    reductions,
+)
 from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, rules_for
 
 __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 
-_TABLES = (activations, indexing, losses, norms, pointwise, random, reductions)  # each registers its ops when imported
+# Each registers its ops when it is imported.
+_TABLES = (
+    activations, arithmetic, extrema, gathering, indexing, losses, norms, pointwise, random, reductions,
+)  # fmt: skip

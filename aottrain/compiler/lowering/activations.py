@@ -6,11 +6,12 @@ import math
 
 from torch import fx
 
-from aottrain.compiler.lowering.pointwise import mixed
+from aottrain.compiler.lowering.pointwise import at_least, at_most, mixed
 from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec
 
 _SQRT_HALF, _SQRT_2_OVER_PI, _TWO_OVER_SQRT_PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)
 _CUBIC = 0.044715
+_SIXTH = 0.16666667163372040  # 1 / 6 in float32, which eager takes for doubles too
 
 
 @lowers("aten.gelu.default")
@@ -57,7 +58,7 @@ def _gelu_backward(node: fx.Node) -> Rule | None:
         share = b.compute("mul", half, b.compute("add", one, bent))
         square = b.compute("mul", b.compute("mul", x, x), b.constant(-0.5, dtype))
         density = b.compute("mul", b.compute("exp", square), b.constant(_TWO_OVER_SQRT_PI * _SQRT_HALF * 0.5, dtype))
-        return b.compute("mul", gradient, b.compute("add", share, b.compute("mul", x, density)))
+        return b.compute("mul", gradient, b.compute("fma", x, density, share))
 
     return mixed(node, arguments(node)[:2], formula)
 
@@ -79,7 +80,7 @@ def _silu_backward(node: fx.Node) -> Rule | None:
         gradient, x = v
         one = b.constant(1, b.dtype(x))
         share = b.compute("div", one, b.compute("add", one, b.compute("exp", b.compute("neg", x))))
-        rest = b.compute("add", one, b.compute("mul", x, b.compute("sub", one, share)))
+        rest = b.compute("fma", x, b.compute("sub", one, share), one)
         return b.compute("mul", b.compute("mul", gradient, share), rest)
 
     return mixed(node, arguments(node)[:2], formula)
@@ -95,7 +96,7 @@ def _bounded_backward(node: fx.Node) -> Rule | None:
         one = b.constant(1, b.dtype(y))
         if sigmoid:
             return b.compute("mul", b.compute("mul", gradient, b.compute("sub", one, y)), y)
-        return b.compute("mul", gradient, b.compute("sub", one, b.compute("mul", y, y)))
+        return b.compute("mul", gradient, b.compute("fma", b.compute("neg", y), y, one))
 
     return mixed(node, arguments(node)[:2], formula)
 
@@ -125,3 +126,144 @@ def _leaky_relu_backward(node: fx.Node) -> Rule | None:
 
 def _is_float(node: fx.Node) -> bool:
     return spec(node).dtype.is_floating_point
+
+
+@lowers("aten.elu.default")
+def _elu(node: fx.Node) -> Rule | None:
+    """scale * x above 0, scale * alpha * (exp(input_scale * x) - 1) below."""
+    alpha, scale, inner = (argument(node, name, i, 1) for i, name in ((1, "alpha"), (2, "scale"), (3, "input_scale")))
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        dtype = b.dtype(x)
+        bent = b.compute("expm1", b.compute("mul", x, b.constant(inner, dtype)))
+        low = b.compute("mul", bent, b.constant(alpha * scale, dtype))
+        high = b.compute("mul", x, b.constant(scale, dtype))
+        return b.compute("where", b.compare("lt", x, b.constant(0, dtype)), low, high)
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.elu_backward.default")
+def _elu_backward(node: fx.Node) -> Rule | None:
+    """From the input, or from the result of an op in place."""
+    gradient, alpha, scale, inner, from_result, known = arguments(node)[:6]
+
+    def formula(b: Builder, v: Values) -> int:
+        g, y = v
+        dtype = b.dtype(y)
+        if from_result:
+            slope = b.compute("add", y, b.constant(alpha * scale, dtype))
+        else:
+            bent = b.compute("exp", b.compute("mul", y, b.constant(inner, dtype)))
+            slope = b.compute("mul", bent, b.constant(alpha * scale, dtype))
+        low = b.compute("mul", g, b.compute("mul", slope, b.constant(inner, dtype)))
+        high = b.compute("mul", g, b.constant(scale, dtype))
+        return b.compute("where", b.compare("gt", y, b.constant(0, dtype)), high, low)
+
+    return mixed(node, (gradient, known), formula)
+
+
+@lowers("aten.softplus.default")
+def _softplus(node: fx.Node) -> Rule | None:
+    """log(1 + exp(beta * x)) / beta, and x where beta * x is above the threshold."""
+    beta, threshold = argument(node, "beta", 1, 1), argument(node, "threshold", 2, 20)
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        dtype = b.dtype(x)
+        scaled = b.compute("mul", x, b.constant(beta, dtype))
+        soft = b.compute("div", b.compute("log1p", b.compute("exp", scaled)), b.constant(beta, dtype))
+        return b.compute("where", b.compare("gt", scaled, b.constant(threshold, dtype)), x, soft)
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.softplus_backward.default")
+def _softplus_backward(node: fx.Node) -> Rule | None:
+    gradient, x, beta, threshold = arguments(node)[:4]
+
+    def formula(b: Builder, v: Values) -> int:
+        dtype = b.dtype(v[1])
+        scaled = b.compute("mul", v[1], b.constant(beta, dtype))
+        power = b.compute("exp", scaled)
+        soft = b.compute("div", b.compute("mul", v[0], power), b.compute("add", power, b.constant(1, dtype)))
+        return b.compute("where", b.compare("gt", scaled, b.constant(threshold, dtype)), v[0], soft)
+
+    return mixed(node, (gradient, x), formula)
+
+
+@lowers("aten.hardswish.default", "aten.hardsigmoid.default")
+def _hard(node: fx.Node) -> Rule | None:
+    """min(max(x + 3, 0), 6) / 6, times x for a hardswish."""
+    swish = "swish" in str(node.target)
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        dtype = b.dtype(x)
+        ramp = at_most(b, at_least(b, b.compute("add", x, b.constant(3, dtype)), 0), 6)
+        return b.compute("div", b.compute("mul", x, ramp) if swish else ramp, b.constant(6, dtype))
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.hardswish_backward.default")
+def _hardswish_backward(node: fx.Node) -> Rule | None:
+    def formula(b: Builder, v: Values) -> int:
+        g, x = v
+        dtype = b.dtype(x)
+        slope = b.compute("add", b.compute("div", x, b.constant(3, dtype)), b.constant(0.5, dtype))
+        middle = b.compute("where", b.compare("ge", x, b.constant(3, dtype)), g, b.compute("mul", g, slope))
+        return b.compute("where", b.compare("le", x, b.constant(-3, dtype)), b.constant(0, dtype), middle)
+
+    return mixed(node, arguments(node)[:2], formula)
+
+
+@lowers("aten.hardsigmoid_backward.default", "aten.hardtanh_backward.default")
+def _between_backward(node: fx.Node) -> Rule | None:
+    """The gradient, times a sixth for a hardsigmoid, strictly between the bounds, 0 elsewhere."""
+    sigmoid = "sigmoid" in str(node.target)
+    low, high = (-3, 3) if sigmoid else arguments(node)[2:4]
+
+    def formula(b: Builder, v: Values) -> int:
+        g, x = v
+        dtype = b.dtype(x)
+        above, below = b.compare("gt", x, b.constant(low, dtype)), b.compare("lt", x, b.constant(high, dtype))
+        slope = b.compute("mul", g, b.constant(_SIXTH, dtype)) if sigmoid else g
+        return b.compute("where", b.compute("and", above, below), slope, b.constant(0, dtype))
+
+    return mixed(node, arguments(node)[:2], formula)
+
+
+@lowers("aten.mish.default")
+def _mish(node: fx.Node) -> Rule | None:
+    """x * tanh(log(1 + exp(x))) (Misra, 2019)."""
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        return b.compute("mul", x, b.compute("tanh", b.compute("log1p", b.compute("exp", x))))
+
+    return mixed(node, arguments(node)[:1], formula)
+
+
+@lowers("aten.mish_backward.default")
+def _mish_backward(node: fx.Node) -> Rule | None:
+    def formula(b: Builder, v: Values) -> int:
+        g, x = v
+        one = b.constant(1, b.dtype(x))
+        bent = b.compute("tanh", b.compute("log1p", b.compute("exp", x)))
+        rest = b.compute("mul", x, b.compute("sigmoid", x))
+        slope = b.compute("fma", rest, b.compute("fma", b.compute("neg", bent), bent, one), bent)
+        return b.compute("mul", g, slope)
+
+    return mixed(node, arguments(node)[:2], formula)
+
+
+@lowers("aten._prelu_kernel.default")
+def _prelu(node: fx.Node) -> Rule | None:
+    def formula(b: Builder, v: Values) -> int:
+        x, slope = v
+        positive = b.compare("gt", x, b.constant(0, b.dtype(x)))
+        return b.compute("where", positive, x, b.compute("mul", slope, x))
+
+    return mixed(node, arguments(node)[:2], formula)

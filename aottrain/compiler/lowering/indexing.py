@@ -31,7 +31,7 @@ def _embedding(node: fx.Node) -> Rule | None:
     rank = len(own.shape)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        position = b.checked(b.cast(v[1], torch.int64), spec(table).shape[0])
+        position = b.checked(b.cast(v[1], torch.int64), spec(table).shape[0], from_end=False)
         return [b.load(v[0], (ZERO, b.index[rank - 1]), [(0, position)])]
 
     operands = (Operand(table, free=True), Operand(tokens, _present(tokens, whole(rank - 1))))

@@ -1,13 +1,28 @@
-"""Negative log-likelihood, the last part of a cross-entropy."""
+"""Losses: negative log-likelihood (the last part of a cross-entropy), squares and their kin, binary cross-entropy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, Values, arguments, lowers, spec, wide
+from aottrain.compiler.lowering.pointwise import mixed
+from aottrain.compiler.lowering.reductions import reduce_all
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    wide,
+)
 from aottrain.ir.affine import ZERO
 from aottrain.ir.graph import value_of
 
@@ -31,7 +46,7 @@ def _nll_loss(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> Sequence[int]:
         counted = b.compare("ne", v[1], b.constant(ignore, torch.int64))
         picked = b.compute("where", counted, v[1], b.constant(0, torch.int64))
-        value = b.load(v[0], (b.index[0], ZERO), [(1, b.checked(picked, classes))])
+        value = b.load(v[0], (b.index[0], ZERO), [(1, b.checked(picked, classes, from_end=False))])
         loss = b.compute("neg", b.cast(value, compute))
         total = b.reduce("sum", b.compute("where", counted, loss, b.constant(0, compute)))
         number = b.reduce("sum", b.cast(counted, compute))
@@ -66,3 +81,142 @@ def _nll_loss_backward(node: fx.Node) -> Rule | None:
         operands.append(Operand(total, ()))
     outputs = (Output((None if own.shape[0] == 1 else 0, None if own.shape[1] == 1 else 1), own.dtype),)
     return Rule(own.shape, tuple(operands), outputs, formula)
+
+
+Formula = Callable[[Builder, Values], int]
+
+
+def _reduced(node: fx.Node, operands: Sequence[Any], reduction: int, formula: Formula) -> list[Rule] | Rule | None:
+    """Each element's loss, their mean, or their sum."""
+    if not all(isinstance(value, fx.Node) for value in operands) or spec(node).dtype is torch.bool:
+        return None
+    if reduction == _NONE:
+        return mixed(node, operands, formula)
+    if len({spec(value).shape for value in operands}) > 1:
+        return None
+    return reduce_all(node, operands, formula, mean=reduction == _MEAN)
+
+
+def _gradient(node: fx.Node, operands: Sequence[Any], reduction: int, formula: Formula) -> Rule | None:
+    """operands: the gradient first; divided by the number of elements of a mean."""
+    count = math.prod(spec(node).shape) if reduction == _MEAN else 1
+
+    def scaled(b: Builder, v: Values) -> int:
+        share = b.constant(1 / max(count, 1), b.dtype(v[0]))
+        return b.compute("mul", formula(b, v), share) if reduction == _MEAN else formula(b, v)
+
+    return mixed(node, operands, scaled)
+
+
+def _halved_square(b: Builder, size: int, over: float) -> int:
+    half = b.compute("mul", b.constant(0.5, b.dtype(size)), b.compute("mul", size, size))
+    return b.compute("div", half, b.constant(over, b.dtype(size)))
+
+
+@lowers("aten.mse_loss.default")
+def _mse(node: fx.Node) -> list[Rule] | Rule | None:
+    def formula(b: Builder, v: Values) -> int:
+        difference = b.compute("sub", *v)
+        return b.compute("mul", difference, difference)
+
+    return _reduced(node, arguments(node)[:2], argument(node, "reduction", 2, _MEAN), formula)
+
+
+@lowers("aten.mse_loss_backward.default")
+def _mse_backward(node: fx.Node) -> Rule | None:
+    def formula(b: Builder, v: Values) -> int:
+        double = b.compute("mul", b.constant(2, b.dtype(v[0])), b.compute("sub", v[1], v[2]))
+        return b.compute("mul", double, v[0])
+
+    return _gradient(node, arguments(node)[:3], arguments(node)[3], formula)
+
+
+@lowers("aten.smooth_l1_loss.default", "aten.huber_loss.default")
+def _smooth(node: fx.Node) -> list[Rule] | Rule | None:
+    """Half the square near 0, the absolute value beyond; a Huber loss is that times its border (Huber, 1964)."""
+    huber = "huber" in str(node.target)
+    border = argument(node, "delta" if huber else "beta", 3, 1.0)
+    if border <= 0:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        size = b.compute("abs", b.compute("sub", *v))
+        dtype, edge = b.dtype(size), b.constant(border, b.dtype(size))
+        far = b.compute("sub", size, b.constant(0.5 * border, dtype))
+        far = b.compute("mul", edge, far) if huber else far
+        near = _halved_square(b, size, 1.0 if huber else border)
+        return b.compute("where", b.compare("le" if huber else "lt", size, edge), near, far)
+
+    return _reduced(node, arguments(node)[:2], argument(node, "reduction", 2, _MEAN), formula)
+
+
+@lowers("aten.smooth_l1_loss_backward.default", "aten.huber_loss_backward.default")
+def _smooth_backward(node: fx.Node) -> Rule | None:
+    huber = "huber" in str(node.target)
+    gradient, x, target, reduction, border = arguments(node)[:5]
+    if border <= 0:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        g, difference = v[0], b.compute("sub", v[1], v[2])
+        edge = b.constant(border, b.dtype(g))
+        low = b.compare("le", difference, b.compute("neg", edge))
+        high = b.compare("ge", difference, edge)
+        near = b.compute("mul", difference, g) if huber else b.compute("div", b.compute("mul", difference, g), edge)
+        far = b.compute("mul", edge, g) if huber else g
+        return b.compute("where", low, b.compute("neg", far), b.compute("where", high, far, near))
+
+    return _gradient(node, (gradient, x, target), reduction, formula)
+
+
+@lowers("aten.binary_cross_entropy.default")
+def _binary(node: fx.Node) -> list[Rule] | Rule | None:
+    """Each logarithm is at least -100, as in eager."""
+    probability, target, weight = (argument(node, name, i) for i, name in enumerate(("self", "target", "weight")))
+    if weight is not None:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        p, t = v
+        dtype = b.dtype(p)
+        one, least = b.constant(1, dtype), b.constant(-100, dtype)
+        yes = b.compute("max", b.compute("log", p), least)
+        no = b.compute("max", b.compute("log1p", b.compute("neg", p)), least)
+        return b.compute("sub", b.compute("mul", b.compute("sub", t, one), no), b.compute("mul", t, yes))
+
+    return _reduced(node, (probability, target), argument(node, "reduction", 3, _MEAN), formula)
+
+
+@lowers("aten.binary_cross_entropy_backward.default")
+def _binary_backward(node: fx.Node) -> Rule | None:
+    gradient, probability, target = arguments(node)[:3]
+    if argument(node, "weight", 3) is not None:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        g, p, t = v
+        dtype = b.dtype(p)
+        spread = b.compute("mul", b.compute("sub", b.constant(1, dtype), p), p)
+        spread = b.compute("max", spread, b.constant(1e-12, dtype))
+        return b.compute("div", b.compute("mul", g, b.compute("sub", p, t)), spread)
+
+    return _gradient(node, (gradient, probability, target), argument(node, "reduction", 4, _MEAN), formula)
+
+
+@lowers("aten.binary_cross_entropy_with_logits.default")
+def _binary_logits(node: fx.Node) -> list[Rule] | Rule | None:
+    """(1 - t) * x - log(sigmoid(x)), by a form that does not overflow."""
+    x, target = arguments(node)[:2]
+    weight, positive = (argument(node, name, i) for i, name in ((2, "weight"), (3, "pos_weight")))
+    if weight is not None or positive is not None:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        logit, t = v
+        dtype = b.dtype(logit)
+        one, zero = b.constant(1, dtype), b.constant(0, dtype)
+        bent = b.compute("log1p", b.compute("exp", b.compute("neg", b.compute("abs", logit))))
+        log_sigmoid = b.compute("sub", b.compute("min", logit, zero), bent)
+        return b.compute("sub", b.compute("mul", b.compute("sub", one, t), logit), log_sigmoid)
+
+    return _reduced(node, (x, target), argument(node, "reduction", 4, _MEAN), formula)

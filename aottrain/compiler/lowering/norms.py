@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering.reductions import row_mean
+from aottrain.compiler.lowering.reductions import row_mean, row_moments
 from aottrain.compiler.lowering.rules import (
     Builder,
     Operand,
@@ -43,7 +43,7 @@ def _layer_norm(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> Sequence[int]:
         given = iter(v)
         value = b.cast(next(given), wide(spec(x).dtype))
-        mean, rstd, distance = _moments(b, value, count, eps)
+        mean, _, rstd, distance = _moments(b, value, count, eps)
         out = b.compute("mul", distance, rstd)
         if weight is not None:
             out = b.compute("mul", out, b.cast(next(given), b.dtype(out)))
@@ -58,12 +58,11 @@ def _layer_norm(node: fx.Node) -> Rule | None:
     return Rule(shape, operands, outputs, formula, dims)
 
 
-def _moments(b: Builder, x: int, count: int, eps: float) -> tuple[int, int, int]:
-    """Mean, reciprocal standard deviation and x - mean, of a row, in two passes."""
-    mean = row_mean(b, x, count)
-    distance = b.compute("sub", x, mean)
-    variance = row_mean(b, b.compute("mul", distance, distance), count)
-    return mean, b.compute("rsqrt", b.compute("add", variance, b.constant(eps, b.dtype(x)))), distance
+def _moments(b: Builder, x: int, count: int, eps: float) -> tuple[int, int, int, int]:
+    """Mean, variance, its reciprocal root and x - mean, of a row, in two passes."""
+    mean, total, distance = row_moments(b, x, count)
+    variance = b.compute("div", total, b.constant(count, b.dtype(x)))
+    return mean, variance, b.compute("rsqrt", b.compute("add", variance, b.constant(eps, b.dtype(x)))), distance
 
 
 def _input_gradient(b: Builder, scaled: int, normal: int, rstd: int, count: int) -> int:
@@ -111,7 +110,7 @@ def _norm_outputs(
     results: Sequence[Any], mask: Any, everything: tuple[int, ...], dims: tuple[int, ...]
 ) -> tuple[Output, ...]:
     """Of the results that the mask asks for: the input's gradient, the weight's, the bias's."""
-    kinds = ((everything, None), (dims, "sum"), (dims, "sum"))
+    kinds = ((everything, None), (dims, "sum"), (dims, "sum"))[: len(results)]
     return tuple(
         Output(where, result.dtype, column)
         for (where, column), result, wanted in zip(kinds, results, mask, strict=True)
@@ -175,7 +174,7 @@ def _rms_norm_backward(node: fx.Node) -> Rule | None:
         Operand(gradient, everything), Operand(x, everything), Operand(rstd, kept),
         *(Operand(p, dims) for p in _nodes(weight)),
     )  # fmt: skip
-    return Rule(shape, operands, _norm_outputs(results, [*mask, False][:2], everything, dims), formula, dims)
+    return Rule(shape, operands, _norm_outputs(results, mask, everything, dims), formula, dims)
 
 
 @lowers("aten._native_batch_norm_legit_functional.default")
@@ -195,8 +194,7 @@ def _batch_norm(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> Sequence[int]:
         given = iter([b.cast(value, compute) for value in v])
         value = next(given)
-        mean, rstd, distance = _moments(b, value, count, eps)
-        variance = row_mean(b, b.compute("mul", distance, distance), count)
+        mean, variance, rstd, distance = _moments(b, value, count, eps)
         out = b.compute("mul", distance, rstd)
         if weight is not None:
             out = b.compute("mul", out, next(given))

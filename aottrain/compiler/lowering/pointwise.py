@@ -92,7 +92,9 @@ _UNARY = {
     "neg": "neg", "abs": "abs", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "sign": "sign", "reciprocal": "reciprocal",
-    "bitwise_not": "not", "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
+    "bitwise_not": "not", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "asinh": "asinh",
+    "acosh": "acosh", "atanh": "atanh", "sgn": "sign",
+    "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
 }  # fmt: skip
 
 _BINARY = {
@@ -143,13 +145,17 @@ def _add(node: fx.Node) -> Rule | None:
     name = str(node.target)
     op = "add" if "add" in name else "sub"
     alpha = argument(node, "alpha", 2, 1)
+    if spec(node).dtype is torch.bool and op == "add" and alpha == 1:
+        return mixed(node, arguments(node)[:2], lambda b, v: b.compute("or", *v))
     if spec(node).dtype is torch.bool or not isinstance(alpha, (int, float)):
         return None
     first, second = arguments(node)[:2] if "rsub" not in name else arguments(node)[1::-1]
 
     def formula(b: Builder, v: Values) -> int:
-        right = v[1] if alpha == 1 else b.compute("mul", v[1], b.constant(alpha, b.dtype(v[1])))
-        return b.compute(op, v[0], right)
+        if alpha == 1:
+            return b.compute(op, *v)
+        factor = alpha if op == "add" else -alpha
+        return b.compute("fma", b.constant(factor, b.dtype(v[1])), v[1], v[0])
 
     return mixed(node, (first, second), formula)
 
@@ -178,7 +184,7 @@ def _isnan(node: fx.Node) -> Rule | None:
     return mixed(node, (source,), lambda b, v: b.compare("ne", v[0], v[0]), spec(source).dtype)
 
 
-@lowers("aten._to_copy.default", "aten.clone.default", "aten.alias.default", "prims.convert_element_type.default")
+@lowers("aten._to_copy.default", "aten.clone.default", "prims.convert_element_type.default")
 def _copy(node: fx.Node) -> Rule | None:
     source = arguments(node)[0]
     assert isinstance(source, fx.Node)
@@ -251,7 +257,18 @@ def _number(b: Builder, value: Scalar, dtype: torch.dtype) -> int:
 
 @lowers("aten.relu.default")
 def _relu(node: fx.Node) -> Rule | None:
-    return mixed(node, arguments(node)[:1], lambda b, v: b.compute("max", v[0], b.constant(0, b.dtype(v[0]))))
+    return mixed(node, arguments(node)[:1], lambda b, v: at_least(b, v[0], 0))
+
+
+def at_least(b: Builder, value: int, low: Scalar) -> int:
+    """The value where it is not below the bound, so NaN and -0.0 stay."""
+    bound = b.constant(low, b.dtype(value))
+    return b.compute("where", b.compare("lt", value, bound), bound, value)
+
+
+def at_most(b: Builder, value: int, high: Scalar) -> int:
+    bound = b.constant(high, b.dtype(value))
+    return b.compute("where", b.compare("gt", value, bound), bound, value)
 
 
 @lowers("aten.threshold_backward.default")
@@ -273,15 +290,15 @@ def _clamp(node: fx.Node) -> Rule | None:
     high = argument(node, "max", 2 if "clamp.default" in name else 1) if "min" not in name else None
     if "hardtanh" in name:
         low, high = argument(node, "min_val", 1, -1), argument(node, "max_val", 2, 1)
-    if any(isinstance(bound, fx.Node) for bound in (low, high)):
+    if any(isinstance(bound, fx.Node) or bound != bound for bound in (low, high)):
         return None
 
     def formula(b: Builder, v: Values) -> int:
         value = v[0]
         if low is not None:
-            value = b.compute("max", value, b.constant(low, b.dtype(value)))
+            value = at_least(b, value, low)
         if high is not None:
-            value = b.compute("min", value, b.constant(high, b.dtype(value)))
+            value = at_most(b, value, high)
         return value
 
     return mixed(node, arguments(node)[:1], formula)
@@ -291,7 +308,8 @@ def _clamp(node: fx.Node) -> Rule | None:
 def _pow(node: fx.Node) -> Rule | None:
     """Small powers as eager computes them, the others by the library's pow."""
     power = arguments(node)[1]
-    if not isinstance(power, (int, float)) or not spec(node).dtype.is_floating_point:
+    own = spec(node).dtype
+    if not isinstance(power, (int, float)) or own is torch.bool or not (own.is_floating_point or power in (1, 2, 3)):
         return None
 
     def formula(b: Builder, v: Values) -> int:
@@ -302,13 +320,15 @@ def _pow(node: fx.Node) -> Rule | None:
             return b.compute("mul", x, x)
         if power == 3:
             return b.compute("mul", b.compute("mul", x, x), x)
-        if power in (0.5, -0.5):
+        if power in (0.5, -0.5) and own is not torch.float16:
             return b.compute("sqrt" if power > 0 else "rsqrt", x)
         if power == -1:
             return b.compute("reciprocal", x)
         if power == -2:
             return b.compute("reciprocal", b.compute("mul", x, x))
-        return b.compute("pow", x, b.constant(power, b.dtype(x)))
+        # Eager keeps the exponent in double, where it does not compute in vectors.
+        double = b.compute("pow", b.cast(x, torch.float64), b.constant(power, torch.float64))
+        return b.cast(double, b.dtype(x))
 
     return mixed(node, arguments(node)[:1], formula)
 
@@ -334,6 +354,8 @@ def _addcmul(node: fx.Node) -> Rule | None:
 
     def formula(b: Builder, v: Values) -> int:
         left = v[1] if scale == 1 else b.compute("mul", b.constant(scale, b.dtype(v[1])), v[1])
+        if op == "mul":
+            return b.compute("fma", left, v[2], v[0])
         return b.compute("add", v[0], b.compute(op, left, v[2]))
 
     return mixed(node, arguments(node)[:3], formula)

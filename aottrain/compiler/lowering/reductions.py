@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from aottrain.compiler.lowering.rules import (
     Output,
     Rule,
     Values,
+    aligned,
     argument,
     arguments,
     lowers,
@@ -61,6 +62,29 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     return [
         Rule(shape, operands, (Output(kept, own.dtype),), row, dims),
         Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column),
+    ]
+
+
+def reduce_all(
+    node: fx.Node, sources: Sequence[fx.Node], formula: Callable[[Builder, Values], int], mean: bool
+) -> list[Rule] | None:
+    """The sum or mean over all elements of what the formula gives from operands of one shape."""
+    shape, own = spec(sources[0]).shape, spec(node)
+    if 0 in shape:
+        return None
+    compute, count = wide(own.dtype), math.prod(shape) if mean else 1
+    operands = tuple(Operand(source, aligned(shape, shape)) for source in sources)
+
+    def column(b: Builder, v: Values) -> Sequence[int]:
+        return [formula(b, [b.cast(value, compute) for value in v])]
+
+    def row(b: Builder, v: Values) -> Sequence[int]:
+        total = b.reduce("sum", column(b, v)[0])
+        return [b.cast(b.compute("div", total, b.constant(count, compute)) if mean else total, own.dtype)]
+
+    return [
+        Rule(shape, operands, (Output((), own.dtype),), row, whole(len(shape))),
+        Rule(shape, operands, (Output((), own.dtype, "sum", count),), column),
     ]
 
 
@@ -111,10 +135,7 @@ def _variance(node: fx.Node) -> Rule | None:
     results = 2 if "var_mean" in str(node.target) else 1
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        x = b.cast(v[0], wide(facts.dtype))
-        mean = row_mean(b, x, count)
-        distance = b.compute("sub", x, mean)
-        total = b.reduce("sum", b.compute("mul", distance, distance))
+        mean, total, _ = row_moments(b, b.cast(v[0], wide(facts.dtype)), count)
         variance = b.compute("div", total, b.constant(count - correction, b.dtype(total)))
         return [b.cast(value, facts.dtype) for value in (variance, mean)][:results]
 
@@ -122,12 +143,27 @@ def _variance(node: fx.Node) -> Rule | None:
     return Rule(facts.shape, (Operand(source, whole(len(facts.shape))),), outputs, formula, dims)
 
 
+def row_moments(b: Builder, x: int, count: int) -> tuple[int, int, int]:
+    """Of a row: the mean, the sum of squared distances from it, and x - mean.
+
+    The mean is rounded, so the distances do not add up to zero: what they do add up to corrects all three (Chan, Golub,
+    LeVeque, "Algorithms for computing the sample variance", The American Statistician 37, 1983). It matters where the
+    mean is large against the deviation.
+    """
+    mean = row_mean(b, x, count)
+    distance = b.compute("sub", x, mean)
+    off = row_mean(b, distance, count)
+    total = b.reduce("sum", b.compute("mul", distance, distance))
+    lost = b.compute("mul", b.compute("mul", off, off), b.constant(count, b.dtype(x)))
+    return b.compute("add", mean, off), b.compute("sub", total, lost), b.compute("sub", distance, off)
+
+
 def row_mean(b: Builder, value: int, count: int) -> int:
     total = b.reduce("sum", value)
     return b.compute("div", total, b.constant(count, b.dtype(total)))
 
 
-@lowers("aten._softmax.default", "aten._log_softmax.default")
+@lowers("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
 def _softmax(node: fx.Node) -> Rule | None:
     """Shifted by the row's maximum, so that no exponential overflows."""
     source = arguments(node)[0]
@@ -145,7 +181,12 @@ def _softmax(node: fx.Node) -> Rule | None:
         total = b.reduce("sum", power)
         if logarithmic:
             return [b.cast(b.compute("sub", shifted, b.compute("log", total)), own.dtype)]
-        return [b.cast(b.compute("div", power, total), own.dtype)]
+        share = b.compute("div", power, total)
+        if "safe" in str(node.target):
+            # A row of which nothing is left by a mask has no shares, rather than NaN.
+            nothing = b.compare("eq", b.reduce("max", x), b.constant(-math.inf, b.dtype(x)))
+            share = b.compute("where", nothing, b.constant(0, b.dtype(x)), share)
+        return [b.cast(share, own.dtype)]
 
     return Rule(shape, (Operand(source, whole(len(shape))),), (Output(whole(len(shape)), own.dtype),), formula, (dim,))
 

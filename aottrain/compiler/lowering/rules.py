@@ -197,8 +197,12 @@ class Builder:
             return self.constant(float(known.value), dtype)
         return self.compute("cast", value, dtype=dtype)
 
-    def checked(self, value: int, size: int) -> int:
-        """An index into `size` elements: negative ones count from the end; the kernel reports one that is outside."""
+    def checked(self, value: int, size: int, from_end: bool = True) -> int:
+        """An index into `size` elements; negative ones count from the end, or are outside as well. The kernel reports
+        one that is outside."""
+        if not from_end:
+            negative = self.compare("lt", value, self.constant(0, torch.int64))
+            value = self.compute("where", negative, self.constant(size, torch.int64), value)
         return self.compute("checked", value, self.constant(size, torch.int64), dtype=torch.int64)
 
     def reduce(self, op: str, value: int, dtype: torch.dtype | None = None) -> int:

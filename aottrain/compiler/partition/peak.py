@@ -93,12 +93,11 @@ def _sweep(
     total = sum(base.values()) + sum(live.values())
     best, best_live, best_at = total, dict(live), ""
     for i, node in enumerate(order):
-        passing = 0
-        if node.op == "call_function" and view_source(node) is None:
-            for root, size in allocations(node):
-                live[root] = size
-                total += size
-            passing = workspace(node)
+        new = allocations(node)
+        for root, size in new:
+            live[root] = size
+            total += size
+        passing = workspace(node) if new else 0
         if total + passing > best:
             best, best_live, best_at = total + passing, dict(live), node.name
         for root in dying.get(i, []):

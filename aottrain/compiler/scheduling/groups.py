@@ -37,14 +37,17 @@ class Layout:
 
 
 def layout_of(node: fx.Node) -> Layout | None:
-    """None where the view has another type than its buffer."""
+    """None where the view has another type than its buffer, or begins before it."""
     root = storage_root(node)
     value, base = value_of(node), value_of(root)
     if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype is not base.dtype:
         return None
     if value.is_neg() or value.is_conj() or base.is_neg():
         return None
-    return Layout(root, tuple(value.shape), value.stride(), int(value.storage_offset() - base.storage_offset()))
+    start = int(value.storage_offset() - base.storage_offset())
+    if start < 0:
+        return None  # before the first element of what the kernel is given
+    return Layout(root, tuple(value.shape), value.stride(), start)
 
 
 @dataclass(frozen=True)

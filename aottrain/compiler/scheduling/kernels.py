@@ -10,7 +10,7 @@ from torch import fx
 from aottrain.compiler.lowering import Builder
 from aottrain.compiler.scheduling.groups import Group, Member, layout_of, result_nodes
 from aottrain.ir.affine import ZERO, Affine, offset_of
-from aottrain.ir.graph import info, source_of, spec_of
+from aottrain.ir.graph import info, source_of, spec_of, value_of
 from aottrain.ir.kernel import (
     Address,
     Column,
@@ -22,6 +22,7 @@ from aottrain.ir.kernel import (
     Position,
     Reduce,
     Store,
+    extent,
     operands,
     verify_kernel,
 )
@@ -88,7 +89,9 @@ def lower(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
     used = sorted(loaded | {buffers.number(n) for n in written})
     kernel = _renumbered(kernel, used)
     nodes = tuple(buffers.nodes[i] for i in used)
-    kernel = replace(kernel, parameters=tuple(_parameter(node, set(written)) for node in nodes))
+    spans = [_span(kernel, buffer, node, node in written) for buffer, node in enumerate(nodes)]
+    parameters = [_parameter(node, span, node in written) for node, span in zip(nodes, spans, strict=True)]
+    kernel = replace(kernel, parameters=tuple(parameters))
     verify_kernel(kernel)
     return KernelCall(kernel, nodes)
 
@@ -245,11 +248,26 @@ def _renumbered(kernel: KernelIR, used: Sequence[int]) -> KernelIR:
     )
 
 
-def _parameter(node: fx.Node, written: set[fx.Node]) -> Parameter:
+def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
+    """Elements from a buffer's start that the kernel may touch; of an input, whose views may reach its whole storage,
+    up to the last one that they do."""
+    facts, value = spec_of(node), value_of(node)
+    assert facts is not None
+    own = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
+    if written or node.op != "placeholder":
+        return own
+    room = facts.storage_bytes // facts.dtype.itemsize - int(value.storage_offset())
+    loads = [i for i in kernel.body if isinstance(i, Load) and i.buffer == buffer]
+    if any(load.guard is not None for load in loads):
+        return max(own, room)
+    highest = 0
+    for load in loads:
+        looked_up = sum(step * (size - 1) for _, step, size in load.address.indirect)
+        highest = max(highest, extent(load.address.offset, kernel.ranges)[1] + looked_up)
+    return min(max(own, room), 1 + highest)
+
+
+def _parameter(node: fx.Node, span: int, written: bool) -> Parameter:
     facts = spec_of(node)
     assert facts is not None
-    span = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
-    if node not in written and node.op == "placeholder":
-        # Views of an input may reach its whole storage.
-        span = max(span, facts.storage_bytes // facts.dtype.itemsize)
-    return Parameter(node.name, facts.dtype, node in written, span)
+    return Parameter(node.name, facts.dtype, written, span)

@@ -1,0 +1,96 @@
+"""Fake tensors as kernels give them.
+
+Torch's fakes differ from the CPU's kernels in the strides of a few results, found by running every operator of torch's
+own database on inputs of all layouts: by them an op downstream chooses its formula, and so how it rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.compat import FakeTensorMode, suggest_memory_format
+from aottrain.errors import UnsupportedError
+
+aten = torch.ops.aten
+
+# From the arguments and the result, a tensor with the strides that the result gets.
+Rule = Callable[[Sequence[Any], Tensor], Tensor]
+
+
+def _contiguous(args: Sequence[Any], out: Tensor) -> Tensor:
+    return torch.empty(out.shape, device=out.device)
+
+
+def _suggested_by(place: int) -> Rule:
+    """Channels last where this argument is, else contiguous."""
+
+    def rule(args: Sequence[Any], out: Tensor) -> Tensor:
+        return torch.empty(out.shape, device=out.device, memory_format=suggest_memory_format(args[place]))
+
+    return rule
+
+
+def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
+    """An elementwise op of two tensors, whose fake goes wrong where one is broadcast or laid out in another way."""
+    return torch.add(args[0], args[1])
+
+
+_RULES: dict[Any, Rule] = {
+    aten.log_sigmoid_forward.default: _contiguous,
+    aten._log_softmax_backward_data.default: _contiguous,
+    aten.huber_loss_backward.default: _contiguous,
+    aten.mse_loss_backward.default: _contiguous,
+    aten.smooth_l1_loss_backward.default: _contiguous,
+    aten.native_layer_norm_backward.default: _contiguous,
+    aten.normal.Tensor_Tensor: _contiguous,
+    aten.pow.Scalar: _contiguous,
+    aten.channel_shuffle.default: _suggested_by(0),
+    aten.max_unpool2d.default: _suggested_by(0),
+    aten.native_batch_norm.default: _suggested_by(0),
+    aten._native_batch_norm_legit_functional.default: _suggested_by(0),
+    aten._native_batch_norm_legit.no_stats: _suggested_by(0),
+    aten._batch_norm_with_update_functional.default: _suggested_by(0),
+    aten.batch_norm_backward.default: _suggested_by(1),
+    aten.native_batch_norm_backward.default: _suggested_by(1),
+    aten.replication_pad2d_backward.default: _suggested_by(1),
+    aten.copysign.Tensor: _as_a_sum,
+    aten.div.Tensor_mode: _as_a_sum,
+    aten.floor_divide.default: _as_a_sum,
+    aten.hardswish_backward.default: _as_a_sum,
+    aten.hardtanh_backward.default: _as_a_sum,
+    aten.logit_backward.default: _as_a_sum,
+    aten.native_dropout_backward.default: _as_a_sum,
+    aten.special_xlog1py.default: _as_a_sum,
+    aten.xlogy.Tensor: _as_a_sum,
+}
+
+
+_SUBTRACTIONS = {aten.sub.Tensor, aten.sub_.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar}
+
+
+class KernelFakes(FakeTensorMode):
+    """A FakeTensorMode that corrects those results on the CPU, and refuses what kernels refuse and fakes do not."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if func in _SUBTRACTIONS and any(isinstance(v, Tensor) and v.dtype == torch.bool for v in args):
+            # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
+            raise UnsupportedError("a subtraction of booleans, which is an error")
+        out = super().dispatch(func, types, args, kwargs or {})
+        rule = _RULES.get(func)
+        if rule is None:
+            return out
+        with self:
+            if isinstance(out, tuple):
+                return tuple(_laid_out(value, rule, args) for value in out)
+            return _laid_out(out, rule, args)
+
+
+def _laid_out(out: Any, rule: Rule, args: Sequence[Any]) -> Any:
+    if not isinstance(out, Tensor) or out.device.type != "cpu" or out.dim() < 2:
+        return out
+    strides = rule(args, out).stride()
+    return out if out.stride() == strides else torch.empty_strided(out.shape, strides, dtype=out.dtype)

@@ -1,0 +1,161 @@
+"""Division with rounding, remainders, interpolation, bounds that are tensors, tests for infinity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.pointwise import mixed
+from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec
+
+
+def _divides_safely(node: fx.Node, divisor: Any) -> bool:
+    """Integers trap where a divisor is 0, or -1 with the smallest number: only known ones are used."""
+    if spec(node).dtype.is_floating_point:
+        return True
+    return isinstance(divisor, int) and not isinstance(divisor, bool) and divisor not in (0, -1)
+
+
+@lowers("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.fmod.Tensor", "aten.fmod.Scalar")
+def _remainder(node: fx.Node) -> Rule | None:
+    """fmod has the dividend's sign, remainder the divisor's."""
+    dividend, divisor = arguments(node)[:2]
+    if spec(node).dtype is torch.bool or not _divides_safely(node, divisor):
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        rest = b.compute("fmod", *v)
+        return rest if "fmod" in str(node.target) else _with_sign_of(b, rest, v[1])
+
+    return mixed(node, (dividend, divisor), formula)
+
+
+def _with_sign_of(b: Builder, rest: int, divisor: int) -> int:
+    zero = b.constant(0, b.dtype(rest))
+    apart = b.compute("xor", b.compare("lt", rest, zero), b.compare("lt", divisor, zero))
+    moved = b.compute("and", b.compare("ne", rest, zero), apart)
+    return b.compute("where", moved, b.compute("add", rest, divisor), rest)
+
+
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default", "aten.floor_divide.Scalar")
+def _rounded_division(node: fx.Node) -> Rule | None:
+    dividend, divisor = arguments(node)[:2]
+    mode = "floor" if "floor" in str(node.target) else argument(node, "rounding_mode", 2)
+    dtype = spec(node).dtype
+    if mode is None or dtype is torch.bool or not _divides_safely(node, divisor):
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        if not dtype.is_floating_point:
+            quotient = b.compute("div", *v)
+            return quotient if mode == "trunc" else _floored(b, quotient, *v)
+        return b.compute("trunc", b.compute("div", *v)) if mode == "trunc" else _float_floored(b, *v)
+
+    return mixed(node, (dividend, divisor), formula)
+
+
+def _floored(b: Builder, quotient: int, x: int, y: int) -> int:
+    """One less than the truncated quotient where that was rounded up."""
+    rest, zero = b.compute("fmod", x, y), b.constant(0, b.dtype(x))
+    apart = b.compute("xor", b.compare("lt", rest, zero), b.compare("lt", y, zero))
+    up = b.compute("and", b.compare("ne", rest, zero), apart)
+    return b.compute("where", up, b.compute("sub", quotient, b.constant(1, b.dtype(x))), quotient)
+
+
+def _float_floored(b: Builder, x: int, y: int) -> int:
+    """Through the exact remainder, so that the quotient's rounding does not show; x / y where y is 0.
+
+    The steps of Python's own floor division of floats, which is what eager follows.
+    """
+    dtype = b.dtype(x)
+    zero, one, half = (b.constant(number, dtype) for number in (0, 1, 0.5))
+    rest, ratio = b.compute("fmod", x, y), b.compute("div", x, y)
+    quotient = b.compute("div", b.compute("sub", x, rest), y)
+    apart = b.compute("xor", b.compare("lt", rest, zero), b.compare("lt", y, zero))
+    down = b.compute("and", b.compare("ne", rest, zero), apart)
+    quotient = b.compute("where", down, b.compute("sub", quotient, one), quotient)
+    floor = b.compute("floor", quotient)
+    high = b.compare("gt", b.compute("sub", quotient, floor), half)
+    floor = b.compute("where", high, b.compute("add", floor, one), floor)
+    below = b.compare("lt", ratio, zero)
+    signed_zero = b.compute("where", below, b.constant(-0.0, dtype), b.compute("mul", ratio, zero))
+    floor = b.compute("where", b.compare("ne", quotient, zero), floor, signed_zero)
+    return b.compute("where", b.compare("eq", y, zero), ratio, floor)
+
+
+@lowers("aten.lerp.Scalar", "aten.lerp.Tensor")
+def _lerp(node: fx.Node) -> Rule | None:
+    """From the end that is nearer, so that weights 0 and 1 give the ends."""
+
+    def formula(b: Builder, v: Values) -> int:
+        start, end, weight = v
+        dtype = b.dtype(start)
+        way = b.compute("sub", end, start)
+        near = b.compare("lt", b.compute("abs", weight), b.constant(0.5, dtype))
+        forward = b.compute("fma", weight, way, start)
+        backward = b.compute("fma", way, b.compute("sub", weight, b.constant(1, dtype)), end)
+        return b.compute("where", near, forward, backward)
+
+    return mixed(node, arguments(node)[:3], formula)
+
+
+@lowers("aten.clamp.Tensor", "aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
+def _clamp(node: fx.Node) -> Rule | None:
+    """NaN wins wherever it is."""
+    name = str(node.target)
+    low = argument(node, "min", 1) if "max" not in name else None
+    high = argument(node, "max", 2 if "clamp.T" in name else 1) if "min" not in name else None
+    if spec(node).dtype is torch.bool:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        value, *bounds = v
+        for op, bound in (("max", low), ("min", high)):
+            if bound is not None:
+                value = b.compute(op, value, bounds.pop(0))
+        return value
+
+    return mixed(node, [value for value in (arguments(node)[0], low, high) if value is not None], formula)
+
+
+@lowers("aten.isinf.default", "aten.isposinf.default", "aten.isneginf.default")
+def _isinf(node: fx.Node) -> Rule | None:
+    (source,) = arguments(node)[:1]
+    name = str(node.target)
+    if not spec(source).dtype.is_floating_point:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        dtype = b.dtype(v[0])
+        value = v[0] if "pos" in name or "neg" in name else b.compute("abs", v[0])
+        return b.compare("eq", value, b.constant(-math.inf if "neg" in name else math.inf, dtype))
+
+    return mixed(node, (source,), formula, spec(source).dtype)
+
+
+@lowers("aten.fill.Tensor")
+def _fill(node: fx.Node) -> Rule | None:
+    value = arguments(node)[1]
+    return mixed(node, (value,), lambda b, v: v[0])
+
+
+@lowers("aten.nan_to_num.default")
+def _nan_to_num(node: fx.Node) -> Rule | None:
+    dtype = spec(node).dtype
+    if not dtype.is_floating_point:
+        return None
+    limit = torch.finfo(dtype).max
+    nan, high, low = (argument(node, name, i, None) for i, name in ((1, "nan"), (2, "posinf"), (3, "neginf")))
+
+    def formula(b: Builder, v: Values) -> int:
+        (x,) = v
+        kind = b.dtype(x)
+        for edge, given, default in ((math.inf, high, limit), (-math.inf, low, -limit)):
+            number = b.constant(default if given is None else given, kind)
+            x = b.compute("where", b.compare("eq", v[0], b.constant(edge, kind)), number, x)
+        return b.compute("where", b.compare("ne", v[0], v[0]), b.constant(nan or 0.0, kind), x)
+
+    return mixed(node, arguments(node)[:1], formula)

@@ -1,0 +1,188 @@
+"""Lookups by index tensors, and copies that rearrange: flips, rolls, scatters into a slice, gated halves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    aligned,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+)
+from aottrain.ir.affine import ZERO, Affine
+
+
+def _own_output(node: fx.Node) -> tuple[Output, ...]:
+    return (Output(whole(len(spec(node).shape)), spec(node).dtype),)
+
+
+@lowers("aten.index_select.default", "aten.gather.default")
+def _gather(node: fx.Node) -> Rule | None:
+    """Along one dimension; no index counts from the end."""
+    source, dim, index = arguments(node)[:3]
+    own, rank = spec(node), len(spec(node).shape)
+    if not rank or not spec(source).shape:
+        return None
+    dim %= rank
+    size = spec(source).shape[dim]
+    selected = "index_select" in str(node.target)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        place = b.checked(b.cast(v[1], torch.int64), size, from_end=False)
+        return [b.load(v[0], [ZERO if d == dim else b.index[d] for d in range(rank)], [(dim, place)])]
+
+    places = spec(index).shape
+    dims = (dim if places and places[0] > 1 else None,) if selected else aligned(places, own.shape)
+    dims = dims[: len(places)]
+    return Rule(own.shape, (Operand(source, free=True), Operand(index, dims)), _own_output(node), formula)
+
+
+@lowers("aten.index.Tensor")
+def _index(node: fx.Node) -> Rule | None:
+    """By integers: the dimensions of the indices stand where the first one does, or first if they are apart."""
+    source, given = arguments(node)[:2]
+    own = spec(node)
+    indices = {d: index for d, index in enumerate(given) if index is not None}
+    if not indices or any(spec(index).dtype in (torch.bool, torch.uint8) for index in indices.values()):
+        return None
+    block = torch.broadcast_shapes(*(spec(index).shape for index in indices.values()))
+    first, last = min(indices), max(indices)
+    start = first if last - first + 1 == len(indices) else 0
+    others = [d for d in range(len(spec(source).shape)) if d not in indices]
+    if len(own.shape) != len(block) + len(others):
+        return None  # an example value of another shape than eager's, which torch gives for some indices without dims
+    left = [d for d in range(len(own.shape)) if not start <= d < start + len(block)]
+    where = dict(zip(others, left, strict=True))
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        sizes = spec(source).shape
+        places = [
+            (d, b.checked(b.cast(value, torch.int64), sizes[d])) for d, value in zip(indices, v[1:], strict=True)
+        ]
+        index = [b.index[where[d]] if d in where else ZERO for d in range(len(sizes))]
+        return [b.load(v[0], index, places)]
+
+    operands = [Operand(source, free=True)]
+    for index in indices.values():
+        dims = aligned(spec(index).shape, block)
+        operands.append(Operand(index, tuple(None if d is None else d + start for d in dims)))
+    return Rule(own.shape, tuple(operands), _own_output(node), formula)
+
+
+@lowers("aten.flip.default")
+def _flip(node: fx.Node) -> Rule | None:
+    source, dims = arguments(node)[:2]
+    own, rank = spec(node), len(spec(node).shape)
+    flipped = {d % rank for d in dims} if rank else set()
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        index = [b.index[d] * -1 + Affine((), own.shape[d] - 1) if d in flipped else b.index[d] for d in range(rank)]
+        return [b.load(v[0], index)]
+
+    return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+
+
+@lowers("aten.roll.default")
+def _roll(node: fx.Node) -> Rule | None:
+    """Along one dimension, or all as one: what leaves at the end comes in at the start."""
+    source, shifts = arguments(node)[:2]
+    dims = argument(node, "dims", 2, [])
+    own, rank = spec(node), len(spec(node).shape)
+    if len(shifts) != 1 or (len(dims) != 1 and rank != 1):
+        return None
+    dim = dims[0] % rank if dims else 0
+    size = own.shape[dim]
+    shift = shifts[0] % max(size, 1)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        if shift == 0:
+            return [b.load(v[0], b.index)]
+        wrapped = b.compare("lt", b.position(dim), b.constant(shift, torch.int64))
+        parts = []
+        for guard, step in ((wrapped, size - shift), (b.compute("not", wrapped), -shift)):
+            index = [b.index[d] + Affine((), step) if d == dim else b.index[d] for d in range(rank)]
+            parts.append(b.load(v[0], index, guard=guard))
+        return [b.compute("where", wrapped, *parts)]
+
+    return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+
+
+@lowers("aten.select_scatter.default", "aten.slice_scatter.default")
+def _scatter_slice(node: fx.Node) -> Rule | None:
+    """A copy of the first operand with the second one in the place of a slice with step 1."""
+    source, part = arguments(node)[:2]
+    own, rank = spec(node), len(spec(node).shape)
+    selected = "select" in str(node.target)
+    dim = argument(node, "dim", 2, 0) % rank
+    size = own.shape[dim]
+    start = argument(node, "index" if selected else "start", 3, 0) or 0
+    if not selected and argument(node, "step", 5, 1) != 1:
+        return None
+    if spec(part).dtype is not own.dtype or (not selected and len(spec(part).shape) != rank):
+        return None
+    start = min(max(start + size if start < 0 else start, 0), size)
+    count = 1 if selected else spec(part).shape[dim]
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        where = b.position(dim)
+        after = b.compare("ge", where, b.constant(start, torch.int64))
+        inside = b.compute("and", after, b.compare("lt", where, b.constant(start + count, torch.int64)))
+        index = [b.index[d] + Affine((), -start) if d == dim else b.index[d] for d in range(rank)]
+        if selected:
+            del index[dim]
+        return [b.compute("where", inside, b.load(v[1], index, guard=inside), v[0])]
+
+    operands = (Operand(source, whole(rank)), Operand(part, free=True))
+    return Rule(own.shape, operands, _own_output(node), formula)
+
+
+@lowers("aten.glu.default")
+def _glu(node: fx.Node) -> Rule | None:
+    """The first half along a dimension, times the sigmoid of the second."""
+    (source,) = arguments(node)[:1]
+    own, rank = spec(node), len(spec(node).shape)
+    dim = argument(node, "dim", 1, -1) % rank
+    compute = torch.float32 if own.dtype in (torch.bfloat16, torch.float16) else own.dtype
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        index = [b.index[d] + Affine((), own.shape[d]) if d == dim else b.index[d] for d in range(rank)]
+        first, second = (b.cast(b.load(v[0], at), compute) for at in (b.index, index))
+        return [b.cast(b.compute("mul", first, b.compute("sigmoid", second)), own.dtype)]
+
+    return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+
+
+@lowers("aten.stack.default")
+def _stack(node: fx.Node) -> Rule | None:
+    """Each element from the one input whose turn it is along the new dimension."""
+    sources = arguments(node)[0]
+    own, rank = spec(node), len(spec(node).shape)
+    if any(spec(source).dtype is not own.dtype for source in sources) or len(sources) > 8:
+        return None
+    dim = argument(node, "dim", 1, 0) % rank
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        turn = b.position(dim)
+        result = v[-1]
+        for number, value in reversed(list(enumerate(v[:-1]))):
+            here = b.compare("eq", turn, b.constant(number, torch.int64))
+            result = b.compute("where", here, value, result)
+        return [result]
+
+    kept = [d for d in range(rank) if d != dim]
+    operands = tuple(
+        Operand(source, tuple(None if size == 1 else d for size, d in zip(spec(source).shape, kept, strict=True)))
+        for source in sources
+    )
+    return Rule(own.shape, operands, _own_output(node), formula)

@@ -1,0 +1,180 @@
+"""Speed, peak and compile time of forward and backward, ours beside eager's and torch.compile's: `--model gpt`.
+
+Every engine is in a process of its own; they take turns, round by round, with the same weights and data, so a ratio is
+of one round. Beside each model stands the time of its matrix products, convolutions and attention alone, replayed in
+the same rounds: what no fusion of the rest can go below. `--preload` gives all processes another allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import aottrain  # noqa: E402
+from aottrain.compat import TorchDispatchMode  # noqa: E402
+from aottrain.ir.explain import table  # noqa: E402
+from aottrain.ir.ops import OpKind, op_info  # noqa: E402
+from aottrain.ir.units import format_bytes  # noqa: E402
+from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
+from aottrain.tasks.points import Point, ratio  # noqa: E402
+from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
+from scripts.bench_models import MODELS  # noqa: E402
+
+ENGINES = ("eager", "torch_compile", "aot", "products")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", action="append", choices=tuple(MODELS), help="may be given several times; all")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="with commas between; products: the lower bound")
+    parser.add_argument("--steps", type=int, default=5, help="timed steps of each engine in each round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--autocast", action="store_true", help="forward under bfloat16 autocast")
+    parser.add_argument("--preload", default="", help="a library for LD_PRELOAD, such as tcmalloc's")
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench_kernels") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    parser.add_argument("--engine", help=argparse.SUPPRESS)  # one side, in its own process
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.engine:
+        return serve(lambda: begin(options.model[0], options.engine, options.autocast))
+    if options.preload:
+        os.environ["LD_PRELOAD"] = options.preload
+    speedups: dict[str, list[float]] = {}
+    for name in options.model or tuple(MODELS):
+        print(f"\n=== {name}, torch {torch.__version__}, {options.threads} threads", flush=True)
+        for engine, value in bench(name, options).items():
+            speedups.setdefault(engine, []).append(value)
+    for engine, values in speedups.items():
+        print(f"aot against {engine}: {math.exp(statistics.mean(map(math.log, values))):.2f}x in geometric mean")
+    return 0
+
+
+def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
+    """Print the table of one model. Returns how many times faster aot is than each other engine."""
+    runs: dict[str, TimedRun] = {}
+    figures: dict[str, Mapping[str, Any]] = {}
+    # Cold caches, so that compile time is the time of a first run; one folder for each table.
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/inductor"
+        try:
+            for engine in options.engines.split(","):
+                command = [sys.executable, str(Path(__file__).resolve()), "--model", name, "--engine", engine]
+                command += ["--threads", str(options.threads)] + ["--autocast"] * options.autocast
+                run = TimedRun(command, options.out / f"{name}_{engine}.txt")
+                try:
+                    figures[engine] = run.start()
+                    runs[engine] = run
+                except RunError as error:
+                    print(f"{engine}: {error}", flush=True)
+            times: dict[str, list[float]] = {engine: [] for engine in runs}
+            for index in range(options.rounds):
+                shift = index % len(runs)
+                for engine in (*list(runs)[shift:], *list(runs)[:shift]):
+                    times[engine].append(statistics.median(runs[engine].time(options.steps)))
+        finally:
+            for run in runs.values():
+                run.close()
+    points = {engine: Point(engine, engine).timed(times[engine]) for engine in runs}
+    _print(points, figures)
+    ratios = {engine: ratio(points[engine], points["aot"]) for engine in points if engine != "aot" and "aot" in points}
+    return {engine: found.median for engine, found in ratios.items() if found is not None}
+
+
+def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> None:
+    header = ("engine", "step ms", "lowest", "highest", "against eager", "peak", "page faults", "first call", "kernels")
+    rows = []
+    for engine, point in points.items():
+        known = figures[engine]
+        against = ratio(points["eager"], point) if "eager" in points else None
+        peak = "-" if known["peak_bytes"] is None else format_bytes(known["peak_bytes"])
+        spread = [f"{value:.1f}" for value in (point.step_ms_median or 0, min(point.round_ms), max(point.round_ms))]
+        counts = [f"{known['page_faults']:,}", f"{known['compile_s']:.2f} s", str(known["kernels"])]
+        rows.append((engine, *spread, "-" if against is None else str(against), peak, *counts))
+    print(table(header, rows, right=range(1, 9)), flush=True)
+
+
+def begin(name: str, engine: str, autocast: bool) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
+    """Build, compile, warm up and measure one side."""
+    torch.manual_seed(0)
+    model, loss, batch = MODELS[name]()
+    call: Any = model
+    if engine == "torch_compile":
+        call = torch.compile(model)
+    elif engine == "aot":
+        call = aottrain.compile(model, capture="trace", on_unsupported="error")
+
+    def step() -> None:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            value = loss(call, *batch)
+        value.backward()
+        model.zero_grad(set_to_none=True)
+
+    if engine == "products":
+        step = _products(step)
+
+    def take(count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            start_s = time.perf_counter()
+            step()
+            times.append((time.perf_counter() - start_s) * 1e3)
+        return times
+
+    first = take(1)[0] / 1e3
+    later = take(3)[-1] / 1e3
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    take(2)
+    faults = (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) // 2
+    peak_bytes = None
+    if engine != "products":
+        with watch_cpu_peak([*model.parameters(), *model.buffers()]) as peak:
+            take(1)
+        peak_bytes = peak.num_bytes
+    kernels = sum(len(graph.kernels) for graph in call.report.graphs) if engine == "aot" else 0
+    figures = {"compile_s": first - later, "peak_bytes": peak_bytes, "page_faults": faults, "kernels": kernels}
+    return figures, take
+
+
+class _Record(TorchDispatchMode):
+    """The calls that are bound by arithmetic, with tensors of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Callable[[], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if op_info(func).kind is OpKind.COMPUTE or "scaled_dot_product" in str(func):
+            self.calls.append(lambda: func(*args, **kwargs))
+        return func(*args, **kwargs)
+
+
+def _products(step: Callable[[], None]) -> Callable[[], None]:
+    with _Record() as record:
+        step()
+
+    def replay() -> None:
+        with torch.no_grad():
+            for call in record.calls:
+                call()
+
+    return replay
+
+
+if __name__ == "__main__":
+    sys.exit(main())

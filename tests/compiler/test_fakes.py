@@ -1,0 +1,159 @@
+"""KernelFakes: the strides that the CPU's kernels give; the errors that they raise."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch.utils._pytree import tree_flatten, tree_map
+
+import aottrain
+from aottrain.compiler.fakes import _RULES, KernelFakes
+
+aten = torch.ops.aten
+
+
+def images():
+    return torch.rand(2, 4, 6, 6)
+
+
+def _argmaxed():
+    out, index = torch.nn.functional.max_pool2d(images(), 2, return_indices=True)
+    return [out, index, (6, 6)]
+
+
+# For each op the arguments, of which the tensors are laid out in every way.
+ARGUMENTS = {
+    aten.log_sigmoid_forward.default: lambda: [images()],
+    aten._log_softmax_backward_data.default: lambda: [images(), images(), 1, torch.float32],
+    aten.huber_loss_backward.default: lambda: [images(), images(), images(), 0, 1.0],
+    aten.mse_loss_backward.default: lambda: [images(), images(), images(), 0],
+    aten.smooth_l1_loss_backward.default: lambda: [images(), images(), images(), 0, 1.0],
+    aten.hardswish_backward.default: lambda: [images(), images()],
+    aten.hardtanh_backward.default: lambda: [images(), images(), -1.0, 1.0],
+    aten.logit_backward.default: lambda: [images(), images()],
+    aten.native_layer_norm_backward.default: lambda: [
+        images(),
+        images(),
+        (6, 6),
+        torch.zeros(2, 4, 1, 1),
+        torch.ones(2, 4, 1, 1),
+        images()[0, 0],
+        images()[0, 0],
+        [True] * 3,
+    ],
+    aten.normal.Tensor_Tensor: lambda: [images(), images()],
+    aten.pow.Scalar: lambda: [2.0, images()],
+    aten.channel_shuffle.default: lambda: [images(), 2],
+    aten.max_unpool2d.default: _argmaxed,
+    aten.native_batch_norm.default: lambda: [images(), None, None, None, None, True, 0.1, 1e-5],
+    aten._native_batch_norm_legit_functional.default: lambda: [
+        images(),
+        None,
+        None,
+        torch.zeros(4),
+        torch.ones(4),
+        True,
+        0.1,
+        1e-5,
+    ],
+    aten._native_batch_norm_legit.no_stats: lambda: [images(), None, None, True, 0.1, 1e-5],
+    aten._batch_norm_with_update_functional.default: lambda: [
+        images(),
+        torch.ones(4),
+        torch.ones(4),
+        torch.zeros(4),
+        torch.ones(4),
+        0.1,
+        1e-5,
+    ],
+    aten.batch_norm_backward.default: lambda: [
+        images(),
+        images(),
+        torch.ones(4),
+        None,
+        None,
+        torch.zeros(4),
+        torch.ones(4),
+        True,
+        1e-5,
+        [True] * 3,
+        torch.empty(0, dtype=torch.uint8),
+    ],
+    aten.native_batch_norm_backward.default: lambda: [
+        images(),
+        images(),
+        torch.ones(4),
+        None,
+        None,
+        torch.zeros(4),
+        torch.ones(4),
+        True,
+        1e-5,
+        [True] * 3,
+    ],
+    aten.replication_pad2d_backward.default: lambda: [torch.rand(2, 4, 8, 8), images(), (1, 1, 1, 1)],
+    aten.copysign.Tensor: lambda: [images(), images()[0]],
+    aten.div.Tensor_mode: lambda: [images(), images()[0]],
+    aten.floor_divide.default: lambda: [images(), images()[0]],
+    aten.native_dropout_backward.default: lambda: [images(), images() > 0.5, 2.0],
+    aten.special_xlog1py.default: lambda: [images(), images()[0]],
+    aten.xlogy.Tensor: lambda: [images(), images()[0]],
+}
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "channels last": lambda t: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t,
+    "transposed": lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "batch inside": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
+    "gaps": lambda t: t.repeat_interleave(2, -1)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("op", ARGUMENTS, ids=str)
+def test_strides_are_the_kernels(op):
+    arguments = ARGUMENTS[op]()
+    options = {"rounding_mode": "floor"} if op is aten.div.Tensor_mode else {}
+    places = [i for i, value in enumerate(arguments) if isinstance(value, torch.Tensor) and value.dim() > 1]
+    for layouts in itertools.product(LAYOUTS, repeat=len(places)):
+        given = list(arguments)
+        for i, name in zip(places, layouts, strict=True):
+            given[i] = LAYOUTS[name](given[i])
+        mode = KernelFakes()
+        fakes = tree_map(lambda v: mode.from_tensor(v) if isinstance(v, torch.Tensor) else v, given)  # noqa: B023
+        with mode:
+            found = [value.stride() for value in tree_flatten(op(*fakes, **options))[0]]
+        wanted = [value.stride() for value in tree_flatten(op(*given, **options))[0]]
+        assert found == wanted, layouts
+
+
+@pytest.mark.parametrize("door", ["trace", "dynamo"])
+@pytest.mark.parametrize("plan", ["save_all", "min_cut"])
+def test_an_error_of_the_backward_stays_there(door, plan):
+    def function(x):
+        return torch.logaddexp(x, x < x)
+
+    x = torch.ones(2, 2, requires_grad=True)
+    compiled = aottrain.compile(function, capture=door, partition=plan)
+    with pytest.warns(UserWarning, match="runs this call eagerly") if door == "trace" else nullcontext():
+        out = compiled(x)
+    assert compiled.report.num_fallbacks == 1
+    assert torch.equal(out, function(x))
+    with pytest.raises(RuntimeError, match="with a bool tensor"):
+        out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "formula", [lambda x: x - (x > 0), lambda x: (x > 0) - x, lambda x: 1 - (x > 0), lambda x: (x > 0) - 1]
+)
+def test_booleans_are_not_subtracted(formula):
+    x = torch.ones(2, 2)
+    with pytest.raises(RuntimeError, match="Subtraction"):
+        formula(x)
+    with pytest.raises(RuntimeError, match="Subtraction"), pytest.warns(UserWarning, match="runs this call eagerly"):
+        aottrain.compile(formula, capture="trace")(x)
+
+
+def test_each_rule_is_tested():
+    assert set(ARGUMENTS) == set(_RULES)

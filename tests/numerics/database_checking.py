@@ -1,0 +1,210 @@
+"""Compares an entry of torch's own databases of operators and modules, compiled, with eager: see `check_operator`.
+
+Under rng="eager", so that random entries are compared bit for bit with eager's own stream.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
+from torch.utils._pytree import tree_flatten, tree_map
+
+import aottrain
+from aottrain.errors import UnsupportedError
+from tests.numerics.tolerance import RTOL_ATOL
+
+# From good to bad: what an entry is, is the worst of its samples.
+NOTHING, EQUAL, EAGER, REFUSED, WRONG = "nothing to compare", "equal", "ran eagerly", "refused", "WRONG"
+KINDS = (NOTHING, EQUAL, EAGER, REFUSED, WRONG)
+
+# Uninitialised memory: not even eager gives the same values twice.
+UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """differentiable: whether gradients were compared, too."""
+
+    kind: str
+    why: str = ""
+    differentiable: bool = False
+
+
+def operators(dtype: torch.dtype) -> list[Any]:
+    """The entries of op_db whose results are defined and that take this type on the CPU."""
+    return [op for op in op_db if dtype in op.supported_dtypes("cpu") and op.name not in UNDEFINED]
+
+
+def modules(dtype: torch.dtype) -> list[Any]:
+    return [entry for entry in module_db if dtype in entry.dtypes]
+
+
+def clones(tree: Any) -> Any:
+    def clone(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.layout != torch.strided or 0 in value.stride():
+            return value.detach().clone().requires_grad_(value.requires_grad)
+        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        return out.copy_(value.detach()).requires_grad_(value.requires_grad)
+
+    return tree_map(clone, tree)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [value for value in tree_flatten(tree)[0] if isinstance(value, torch.Tensor)]
+
+
+def difference(want: Any, got: Any, layout: bool = True) -> str | None:
+    """The first difference, in words; None where two results agree."""
+    (wanted, _), (found, _) = tree_flatten(want), tree_flatten(got)
+    if len(wanted) != len(found):
+        return f"{len(wanted)} values became {len(found)}"
+    pairs = zip(wanted, found, strict=True)
+    return next((text for a, b in pairs if (text := _difference_of_leaves(a, b, layout)) is not None), None)
+
+
+def _difference_of_leaves(a: Any, b: Any, layout: bool) -> str | None:
+    if not isinstance(a, torch.Tensor):
+        return f"{a} became {b}" if type(a) is not type(b) or (a == a and a != b) else None
+    if not isinstance(b, torch.Tensor) or a.dtype != b.dtype or a.shape != b.shape:
+        return f"{a.dtype}{list(a.shape)} became another type or shape"
+    if a.requires_grad != b.requires_grad:
+        return "requires_grad changed"
+    if a.layout != torch.strided or a.dtype == torch.complex32:
+        return None
+    if layout and a.numel() > 1 and a.stride() != b.stride():
+        return f"strides {a.stride()} became {b.stride()}"
+    rtol, atol = RTOL_ATOL.get(a.dtype.to_real() if a.is_complex() else a.dtype, (0.0, 0.0))
+    if torch.allclose(a, b, rtol, atol, equal_nan=True) if rtol else torch.equal(a, b):
+        return None
+    return f"values differ in {a.dtype}{list(a.shape)}: {a.flatten()[:4].tolist()} became {b.flatten()[:4].tolist()}"
+
+
+def _worst(verdicts: Iterator[Verdict]) -> Verdict:
+    found = list(verdicts)
+    worst = max(found, key=lambda verdict: KINDS.index(verdict.kind), default=Verdict(NOTHING))
+    return Verdict(worst.kind, worst.why, any(verdict.differentiable for verdict in found))
+
+
+def _run_sample(function: Callable[..., Any], sample: Any) -> tuple[Any, ...]:
+    """(output, gradients, inputs afterwards, generator) of one call; gradients is None where there are none."""
+    inputs = clones((sample.input, sample.args, sample.kwargs))
+    torch.manual_seed(0)
+    out = function(inputs[0], *inputs[1], **inputs[2])
+    outputs = [value for value in tensors_of(out) if value.requires_grad]
+    wanted = [value for value in tensors_of(inputs) if value.requires_grad]
+    gradients = None
+    if outputs and wanted:
+        generator = torch.Generator().manual_seed(1)
+        tangents = [torch.randn(v.shape, generator=generator).to(v.dtype) for v in outputs]
+        gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
+    return out, gradients, tensors_of(inputs), torch.get_rng_state()
+
+
+def check_operator(op: Any, dtype: torch.dtype, door: str, num_samples: int) -> Verdict:
+    """Forward, gradients where the type has them, inputs afterwards and the generator, for the first samples.
+
+    Samples that eager itself refuses are left out.
+    """
+    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+
+    def verdicts() -> Iterator[Verdict]:
+        for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), num_samples):
+
+            def function(*args: Any, **kwargs: Any) -> Any:
+                return op.op(*args, **kwargs)
+
+            try:
+                want = _run_sample(function, sample)
+            except Exception:
+                continue  # a sparse tangent, a missing kernel
+            compiled = aottrain.compile(function, capture=door, rng="eager")
+            yield _judged(compiled, lambda: _run_sample(compiled, sample), want, want[1] is not None)  # noqa: B023
+
+    return _checked(verdicts, door)
+
+
+def _judged(compiled: Any, run: Callable[[], Any], want: tuple[Any, ...], differentiable: bool) -> Verdict:
+    try:
+        got = run()
+    except UnsupportedError as error:
+        return Verdict(REFUSED, str(error), differentiable)
+    except Exception as error:
+        return Verdict(WRONG, f"raises {type(error).__name__}: {str(error)[:200]}", differentiable)
+    # The strides of a gradient are autograd's own affair (a leaf's .grad takes the leaf's): values alone.
+    found = difference(want[:1] + want[2:], got[:1] + got[2:]) or difference(want[1], got[1], layout=False)
+    if found:
+        return Verdict(WRONG, found, differentiable)
+    report = compiled.report
+    return Verdict(EAGER if report.num_fallbacks else EQUAL, _reasons(report), differentiable)
+
+
+def _reasons(report: Any) -> str:
+    return "; ".join(dict.fromkeys(fallback.reason for fallback in report.fallbacks))
+
+
+def _checked(verdicts: Callable[[], Iterator[Verdict]], door: str) -> Verdict:
+    if door == "dynamo":
+        torch.compiler.reset()  # programs are kept for a piece of code, which here is the same for every entry
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _worst(verdicts())
+        except RuntimeError as error:
+            return Verdict(NOTHING, f"its samples cannot be made: {str(error)[:100]}")
+
+
+def _run_module(call: Any, module: Any, sample: Any) -> tuple[Any, ...]:
+    args, kwargs = clones((sample.args, sample.kwargs))
+    torch.manual_seed(1)
+    out = call(*args, **kwargs)
+    outputs = tensors_of(out)
+    differentiable = [value for value in outputs if value.requires_grad]
+    if differentiable:
+        torch.autograd.backward(differentiable, [torch.ones_like(value) for value in differentiable])
+    inputs = tensors_of((args, kwargs))
+    gradients = [value.grad for value in [*inputs, *module.parameters()]]
+    return (
+        [value.detach() for value in outputs],
+        gradients,
+        [value.detach().clone() for value in [*module.buffers(), *inputs]],
+        torch.get_rng_state(),
+    )
+
+
+def check_module(entry: Any, dtype: torch.dtype, door: str, num_samples: int, training: bool) -> Verdict:
+    """Outputs, gradients of inputs and parameters, buffers and inputs afterwards, for the first samples."""
+
+    def verdicts() -> Iterator[Verdict]:
+        samples = entry.module_inputs_func(
+            entry, device="cpu", dtype=dtype, requires_grad=dtype.is_floating_point, training=training
+        )
+        for sample in samples[:num_samples]:
+            if sample.forward_input is None:
+                continue
+            torch.manual_seed(0)
+            made = entry.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
+            made = made.to(dtype).train(training)
+            eager, copied = copy.deepcopy(made), copy.deepcopy(made)
+            try:
+                want = _run_module(eager, eager, sample.forward_input)
+            except RuntimeError:
+                continue
+            compiled = aottrain.compile(copied, capture=door, rng="eager")
+            yield _judged(
+                compiled,
+                lambda: _run_module(compiled, copied, sample.forward_input),  # noqa: B023
+                want,
+                any(gradient is not None for gradient in want[1]),
+            )
+
+    return _checked(verdicts, door)
