@@ -187,6 +187,104 @@ def atan2(y, x):
 
 
 @triton.jit
+def asin(x):
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        return (2 * _atan_double(t / (1 + tl.sqrt(1 - t * t)))).to(x.dtype)
+    else:
+        return libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        return (2 * _atan_double(tl.sqrt(1 - t) / tl.sqrt(1 + t))).to(x.dtype)
+    else:
+        return libdevice.acos(x)
+
+
+@triton.jit
+def sinh(x):
+    """By exp(x / 2), which overflows later than exp(x); a series near zero."""
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        s, root = t * t, tl.exp(tl.abs(t) * 0.5)
+        series = t * (1 + s / 6 * (1 + s / 20 * (1 + s / 42 * (1 + s / 72))))
+        large = 0.5 * root * root - 0.5 / root / root
+        return tl.where(tl.abs(t) < 0.3, series, tl.where(t < 0, -large, large)).to(x.dtype)
+    else:
+        return libdevice.sinh(x)
+
+
+@triton.jit
+def cosh(x):
+    if INTERPRETED:
+        root = tl.exp(tl.abs(x.to(tl.float64)) * 0.5)
+        return (0.5 * root * root + 0.5 / root / root).to(x.dtype)
+    else:
+        return libdevice.cosh(x)
+
+
+@triton.jit
+def asinh(x):
+    """sign(x) log(t + sqrt(t^2 + 1)) with t = |x|, written for log1p; log(2 t) where t^2 might overflow."""
+    if INTERPRETED:
+        t = tl.abs(x.to(tl.float64))
+        near = tl.where(t > 1e9, 1.0, t)
+        size = tl.where(
+            t > 1e9, tl.log(t) + 0.6931471805599453, log1p(near + near * near / (1 + tl.sqrt(1 + near * near)))
+        )
+        return tl.where((t != t) | (x == 0), x.to(tl.float64), tl.where(x < 0, -size, size)).to(x.dtype)
+    else:
+        return libdevice.asinh(x)
+
+
+@triton.jit
+def acosh(x):
+    """log(x + sqrt(x^2 - 1)), written for log1p of the distance from 1."""
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        d = tl.where(t > 1e9, 1.0, t - 1)
+        size = tl.where(t > 1e9, tl.log(t) + 0.6931471805599453, log1p(d + tl.sqrt(d * (2 + d))))
+        return tl.where(t < 1, float("nan"), size).to(x.dtype)
+    else:
+        return libdevice.acosh(x)
+
+
+@triton.jit
+def atanh(x):
+    if INTERPRETED:
+        t = tl.abs(x.to(tl.float64))
+        size = 0.5 * log1p(2 * t / (1 - t))
+        return tl.where(x == 0, x.to(tl.float64), tl.where(x < 0, -size, size)).to(x.dtype)
+    else:
+        return libdevice.atanh(x)
+
+
+@triton.jit
+def fmod(x, y):
+    """The remainder of a division rounded towards zero: it has the sign of x."""
+    if not x.dtype.is_floating():
+        return x % y
+    elif INTERPRETED:
+        return (x.to(tl.float64) % y.to(tl.float64)).to(x.dtype)
+    else:
+        return libdevice.fmod(x, y)
+
+
+@triton.jit
+def fma(x, y, z):
+    """x y + z, of floats rounded once: in float64 the product of two float32 is exact."""
+    if not x.dtype.is_floating():
+        return x * y + z
+    elif INTERPRETED:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(x.dtype)
+    else:
+        return tl.fma(x, y, z)
+
+
+@triton.jit
 def erfc(x):
     """1 - erf(x); beyond 2 the continued fraction exp(-x^2) / sqrt(pi) / (x + (1/2) / (x + 1 / (x + (3/2) / ...)))."""
     if INTERPRETED:

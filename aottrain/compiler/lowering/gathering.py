@@ -67,9 +67,7 @@ def _index(node: fx.Node) -> Rule | None:
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         sizes = spec(source).shape
-        places = [
-            (d, b.checked(b.cast(value, torch.int64), sizes[d])) for d, value in zip(indices, v[1:], strict=True)
-        ]
+        places = [(d, b.checked(b.cast(value, torch.int64), sizes[d])) for d, value in zip(indices, v[1:], strict=True)]
         index = [b.index[where[d]] if d in where else ZERO for d in range(len(sizes))]
         return [b.load(v[0], index, places)]
 
