@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from aottrain.runtime.triton_philox import philox as philox  # generated kernels find all functions here
+from aottrain.runtime.triton_philox import philox_run as philox_run
+
 INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -21,6 +24,12 @@ def check_index(inside):
         tl.static_assert(tl.min(inside.to(tl.int32)) == 1, "index out of range")  # there it is looked at as it runs
     else:
         tl.device_assert(inside, "index out of range")
+
+
+@triton.jit
+def truth(x):
+    """A comparison of scalars. (The interpreter gives it the type of what is compared when it becomes a block.)"""
+    return tl.full((), 1, tl.int1) & x if INTERPRETED else x
 
 
 @triton.jit
@@ -166,6 +175,7 @@ def _is_negative(x):
 def atan2(y, x):
     """The angle in the right half plane, mirrored for negative x."""
     if INTERPRETED:
+        y, x = tl.broadcast(y, x)
         b, a = y.to(tl.float64), x.to(tl.float64)
         high, low = tl.abs(b), tl.abs(a)
         both = (high == float("inf")) & (low == float("inf"))
@@ -177,6 +187,104 @@ def atan2(y, x):
         return tl.where((y != y) | (x != x), float("nan"), angle).to(y.dtype)
     else:
         return libdevice.atan2(y, x)
+
+
+@triton.jit
+def asin(x):
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        return (2 * _atan_double(t / (1 + tl.sqrt(1 - t * t)))).to(x.dtype)
+    else:
+        return libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        return (2 * _atan_double(tl.sqrt(1 - t) / tl.sqrt(1 + t))).to(x.dtype)
+    else:
+        return libdevice.acos(x)
+
+
+@triton.jit
+def sinh(x):
+    """By exp(x / 2), which overflows later than exp(x); a series near zero."""
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        s, root = t * t, tl.exp(tl.abs(t) * 0.5)
+        series = t * (1 + s / 6 * (1 + s / 20 * (1 + s / 42 * (1 + s / 72))))
+        large = 0.5 * root * root - 0.5 / root / root
+        return tl.where(tl.abs(t) < 0.3, series, tl.where(t < 0, -large, large)).to(x.dtype)
+    else:
+        return libdevice.sinh(x)
+
+
+@triton.jit
+def cosh(x):
+    if INTERPRETED:
+        root = tl.exp(tl.abs(x.to(tl.float64)) * 0.5)
+        return (0.5 * root * root + 0.5 / root / root).to(x.dtype)
+    else:
+        return libdevice.cosh(x)
+
+
+@triton.jit
+def asinh(x):
+    """sign(x) log(t + sqrt(t^2 + 1)) with t = |x|, written for log1p; log(2 t) where t^2 might overflow."""
+    if INTERPRETED:
+        t = tl.abs(x.to(tl.float64))
+        near = tl.where(t > 1e9, 1.0, t)
+        size = tl.where(
+            t > 1e9, tl.log(t) + 0.6931471805599453, log1p(near + near * near / (1 + tl.sqrt(1 + near * near)))
+        )
+        return tl.where((t != t) | (x == 0), x.to(tl.float64), tl.where(x < 0, -size, size)).to(x.dtype)
+    else:
+        return libdevice.asinh(x)
+
+
+@triton.jit
+def acosh(x):
+    """log(x + sqrt(x^2 - 1)), written for log1p of the distance from 1."""
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        d = tl.where(t > 1e9, 1.0, t - 1)
+        size = tl.where(t > 1e9, tl.log(t) + 0.6931471805599453, log1p(d + tl.sqrt(d * (2 + d))))
+        return tl.where(t < 1, float("nan"), size).to(x.dtype)
+    else:
+        return libdevice.acosh(x)
+
+
+@triton.jit
+def atanh(x):
+    if INTERPRETED:
+        t = tl.abs(x.to(tl.float64))
+        size = 0.5 * log1p(2 * t / (1 - t))
+        return tl.where(x == 0, x.to(tl.float64), tl.where(x < 0, -size, size)).to(x.dtype)
+    else:
+        return libdevice.atanh(x)
+
+
+@triton.jit
+def fmod(x, y):
+    """The remainder of a division rounded towards zero: it has the sign of x."""
+    if not x.dtype.is_floating():
+        return x % y
+    elif INTERPRETED:
+        return (x.to(tl.float64) % y.to(tl.float64)).to(x.dtype)
+    else:
+        return libdevice.fmod(x, y)
+
+
+@triton.jit
+def fma(x, y, z):
+    """x y + z, of floats rounded once: in float64 the product of two float32 is exact."""
+    if not x.dtype.is_floating():
+        return x * y + z
+    elif INTERPRETED:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(x.dtype)
+    else:
+        return tl.fma(x, y, z)
 
 
 @triton.jit
@@ -198,6 +306,7 @@ def erfc(x):
 def pow(x, y):
     """2^(y log2 |x|); negative for a negative base and an odd exponent, NaN for one that is no whole number."""
     if INTERPRETED:
+        x, y = tl.broadcast(x, y)
         a, b = tl.abs(x.to(tl.float64)), y.to(tl.float64)
         size = tl.exp2(b * tl.log2(a))
         one = (b == 0) | (x == 1) | ((a == 1) & (tl.abs(b) == float("inf")))
@@ -286,39 +395,3 @@ def reduce_min(x, axis: tl.constexpr):
         return tl.where(missing, float("nan"), tl.min(tl.where(x != x, float("inf"), x), axis))
     else:
         return tl.reduce(x, axis, minimum)
-
-
-@triton.jit
-def philox_words(seed, number, block):
-    """The four words of a block of a draw: Philox4x32-10, as runtime.philox defines it. All given as int64."""
-    c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
-    c2, c3 = number.to(tl.uint32), (number >> 32).to(tl.uint32)
-    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    first, second = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
-    for _ in tl.static_range(10):
-        high0, high1 = tl.umulhi(c0, first), tl.umulhi(c2, second)
-        low0, low1 = c0 * first, c2 * second
-        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = k0 + tl.full((), 0x9E3779B9, tl.uint32), k1 + tl.full((), 0xBB67AE85, tl.uint32)
-    return c0, c1, c2, c3
-
-
-@triton.jit
-def uniform(word):
-    """24 bits of a word as a number in [0, 1)."""
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
-
-
-@triton.jit
-def philox(seed, number, element):
-    """Element e of a draw: word e % 4 of block e // 4."""
-    w0, w1, w2, w3 = philox_words(seed, number, element >> 2)
-    lane = element & 3
-    return uniform(tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3))))
-
-
-@triton.jit
-def philox_run(seed, number, block):
-    """The same for runs of four elements, the last dimension four times that of `block`: a block is computed once."""
-    w0, w1, w2, w3 = philox_words(seed, number, block)
-    return uniform(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))

@@ -17,10 +17,12 @@ import pytest
 import torch
 
 import aottrain
+from aottrain.compiler.codegen.evaluation import _FUNCTIONS, _IN_DOUBLE
 from aottrain.compiler.codegen.triton import render_code, render_triton
+from aottrain.compiler.codegen.triton_text import arithmetic
 from aottrain.errors import ConfigError
 from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import Address, KernelIR, Load, Parameter, Store
+from aottrain.ir.kernel import Address, Compute, KernelIR, Load, Parameter, Store
 
 HERE = Path(__file__).parent
 WITHOUT_VARIABLE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -73,3 +75,9 @@ def test_on_a_cpu_it_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"needs a CUDA device; .* TRITON_INTERPRET=1") as caught:
         call(torch.ones(3))
     assert "\n" not in str(caught.value)
+
+
+def test_every_operation_has_a_rendering():
+    """What `evaluate` defines, Triton can say."""
+    for op in (*_FUNCTIONS, *_IN_DOUBLE, "fma", "cast"):
+        assert arithmetic(Compute(op, (0, 1, 2), torch.float32), [torch.float32] * 3)

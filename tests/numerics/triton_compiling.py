@@ -46,7 +46,9 @@ def test_functions_compile(op):
     [
         reduction("sum", 300, 63), reduction("max", 3, 17001), reduction("min", 7, 13, I64), reduction("prod", 3, 5),
         reduction("max", 7, 4097, BF16, F32), reduction("sum", 7, 13, F64), draw(5, 64), draw(5, 63, False),
-        pointwise("pow", 40, F64, 2), pointwise("xor", 40, torch.int8, 2), pointwise("atan2", 40, F32, 2),
+        pointwise("pow", 40, F64, 2), pointwise("xor", 40, torch.int8, 2),
+        pointwise("atan2", 40, F32, 2), pointwise("fmod", 40, F32, 2), pointwise("fma", 40, F32, 3),
+        pointwise("div", 40, I64, 2),
     ],
 )  # fmt: skip
 def test_kernels_compile(kernel):

@@ -67,8 +67,9 @@ def pointwise(op: str, count: int, dtype: torch.dtype, arity: int = 1, result: t
 
 
 UNARY = (
-    "neg", "abs", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh",
-    "atan", "sigmoid", "erf", "erfc", "floor", "ceil", "trunc", "round", "sign", "reciprocal",
+    "neg", "abs", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan",
+    "tanh", "atan", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc",
+    "floor", "ceil", "trunc", "round", "sign", "reciprocal",
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_a_function_of_one_number(op, dtype):
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "max", "min", "atan2", "pow"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "max", "min", "atan2", "pow", "fmod"])
 def test_a_function_of_two_numbers(op, dtype):
     special = torch.tensor([*SPECIAL, math.nan], dtype=dtype)
     pairs = torch.cartesian_prod(special, special)
@@ -106,6 +107,20 @@ def test_integers_wrap(op, dtype):
     pairs = torch.cartesian_prod(values, values)
     result = BOOL if op == "lt" else dtype
     check(pointwise(op, 36, dtype, 2, result), pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+
+
+@pytest.mark.parametrize("dtype", [I64, torch.int32, torch.int8], ids=str)
+@pytest.mark.parametrize("op", ["div", "fmod"])
+def test_integer_division_is_towards_zero(op, dtype):
+    values = torch.tensor([-7, -3, -2, 2, 3, 5, 100], dtype=dtype)
+    pairs = torch.cartesian_prod(values, values)
+    check(pointwise(op, 49, dtype, 2), pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, I64], ids=str)
+def test_a_product_and_a_sum_rounded_once(dtype):
+    given = [(torch.randn(50, dtype=F64) * 1000).to(dtype) for _ in range(3)]
+    check(pointwise("fma", 50, dtype, 3), *given, exact=dtype is F32)
 
 
 @pytest.mark.parametrize("op", ["and", "or", "xor", "lt", "eq"])

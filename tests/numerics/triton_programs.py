@@ -177,6 +177,12 @@ def test_sums_over_rows_and_over_all(shape):
     compare(lambda x, b: ((x + b).sin() * 3, (x * b).sum(0), (x - b).square().mean()), [x, bias])
 
 
+def test_scalars_among_blocks():
+    """Tensors without dimensions are one value of the kernel: compared, chosen by, raised to a power."""
+    x, s = torch.rand(3, 5), torch.tensor(0.5)
+    compare(lambda x, s: torch.where(s > 0.25, x**s, x) * ((x > s) & (s < 2)) + torch.atan2(x, s), [x, s])
+
+
 def test_cat_pad_and_slices():
     a, b = torch.randn(3, 5, requires_grad=True), torch.randn(3, 4, requires_grad=True)
     compare(lambda a, b: F.pad(torch.cat([a * 2, b.sin()], 1), (1, 2), value=1.5)[:, 1:9] * a.sum(), [a, b])

@@ -257,7 +257,10 @@ class _Renderer:
         if instruction.op == "philox":
             return self._draw(instruction)
         kinds = [self.kernel.body[v].dtype for v in instruction.args]
-        return rounded(instruction.dtype, arithmetic(instruction, kinds))
+        text = arithmetic(instruction, kinds)
+        if instruction.dtype is torch.bool and not self.axes[value]:
+            text = f"fn.truth({text})"
+        return rounded(instruction.dtype, text)
 
     def _draw(self, instruction: Compute) -> str:
         seed, number_, element = instruction.args

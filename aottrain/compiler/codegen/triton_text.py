@@ -21,11 +21,11 @@ _INFIX = {
     "add": "+", "sub": "-", "mul": "*", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
     "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
-# Functions of aottrain.runtime.triton_functions by the operation's name, on floating point alone.
+# Functions of aottrain.runtime.triton_functions.
 _FUNCTIONS = {
-    "div": "div", "sqrt": "sqrt", "rsqrt": "rsqrt", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log",
-    "log1p": "log1p", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan", "tanh": "tanh",
-    "atan": "atan", "atan2": "atan2", "erf": "erf", "erfc": "erfc", "pow": "pow", "sigmoid": "sigmoid",
+    "div", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan",
+    "tanh", "atan", "atan2", "erf", "erfc", "pow", "sigmoid", "asin", "acos", "sinh", "cosh", "asinh", "acosh",
+    "atanh", "fmod", "fma",
 }  # fmt: skip
 _ROUNDINGS = {"floor": "tl.floor", "ceil": "tl.ceil", "trunc": "fn.trunc", "round": "fn.round_even"}
 
@@ -38,6 +38,8 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
         return _cast(args[0], kinds[0], instruction.dtype)
     if op == "where":
         return f"tl.where({args[0]}, {args[1]}, {args[2]})"
+    if op == "div" and not dtype.is_floating_point:
+        return f"{args[0]} // {args[1]}"  # towards zero, as in C
     if op in _INFIX:
         return f"{args[0]} {_INFIX[op]} {args[1]}"
     if op in ("max", "min"):
@@ -55,7 +57,7 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
     if op == "sign":
         return f"fn.sign({args[0]})"
     if op in _FUNCTIONS:
-        return f"fn.{_FUNCTIONS[op]}({', '.join(args)})"
+        return f"fn.{op}({', '.join(args)})"
     raise KeyError(f"no Triton for {op}")
 
 
