@@ -108,10 +108,13 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW:
         return lines
-    # Kernels were made for these strides; fakes and libraries disagree on some.
+    # Kernels were made for this type and these strides; fakes and libraries disagree on some.
     strides = "s_" + "_".join(map(str, facts.stride))
     names[strides] = facts.stride
+    dtype = "k_" + str(facts.dtype).replace(".", "_")
+    names[dtype] = facts.dtype
     lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = laid_out({node.name}, {strides})")
+    lines.append(f"    if {node.name}.dtype is not {dtype}: {node.name} = {node.name}.to({dtype})")
     return lines
 
 
