@@ -322,3 +322,48 @@ def philox_run(seed, number, block):
     """The same for runs of four elements, the last dimension four times that of `block`: a block is computed once."""
     w0, w1, w2, w3 = philox_words(seed, number, block)
     return uniform(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
+
+
+@triton.jit
+def fma(x, y, z):
+    """x * y + z, rounded once: a product of floats is exact in float64."""
+    if INTERPRETED and x.dtype == tl.float32:
+        return (x.to(tl.float64) * y.to(tl.float64) + z.to(tl.float64)).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
+
+
+@triton.jit
+def fmod(x, y):
+    return x % y if INTERPRETED else libdevice.fmod(x, y)
+
+
+@triton.jit
+def asin(x):
+    return atan2(x, sqrt((1 - x) * (1 + x))) if INTERPRETED else libdevice.asin(x)
+
+
+@triton.jit
+def acos(x):
+    return atan2(sqrt((1 - x) * (1 + x)), x) if INTERPRETED else libdevice.acos(x)
+
+
+@triton.jit
+def sinh(x):
+    """(m + m / (m + 1)) / 2 with m = exp(|x|) - 1, in float64."""
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        m = expm1(tl.abs(t))
+        large = tl.where(m == float("inf"), m, 0.5 * (m + m / (m + 1)))
+        return tl.where(t < 0, -large, tl.where(t == 0, t, large)).to(x.dtype)
+    else:
+        return libdevice.sinh(x)
+
+
+@triton.jit
+def cosh(x):
+    if INTERPRETED:
+        t = x.to(tl.float64)
+        return (0.5 * (tl.exp(t) + tl.exp(-t))).to(x.dtype)
+    else:
+        return libdevice.cosh(x)

@@ -68,7 +68,8 @@ def pointwise(op: str, count: int, dtype: torch.dtype, arity: int = 1, result: t
 
 UNARY = (
     "neg", "abs", "exp", "expm1", "exp2", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh",
-    "atan", "sigmoid", "erf", "erfc", "floor", "ceil", "trunc", "round", "sign", "reciprocal",
+    "asin", "acos", "atan", "sinh", "cosh", "sigmoid", "erf", "erfc", "floor", "ceil", "trunc", "round", "sign",
+    "reciprocal",
 )  # fmt: skip
 
 
@@ -83,12 +84,18 @@ def test_a_function_of_one_number(op, dtype):
 
 
 @pytest.mark.parametrize("dtype", [F32, F64], ids=str)
-@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "max", "min", "atan2", "pow"])
+@pytest.mark.parametrize("op", ["add", "sub", "mul", "div", "max", "min", "atan2", "pow", "fmod"])
 def test_a_function_of_two_numbers(op, dtype):
     special = torch.tensor([*SPECIAL, math.nan], dtype=dtype)
     pairs = torch.cartesian_prod(special, special)
     pairs = torch.cat([pairs, torch.randn(60, 2, dtype=dtype) * 2])
     check(pointwise(op, len(pairs), dtype, 2), pairs[:, 0].contiguous(), pairs[:, 1].contiguous())
+
+
+def test_a_product_and_a_sum_are_rounded_once():
+    x, y = torch.randn(200), torch.randn(200)
+    (got,) = check(pointwise("fma", 200, F32, 3), x, y, -(x * y))  # what is left is what the product's rounding lost
+    assert bool((got != 0).any())
 
 
 @pytest.mark.parametrize("op", ["eq", "ne", "lt", "le", "gt", "ge"])

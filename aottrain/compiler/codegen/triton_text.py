@@ -25,6 +25,7 @@ _INFIX = {
 _FUNCTIONS = {
     "div": "div", "sqrt": "sqrt", "rsqrt": "rsqrt", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "log": "log",
     "log1p": "log1p", "log2": "log2", "log10": "log10", "sin": "sin", "cos": "cos", "tan": "tan", "tanh": "tanh",
+    "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "fma": "fma", "fmod": "fmod",
     "atan": "atan", "atan2": "atan2", "erf": "erf", "erfc": "erfc", "pow": "pow", "sigmoid": "sigmoid",
 }  # fmt: skip
 _ROUNDINGS = {"floor": "tl.floor", "ceil": "tl.ceil", "trunc": "fn.trunc", "round": "fn.round_even"}
@@ -54,6 +55,10 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
         return f"fn.div({literal(1, dtype)}, {args[0]})"
     if op == "sign":
         return f"fn.sign({args[0]})"
+    if not dtype.is_floating_point and op in ("div", "fmod"):
+        return f"{args[0]} {'//' if op == 'div' else '%'} {args[1]}"  # of integers both truncate
+    if not dtype.is_floating_point and op == "fma":
+        return f"{args[0]} * {args[1]} + {args[2]}"
     if op in _FUNCTIONS:
         return f"fn.{_FUNCTIONS[op]}({', '.join(args)})"
     raise KeyError(f"no Triton for {op}")
