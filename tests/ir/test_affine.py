@@ -40,6 +40,7 @@ def test_a_merged_loop_is_split_where_a_dimension_ends():
         (Affine(((0, -1),)), {0: 4}, (4,), (1,), 0),  # backwards
         (Affine(((0, 1),), 1), {0: 3}, (4,), (1,), 0),  # begins elsewhere
         (Affine(((0, 1),)), {0: 10}, (2, 3), (5, 1), 0),  # runs through a gap
+        (Affine(((0, 1), (1, 1))), {0: 5, 1: 2}, (5, 2), (1, 1), 0),  # a window over a sequence: rows overlap
     ],
 )
 def test_what_no_index_reaches(offset, sizes, shape, strides, start):
