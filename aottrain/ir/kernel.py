@@ -145,11 +145,21 @@ class KernelIR:
 
     @property
     def num_bytes(self) -> int:
-        """Memory traffic if each parameter's touched part moves once."""
-        return sum(parameter.span * parameter.dtype.itemsize for parameter in self.parameters)
+        """Memory traffic if each element that is touched moves once."""
+        return sum(_touched(self, i) * parameter.dtype.itemsize for i, parameter in enumerate(self.parameters))
 
     def __str__(self) -> str:
         return "\n".join(_text(self)) + "\n"
+
+
+def _touched(kernel: KernelIR, buffer: int) -> int:
+    """Elements of a parameter that are read or written; what looks up indices may touch as many as there are."""
+    places = {address for known, address, _ in _accesses(kernel, guarded=True) if known == buffer}
+    total = 0
+    for place in places:
+        looked_up = math.prod(size for _, _, size in place.indirect)
+        total += looked_up * math.prod(kernel.ranges[loop] for loop in place.offset.loops)
+    return min(total, kernel.parameters[buffer].span)
 
 
 def operands(instruction: Instruction) -> tuple[int, ...]:
@@ -225,9 +235,10 @@ def _store_level(store: Store, known: list[Level], kernel: KernelIR) -> Level:
     return max([level, *(known[value] for value, _, _ in store.address.indirect)])
 
 
-def _accesses(kernel: KernelIR) -> Iterator[tuple[int, Address, str]]:
+def _accesses(kernel: KernelIR, guarded: bool = False) -> Iterator[tuple[int, Address, str]]:
+    """guarded: with those that may lie outside, where they are not done."""
     for position, instruction in enumerate(kernel.body):
-        if isinstance(instruction, Load) and instruction.guard is None:
+        if isinstance(instruction, Load) and (guarded or instruction.guard is None):
             yield instruction.buffer, instruction.address, f"v{position}"
     for store in kernel.stores:
         yield store.buffer, store.address, "a store"

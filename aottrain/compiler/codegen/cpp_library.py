@@ -20,10 +20,9 @@ double cos(double); double tanh(double); double erf(double); double erfc(double)
 double tan(double); double atan(double); double atan2(double, double); double exp2(double); double log2(double);
 double log10(double); float powf(float, float); float sinf(float); float cosf(float); float tanf(float);
 float atanf(float); float atan2f(float, float); float erfcf(float); float log1pf(float); float expm1f(float);
-double asin(double); double acos(double); double sinh(double); double cosh(double); double asinh(double);
-double acosh(double); double atanh(double); double fmod(double, double); float asinf(float); float acosf(float);
-float sinhf(float); float coshf(float); float asinhf(float); float acoshf(float); float atanhf(float);
-float fmodf(float, float); float log10f(float); float log2f(float); float exp2f(float);
+double asin(double); double acos(double); double sinh(double); double cosh(double); double fmod(double, double);
+float asinf(float); float acosf(float); float sinhf(float); float coshf(float); float fmodf(float, float);
+float log10f(float); float log2f(float); float exp2f(float);
 }
 #ifdef __FMA__
 INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

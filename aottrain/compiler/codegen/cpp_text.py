@@ -22,7 +22,7 @@ _INFIX = {
 }  # fmt: skip
 _LIBM = (
     "expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
-    "asinh", "acosh", "atanh", "fmod",
+    "fmod",
 )  # fmt: skip
 _OWN = ("exp", "log", "tanh", "erf", "sin", "cos")
 

@@ -21,8 +21,8 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "ceil": torch.ceil, "trunc": torch.trunc, "round": torch.round, "sign": torch.sign, "pow": torch.pow,
     "reciprocal": torch.reciprocal, "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt,
     "ge": torch.ge, "and": torch.bitwise_and, "or": torch.bitwise_or, "xor": torch.bitwise_xor,
-    "not": torch.bitwise_not, "asin": torch.asin, "acos": torch.acos, 
-    "asinh": torch.asinh, "acosh": torch.acosh, "atanh": torch.atanh, "where": torch.where,
+    "not": torch.bitwise_not, "asin": torch.asin, "acos": torch.acos, "asinh": torch.asinh,
+    "acosh": torch.acosh, "atanh": torch.atanh, "where": torch.where,
 }  # fmt: skip
 
 # Eager's vectors overflow early, or give NaN for denormal divisors.

@@ -40,7 +40,7 @@ def _with_sign_of(b: Builder, rest: int, divisor: int) -> int:
     return b.compute("where", moved, b.compute("add", rest, divisor), rest)
 
 
-@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default", "aten.floor_divide.Scalar")
+@lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default")
 def _rounded_division(node: fx.Node) -> Rule | None:
     dividend, divisor = arguments(node)[:2]
     mode = "floor" if "floor" in str(node.target) else argument(node, "rounding_mode", 2)
@@ -115,7 +115,7 @@ def _clamp(node: fx.Node) -> Rule | None:
         value, *bounds = v
         for op, bound in (("max", low), ("min", high)):
             if bound is not None:
-                value = b.compute(op, value, bounds.pop(0))
+                value = b.compute(op, bounds.pop(0), value)  # of equals, as 0.0 and -0.0, the second
         return value
 
     return mixed(node, [value for value in (arguments(node)[0], low, high) if value is not None], formula)

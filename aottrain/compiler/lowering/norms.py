@@ -75,12 +75,12 @@ def _input_gradient(b: Builder, scaled: int, normal: int, rstd: int, count: int)
 @lowers("aten.native_layer_norm_backward.default")
 def _layer_norm_backward(node: fx.Node) -> Rule | None:
     gradient, x, normalized, mean, rstd, weight, bias = arguments(node)[:7]
-    mask = arguments(node)[7]
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node)
     shape = spec(x).shape
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
     results = list(value_of(node))
+    mask = _given(results)
     everything = whole(len(shape))
     kept = tuple(None if d in dims else d for d in range(len(shape)))
     assert isinstance(mean, fx.Node) and isinstance(rstd, fx.Node)
@@ -104,6 +104,11 @@ def _layer_norm_backward(node: fx.Node) -> Rule | None:
         return out
 
     return Rule(shape, operands, _norm_outputs(results, mask, everything, dims), formula, dims)
+
+
+def _given(results: Sequence[Any]) -> list[bool]:
+    """The results that there are. Some ops give a tensor where their mask asks for none: nothing reads that one."""
+    return [result is not None for result in results]
 
 
 def _norm_outputs(
@@ -148,12 +153,13 @@ def _rms_norm(node: fx.Node) -> Rule | None:
 
 @lowers("aten._fused_rms_norm_backward.default")
 def _rms_norm_backward(node: fx.Node) -> Rule | None:
-    gradient, x, normalized, rstd, weight, mask = arguments(node)[:6]
+    gradient, x, normalized, rstd, weight = arguments(node)[:5]
     assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(rstd, fx.Node)
     shape = spec(x).shape
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
     results = list(value_of(node))
+    mask = _given(results)
     everything = whole(len(shape))
     kept = tuple(None if d in dims else d for d in range(len(shape)))
 
@@ -221,13 +227,14 @@ def _batch_norm(node: fx.Node) -> Rule | None:
 
 @lowers("aten.native_batch_norm_backward.default")
 def _batch_norm_backward(node: fx.Node) -> Rule | None:
-    gradient, x, weight, _, _, save_mean, save_rstd, training, _, mask = arguments(node)[:10]
+    gradient, x, weight, _, _, save_mean, save_rstd, training = arguments(node)[:8]
     if not training or not isinstance(x, fx.Node) or not isinstance(gradient, fx.Node):
         return None
     shape, compute = spec(x).shape, wide(spec(x).dtype)
     everything, dims = whole(len(shape)), tuple(d for d in range(len(shape)) if d != 1)
     count = math.prod(shape[d] for d in dims)
     results = list(value_of(node))
+    mask = _given(results)
     if not (isinstance(save_mean, fx.Node) and isinstance(save_rstd, fx.Node)):
         return None
 

@@ -92,8 +92,7 @@ _UNARY = {
     "neg": "neg", "abs": "abs", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p", "log2": "log2",
     "sqrt": "sqrt", "rsqrt": "rsqrt", "sin": "sin", "cos": "cos", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf",
     "floor": "floor", "ceil": "ceil", "trunc": "trunc", "round": "round", "sign": "sign", "reciprocal": "reciprocal",
-    "bitwise_not": "not", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "asinh": "asinh",
-    "acosh": "acosh", "atanh": "atanh", "sgn": "sign",
+    "bitwise_not": "not", "asin": "asin", "acos": "acos", "sinh": "sinh", "cosh": "cosh", "sgn": "sign",
     "exp2": "exp2", "log10": "log10", "tan": "tan", "atan": "atan", "erfc": "erfc",
 }  # fmt: skip
 

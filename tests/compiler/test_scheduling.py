@@ -1,0 +1,148 @@
+"""What becomes one kernel, what does not, and how many bytes it moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from aottrain.compiler import apply_partition, plan_partition
+from aottrain.compiler.scheduling.fusion import fuse
+from aottrain.compiler.scheduling.order import schedule
+from aottrain.ir.graph import calls, info
+from aottrain.ir.ops import OpKind
+from aottrain.ir.schedule import KernelCall, Schedule
+from tests.compiler.programs import joint_of, leaf
+
+
+def schedules(function: Callable[..., Any], *args: Any) -> tuple[Schedule, Schedule, int]:
+    """Of the forward and of the backward; and the number of residuals that are no inputs."""
+    joint = joint_of(function, *args)
+    parts = apply_partition(joint, plan_partition(joint, "min_cut"))
+    assert parts.backward is not None
+    return schedule(parts.forward), schedule(parts.backward), len(parts.residuals)
+
+
+def library_calls(planned: Schedule) -> list[str]:
+    """Work that is in no kernel."""
+    free = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
+    return [info(c).name for c in planned.calls if not isinstance(c, KernelCall) and info(c).kind not in free]
+
+
+def test_a_chain_is_one_kernel_each_way_and_saves_one_tensor():
+    forward, backward, residuals = schedules(lambda x: x.sin().sin().sin(), leaf(1000))
+    assert (len(forward.kernels), len(backward.kernels), residuals) == (1, 1, 1)
+    assert library_calls(forward) == library_calls(backward) == []
+
+
+def test_a_backward_moves_what_it_reads_and_writes():
+    n = 4096
+    _, backward, _ = schedules(lambda x: x.sin() + x.cos(), leaf(n))
+    (call,) = backward.kernels
+    assert call.kernel.num_bytes == 3 * n * 4  # the tangent, the input, its gradient
+
+
+def test_bytes_of_a_part_are_those_of_the_part():
+    """A slice is read, not the buffer that it lies in."""
+    n = 64
+    forward, _, _ = schedules(lambda x: x[:, :n].exp(), leaf(32, 4 * n))
+    (call,) = forward.kernels
+    assert call.kernel.num_bytes == 2 * 32 * n * 4
+
+
+def test_a_softmax_is_one_kernel():
+    forward, backward, _ = schedules(lambda x: F.softmax(x * 0.5, dim=-1), leaf(30, 77))
+    assert (len(forward.kernels), len(backward.kernels)) == (1, 1)
+
+
+class Block(nn.Module):
+    def __init__(self, size: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(size)
+
+    def forward(self, x):
+        return F.dropout(F.gelu(self.norm(x)), 0.1)
+
+
+def test_a_norm_an_activation_and_a_dropout_are_two_kernels_each_way():
+    """The mask, with what it multiplies; and the rest, with the gradients of weight and bias. A draw reads nothing
+    that the norm's group has, so it starts a group of its own."""
+    forward, backward, _ = schedules(Block(96), leaf(64, 96))
+    assert (len(forward.kernels), library_calls(forward)) == (2, [])
+    assert (len(backward.kernels), library_calls(backward)) == (2, [])
+    mask, rest = (call.kernel for call in backward.kernels)
+    assert "philox" in str(mask)
+    assert len(rest.columns) == 2
+
+
+def graph_of(function: Callable[..., Any], *args: Any) -> Any:
+    return joint_of(function, *args).graph
+
+
+def test_what_depends_on_a_product_of_its_own_group_is_another_kernel():
+    """x.sin() and the sum that reads (x.sin() @ w) cannot be one kernel: the product would wait for itself."""
+    w = torch.randn(8, 8)
+    planned = schedule(graph_of(lambda x, w: (x.sin() @ w) + x.sin(), torch.randn(8, 8), w))
+    names = [call.kernel.name if isinstance(call, KernelCall) else info(call).name for call in planned.calls]
+    assert len(planned.kernels) == 2
+    assert names.index("aten.mm.default") == 1
+
+
+def test_every_order_is_a_topological_one():
+    w = torch.randn(16, 16)
+
+    def program(x, w):
+        a = x.sin()
+        b = a @ w
+        c = (a + b).softmax(-1)
+        d = (c @ w).relu() + x.mean(0)
+        return d * a.exp(), b.t().contiguous()
+
+    planned = schedule(graph_of(program, torch.randn(16, 16), w))
+    known = {node for node in graph_inputs(planned)}
+    for call in planned.calls:
+        reads = call.reads if isinstance(call, KernelCall) else tuple(call.all_input_nodes)
+        assert all(node in known for node in reads if node.op == "call_function")
+        known |= set(call.writes) if isinstance(call, KernelCall) else {call}
+
+
+def graph_inputs(planned: Schedule) -> list[Any]:
+    node = next(c.buffers[0] if isinstance(c, KernelCall) else c for c in planned.calls)
+    return [n for n in node.graph.nodes if n.op != "call_function"]
+
+
+def test_a_reader_of_a_sum_over_rows_is_in_another_kernel():
+    fusion = fuse(graph_of(lambda x: x.exp() + x.exp().sum(0), torch.randn(500, 40)))
+    assert len(fusion.groups) == 2
+    assert any("a sum over the group's rows" in reason for reason in fusion.reasons.values())
+
+
+def test_another_element_of_the_groups_value_is_refused():
+    fusion = fuse(graph_of(lambda x: x.exp() + x.exp().t(), torch.randn(40, 40)))
+    assert len(fusion.groups) == 2
+    assert any("another element" in reason for reason in fusion.reasons.values())
+    assert len(fuse(graph_of(lambda x: x.exp() + x.exp().t().cos().t(), torch.randn(40, 40))).groups) == 1
+
+
+def test_views_between_members_need_no_kernel():
+    def heads(x):
+        return (x.sin().view(6, 7, 4, 8).transpose(1, 2) * 2).transpose(1, 2).reshape(6, 7, 32).cos()
+
+    planned = schedule(graph_of(heads, torch.randn(6, 7, 32)))
+    assert len(planned.kernels) == 1
+
+
+def test_kernels_are_few_in_deep_programs():
+    def deep(x):
+        for _ in range(30):
+            x = F.gelu(F.layer_norm(x, (64,))) + x
+        return x
+
+    planned = schedule(graph_of(deep, torch.randn(32, 64)))
+    assert len(planned.kernels) <= 31
+    assert math.prod(planned.kernels[0].kernel.ranges) == 32 * 64
+    assert not [node for node in calls(planned.kernels[0].buffers[0].graph) if info(node).kind is OpKind.COMPUTE]

@@ -1,0 +1,99 @@
+"""KernelIR: what verification refuses, how many passes a row needs, how it prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from aottrain.compiler.codegen.passes import BEFORE, plan_passes
+from aottrain.errors import VerificationError
+from aottrain.ir.affine import Affine
+from aottrain.ir.kernel import (
+    Address,
+    Column,
+    Compute,
+    Constant,
+    KernelIR,
+    Level,
+    Load,
+    Parameter,
+    Reduce,
+    Store,
+    levels,
+    stages,
+    verify_kernel,
+)
+
+F32 = torch.float32
+ELEMENT, ROW = Address(Affine(((0, 8), (1, 1)))), Address(Affine(((0, 1),)))
+
+
+def softmax() -> KernelIR:
+    """Of 4 rows of 8, with the sum over rows."""
+    body = (
+        Load(0, ELEMENT, F32), Reduce("max", 0, F32), Compute("sub", (0, 1), F32), Compute("exp", (2,), F32),
+        Reduce("sum", 3, F32), Compute("div", (3, 4), F32),
+    )  # fmt: skip
+    parameters = (Parameter("x", F32, False, 32), Parameter("y", F32, True, 32), Parameter("s", F32, True, 8))
+    column = Column("sum", 2, Address(Affine(((1, 1),))), 5, F32)
+    return KernelIR("kernel_0", (4, 8), 1, parameters, body, (Store(1, ELEMENT, 5),), (column,))
+
+
+def test_levels_and_stages_of_a_softmax():
+    kernel = softmax()
+    verify_kernel(kernel)
+    assert levels(kernel) == [Level.ELEMENT, Level.ROW, Level.ELEMENT, Level.ELEMENT, Level.ROW, Level.ELEMENT]
+    assert stages(kernel) == [0, 1, 1, 1, 2, 2]
+
+
+def test_a_costly_value_is_held_for_the_next_pass_if_it_fits():
+    kernel = softmax()
+    held = plan_passes(kernel, can_hold=True)
+    assert len(held.passes) == 3
+    assert held.holds == {3: 1}
+    assert 0 not in held.passes[2]
+    again = plan_passes(kernel, can_hold=False)
+    assert not again.holds
+    assert {0, 2, 3} <= set(again.passes[2])
+    assert BEFORE not in held.holds.values()
+
+
+def test_bytes_count_each_element_once():
+    kernel = softmax()
+    assert kernel.num_bytes == (32 + 32 + 8) * 4
+    twice = replace(kernel, body=(*kernel.body, Load(0, ELEMENT, F32)))
+    assert twice.num_bytes == kernel.num_bytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"body": (Compute("neg", (0,), F32),)}, "not computed yet"),
+        ({"ranges": (5, 8)}, "reaches 0..39 of the 32 elements"),
+        ({"columns": (Column("sum", 2, ROW, 5, F32),)}, "address that depends on the row"),
+        ({"stores": (Store(1, ROW, 5),)}, "stored once per row"),
+        ({"stores": (Store(1, Address(Affine((), -1)), 1),)}, "reaches -1..-1"),
+    ],
+)
+def test_what_is_refused(change, message):
+    with pytest.raises(VerificationError, match=message):
+        verify_kernel(replace(softmax(), **change))
+
+
+def test_printed():
+    text = str(softmax())
+    assert text.startswith("kernel_0: 4 rows of 8\n")
+    assert "v1: float32 row = max over the row of v0" in text
+    assert "p2[i1] = sum over rows of v5" in text
+
+
+def test_constants_that_compare_equal_may_differ():
+    from aottrain.compiler.lowering import Builder
+
+    builder = Builder()
+    zero, negative = builder.constant(0.0, F32), builder.constant(-0.0, F32)
+    assert zero != negative
+    assert builder.constant(0.0, F32) == zero
+    assert builder.body[zero] == Constant(0.0, F32)
