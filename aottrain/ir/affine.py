@@ -83,8 +83,8 @@ def delinearize(
 ) -> tuple[Affine, ...] | None:
     """The index whose position in memory is `offset`: the inverse of `offset_of` for layouts without overlap.
 
-    sizes: iterations of each loop. None where there is no such index, or the layout overlaps. Dimensions of size 1 and those with stride 0 get
-    index 0. Raises Straddles where a loop must be split first.
+    sizes: iterations of each loop. None where there is no such index, or the layout overlaps. Dimensions of size 1 and
+    those with stride 0 get index 0. Raises Straddles where a loop must be split first.
     """
     dims = sorted((d for d in range(len(shape)) if shape[d] > 1 and strides[d] > 0), key=lambda d: -strides[d])
     inner = 0
