@@ -20,7 +20,7 @@ from aottrain.compat import storage_use_count
 from aottrain.ir.tensor import TensorSpec
 
 
-@dataclass
+@dataclass(eq=False)  # one is itself alone: tensors do not compare to a truth value
 class Arena:
     """memory: bytes; views: by program, the tensors that it has made in this arena."""
 

@@ -113,9 +113,11 @@ def _clamp(node: fx.Node) -> Rule | None:
 
     def formula(b: Builder, v: Values) -> int:
         value, *bounds = v
-        for op, bound in (("max", low), ("min", high)):
-            if bound is not None:
-                value = b.compute(op, bounds.pop(0), value)  # of equals, as 0.0 and -0.0, the second
+        for beyond, given in (("lt", low), ("gt", high)):
+            if given is not None:
+                bound = bounds.pop(0)
+                taken = b.compute("or", b.compare(beyond, value, bound), b.compare("ne", bound, bound))
+                value = b.compute("where", taken, bound, value)
         return value
 
     return mixed(node, [value for value in (arguments(node)[0], low, high) if value is not None], formula)
