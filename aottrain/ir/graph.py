@@ -238,7 +238,9 @@ def storage_bytes(node: fx.Node) -> int:
 def allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
     """The storages that a call makes, with their bytes: its own, or those of the items of its tuple. Items that
     nothing reads are the tuple's own: they die with it, when the last item is taken."""
-    if node.op != "call_function" or info(node).is_free:
+    if node.op != "call_function" or info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
+        return []
+    if view_source(node) is not None:  # there is none where a number is "viewed", as in the conjugate of 1j
         return []
     if not is_tuple(node):
         return [(node, storage_bytes(node))]

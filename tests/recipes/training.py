@@ -27,7 +27,7 @@ def trained(
     module = LossModule(recipe.build(options), recipe.loss, precision).train()
     step = module
     if budget is not None:
-        step = aottrain.compile(module, budget=budget, capture="trace", on_unsupported="error")
+        step = aottrain.compile(module, budget=budget, capture="trace", kernel="aten", on_unsupported="error")
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     losses = []
     for _ in range(num_steps):

@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 
 class Kinds:
-    """Of calls: two have the same key where they run the same op on arguments of the same layout and values."""
+    """Of calls: two have the same key where they run the same op on arguments of the same layout and values, and where
+    the same of them are one tensor, which is read once."""
 
     def __init__(self) -> None:
         self._specs: dict[TensorSpec, int] = {}
@@ -23,7 +24,7 @@ class Kinds:
         """None for a call that is like no other, as far as is known."""
         try:
             kwargs = [(name, self._part(value)) for name, value in node.kwargs.items()]
-            found = node.target, self._part(node), self._part(node.args), *kwargs
+            found = node.target, len(node.all_input_nodes), self._part(node), self._part(node.args), *kwargs
             hash(found)
         except TypeError:  # a symbolic size, or another argument that has no hash
             return None
