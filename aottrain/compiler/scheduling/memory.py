@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import fx
 
+from aottrain.errors import VerificationError
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 
@@ -24,6 +25,7 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> Memory
     born, last = _lifetimes(schedule)
     temporaries = [node for node in born if node not in escaping and node not in residuals]
     offsets = _first_fit(temporaries, born, last)
+    verify_offsets(offsets, born, last)
     size = max((offsets[node] + _bytes(node) for node in temporaries), default=0)
     return MemoryPlan(
         offsets=offsets,
@@ -31,6 +33,18 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> Memory
         arena_bytes=size,
         max_live_bytes=_max_live(temporaries, born, last),
     )
+
+
+def verify_offsets(offsets: Mapping[fx.Node, int], born: Mapping[fx.Node, int], last: Mapping[fx.Node, int]) -> None:
+    """Law 5. Raises VerificationError where two values that are alive at once overlap."""
+    alive: list[fx.Node] = []
+    for node in sorted(offsets, key=lambda node: born[node]):
+        alive = [other for other in alive if last[other] >= born[node]]
+        start, end = offsets[node], offsets[node] + _bytes(node)
+        for other in alive:
+            if start < offsets[other] + _bytes(other) and offsets[other] < end:
+                raise VerificationError(f"{node.name} and {other.name} are alive at once and overlap in the arena")
+        alive.append(node)
 
 
 def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:

@@ -1,0 +1,91 @@
+"""Arenas: offsets without overlap (law 5), leases, blocks that nothing refers to, and calls in flight."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aottrain
+from aottrain.compiler.scheduling.memory import plan_memory, verify_offsets
+from aottrain.compiler.scheduling.order import schedule
+from aottrain.errors import VerificationError
+from aottrain.ir.graph import results
+from aottrain.runtime import arena
+from tests.compiler.programs import joint_of
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.norm = nn.Linear(64, 256), nn.Linear(256, 64), nn.LayerNorm(64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + self.second(F.gelu(self.first(self.norm(x))))).square().mean()
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return aottrain.compile(model, capture="trace", kernel="cpp", on_unsupported="error")
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def planned():
+    joint = joint_of(Net(), torch.randn(32, 64))
+    plan = schedule(joint.graph)
+    return plan, plan_memory(joint.graph, plan, len(results(joint.graph)))
+
+
+def test_an_arena_is_at_least_what_is_alive_at_once_and_little_more():
+    _, memory = planned()
+    assert memory.offsets and memory.max_live_bytes <= memory.arena_bytes <= 1.25 * memory.max_live_bytes
+
+
+def test_overlap_is_found():
+    _, memory = planned()
+    first, second = list(memory.offsets)[:2]
+    alive = {first: 0, second: 0}
+    with pytest.raises(VerificationError, match="overlap in the arena"):
+        verify_offsets({first: 0, second: 0}, alive, alive)
+
+
+def test_a_retained_graph_keeps_its_values_while_other_calls_run():
+    model = Net()
+    call, inputs = compiled(model), [torch.randn(32, 64) for _ in range(3)]
+    wanted = []
+    for x in inputs:
+        model.zero_grad(set_to_none=True)
+        call(x).backward()
+        wanted.append(gradients(model))
+    losses = [call(x) for x in inputs]  # three forwards in flight
+    for i in (1, 2, 0, 1):
+        model.zero_grad(set_to_none=True)
+        losses[i].backward(retain_graph=True)
+        for got, right in zip(gradients(model), wanted[i], strict=True):
+            assert torch.equal(got, right)
+
+
+def test_blocks_are_used_again_and_freed():
+    model = Net()
+    call, x = compiled(model), torch.randn(32, 64)
+    call(x).backward()
+    held = arena.held_bytes()
+    assert held > 0
+    for _ in range(3):
+        call(x).backward()
+    assert arena.held_bytes() == held
+    aottrain.empty_cache()
+    assert arena.held_bytes() == 0
+    call(x).backward()
+
+
+def test_what_is_returned_is_never_used_again():
+    call = aottrain.compile(lambda x: (x * 2).sin(), capture="trace", kernel="cpp", on_unsupported="error")
+    x = torch.randn(64, 64)
+    first = call(x)
+    kept = first.clone()
+    for _ in range(3):
+        call(x + 1)
+    assert torch.equal(first, kept)
