@@ -28,11 +28,10 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint.py",
     "aottrain/compiler/functional.py",
     "aottrain/compat.py",
-    "aottrain/compiler/codegen/inductor.py",
     "aottrain/peers.py",
 }
 # The one place that runs a peer's compiler on our graphs, for kernel=inductor.
-PEER = "aottrain/compiler/codegen/inductor.py"
+PEER = "aottrain/peers.py"
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
 FORBIDDEN_TORCH = (
     "torch._inductor",

@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.codegen.inductor import inductor_kernel
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
+from aottrain.peers import inductor_kernel
 from aottrain.runtime.executor import Runner, aten_runner
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
