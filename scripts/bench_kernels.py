@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -108,10 +109,22 @@ def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]
     print(table(header, rows, right=range(1, 9)), flush=True)
 
 
+class WithLoss(nn.Module):
+    """What is compiled, as the trainer compiles it: the loss belongs to the program."""
+
+    def __init__(self, network: nn.Module, loss: Callable[..., torch.Tensor]):
+        super().__init__()
+        self.network, self.loss = network, loss
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        return self.loss(self.network, *batch)
+
+
 def begin(name: str, engine: str, autocast: bool) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
     """Build, compile, warm up and measure one side."""
     torch.manual_seed(0)
-    model, loss, batch = MODELS[name]()
+    network, loss, batch = MODELS[name]()
+    model = WithLoss(network, loss)
     call: Any = model
     if engine == "torch_compile":
         call = torch.compile(model)
@@ -120,7 +133,7 @@ def begin(name: str, engine: str, autocast: bool) -> tuple[Mapping[str, Any], Ca
 
     def step() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            value = loss(call, *batch)
+            value = call(*batch)
         value.backward()
         model.zero_grad(set_to_none=True)
 
