@@ -78,6 +78,7 @@ def test_stages_are_in_order_and_timed():
         "simplify",
         "plan_partition",
         "apply_partition",
+        "schedule",
         "link",
     ]
     assert [stage.name for stage in report.stages] == order
