@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -56,6 +57,8 @@ def make_kernels(
     """
     kernel, reason = choose_kernel(options.kernel, parts)
     if kernel not in GENERATED:
+        if options.kernel in GENERATED:
+            warnings.warn(f"kernel={options.kernel!r} runs as {kernel!r}: {reason}", stacklevel=2)
         return kernel, reason, []
     if options.partition != "budget":
         return kernel, reason, fuse_program(plan_program(parts), True, str(kernel))

@@ -40,7 +40,7 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
             "partition",
             graph.partition if graph.budget is None else f"{graph.partition}, budget {budget_text(graph.budget)}",
         ),
-        ("kernels", f"{graph.kernel}, {format_count(len(graph.kernels))} generated" if graph.kernels else graph.kernel),
+        ("kernels", kernel_text(graph)),
         ("forward", format_flops(graph.forward_flops)),
     ]
     if graph.mode == "train":
@@ -117,3 +117,10 @@ def by_size(values: Iterable[ValueRecord]) -> list[ValueRecord]:
 def by_cost(values: Iterable[ValueRecord]) -> list[ValueRecord]:
     """Recomputed values: the dearest first, and so the views, which cost nothing, last."""
     return sorted(values, key=lambda value: (-value.recompute_flops, -value.num_bytes, value.name))
+
+
+def kernel_text(graph: GraphReport) -> str:
+    """What the graphs run as: how many kernels were generated, or why it is not what was asked for."""
+    if graph.kernels:
+        return f"{graph.kernel}, {format_count(len(graph.kernels))} generated"
+    return graph.kernel + (f" ({graph.kernel_reason})" if graph.kernel_reason else "")

@@ -17,7 +17,7 @@ from enum import IntEnum
 import torch
 
 from aottrain.errors import VerificationError
-from aottrain.ir.affine import ZERO, Affine
+from aottrain.ir.affine import Affine
 
 
 class Level(IntEnum):
@@ -289,11 +289,6 @@ def _expression(instruction: Instruction, names: list[str]) -> str:
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def at_zero(value: int) -> Address:
-    """The address of a one-element buffer, whatever the loops are."""
-    return Address(Affine(ZERO.terms, value))
 
 
 def scratch_bytes(kernel: KernelIR) -> int:

@@ -14,6 +14,7 @@ from aottrain.ir.figures import (
     by_cost,
     by_module,
     by_size,
+    kernel_text,
     memory_rows,
     signed_bytes,
     top_of,
@@ -200,9 +201,8 @@ _PRICES = (
 
 
 def _kernels(graph: GraphReport) -> str:
-    if not graph.kernels:
-        return f"kernels: {escape(graph.kernel)}"
-    return f"{format_count(len(graph.kernels))} generated kernels ({escape(graph.kernel)})"
+    beside = ", ".join(f"{count} {name}" for name, count in graph.library_calls.items())
+    return escape(f"kernels: {kernel_text(graph)}" + (f"; beside them {beside}" if beside else ""))
 
 
 def _memory(graph: GraphReport) -> str:

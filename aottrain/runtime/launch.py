@@ -39,7 +39,7 @@ def render(
     """Python text of the program, and the names that it reads."""
     names: dict[str, Any] = {
         **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), "laid_out": laid_out,
-        "empty": torch.empty_strided, "residual": residual, "cpu": torch.device("cpu"),
+        "empty": torch.empty_strided, "residual": residual,
     }  # fmt: skip
     inputs = placeholders(graph)
     planned = {} if memory is None else dict(memory.offsets)

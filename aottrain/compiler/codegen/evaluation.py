@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -144,8 +143,3 @@ def _store_column(kernel: KernelIR, column: Column, buffer: Tensor, value: Tenso
 def memory_of(value: Tensor, span: int) -> Tensor:
     """A one-dimensional view of `span` elements from a tensor's first one."""
     return value.as_strided((span,), (1,), value.storage_offset())
-
-
-def num_operations(kernel: KernelIR) -> int:
-    """Arithmetic operations of one run, with those of reductions."""
-    return math.prod(kernel.ranges) * sum(isinstance(i, (Compute, Reduce)) for i in kernel.body)

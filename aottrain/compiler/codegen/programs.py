@@ -51,8 +51,10 @@ def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
 
 
 def fuse_graph(graph: fx.Graph, reuse_memory: bool = True, backend: str = "cpp") -> FusedGraph:
-    """A backward on its own, as for calls in which some tangents are undefined."""
-    return fuse_program([(graph, len(results(graph)), schedule(graph, "backward_"))], reuse_memory, backend)[0]
+    """A backward on its own, as for calls in which some tangents are undefined. Where memory is not reused, as under a
+    budget, its kernels are small ones, which keep nothing alive for longer than op by op."""
+    planned = schedule(graph, "backward_", local=not reuse_memory)
+    return fuse_program([(graph, len(results(graph)), planned)], reuse_memory, backend)[0]
 
 
 def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:

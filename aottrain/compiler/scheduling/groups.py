@@ -21,7 +21,8 @@ from aottrain.ir.graph import spec_of, storage_root, value_of
 
 # Rows beyond this many elements are read again rather than held, so their reductions are not chained.
 LONGEST_HELD_ROW = 16384
-_MOST_PARAMETERS = 48
+# Buffers that one kernel may read and write, in registers or in memory: its text stays readable, its compilation quick.
+_MOST_BUFFERS = 192
 
 Index = tuple[Affine, ...]
 
@@ -233,7 +234,8 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
 
 
 def _fill(found: list[Affine | None], operand: Operand, layout: Layout, position: Affine, group: Group) -> bool:
-    """Take from one operand the index of the dimensions that it has. False where it contradicts."""
+    """Take from one operand the index of the dimensions that it has; `_place` checks that the operands agree. False
+    where the position is no index of the operand."""
     parts = delinearize(position, group.loops, layout.shape, layout.stride, layout.start)
     if parts is None:
         return False
@@ -316,7 +318,7 @@ def join(group: Group, node: fx.Node, placed: Placement) -> None:
 
 
 def too_large(group: Group) -> bool:
-    return len(group.reads) + len(group.values) > 4 * _MOST_PARAMETERS
+    return len(group.reads) + len(group.values) > _MOST_BUFFERS
 
 
 def start(number: int, node: fx.Node, rules: Sequence[Rule]) -> Group | None:

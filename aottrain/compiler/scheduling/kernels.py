@@ -128,7 +128,7 @@ def _column(group: Group, buffer: int, item: fx.Node, member: Member, k: int, va
 
 
 def _without_dead(kernel: KernelIR) -> KernelIR:
-    """Without instructions that no store needs; but for checks of indices, whose reports are an effect."""
+    """Without instructions that no store needs."""
     live = [False] * len(kernel.body)
     stack = [store.value for store in kernel.stores] + [column.value for column in kernel.columns]
     while stack:
