@@ -163,6 +163,19 @@ def is_wrapped(value: torch.Tensor) -> bool:
     return torch._C._functorch.is_functorch_wrapped_tensor(value)
 
 
+def operators_are_watched(inputs: Sequence[Any]) -> bool:
+    """Whether something stands between an operator that is called on the inputs and its kernel: a dispatch mode, a
+    torch.func transformation, a batch of gradients."""
+    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    return any(isinstance(value, torch.Tensor) and is_batch_of_gradients(value) for value in inputs)
+
+
+def is_batch_of_gradients(value: torch.Tensor) -> bool:
+    """Whether it stands for several gradients at once, as in `jacobian(vectorize=True)`."""
+    return torch._C._functorch.is_legacy_batchedtensor(value)
+
+
 def global_settings() -> tuple[Any, ...]:
     """What a program can set for all code after it, beside the grad mode."""
     deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

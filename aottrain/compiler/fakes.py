@@ -34,6 +34,18 @@ def _suggested_by(place: int) -> Rule:
     return rule
 
 
+def _as_rolled(args: Sequence[Any], out: Tensor) -> Tensor:
+    """The kernel joins two parts of each dimension in turn; without dimensions it rolls the elements in their order."""
+    value, shifts, dims = args[0], args[1], args[2] if len(args) > 2 else ()
+    if not dims or out.numel() == 0:
+        return _contiguous(args, out)
+    for shift, dim in zip(shifts, dims, strict=True):
+        size = value.shape[dim]
+        start = (size - shift) % size
+        value = torch.cat([value.narrow(dim, start, size - start), value.narrow(dim, 0, start)], dim)
+    return value
+
+
 def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
     """An elementwise op of two tensors, whose fake goes wrong where one is broadcast or laid out in another way."""
     return torch.add(args[0], args[1])
@@ -48,6 +60,7 @@ _RULES: dict[Any, Rule] = {
     aten.native_layer_norm_backward.default: _contiguous,
     aten.normal.Tensor_Tensor: _contiguous,
     aten.pow.Scalar: _contiguous,
+    aten.roll.default: _as_rolled,
     aten.channel_shuffle.default: _suggested_by(0),
     aten.max_unpool2d.default: _suggested_by(0),
     aten.native_batch_norm.default: _suggested_by(0),

@@ -8,13 +8,23 @@ from functools import partial
 import torch
 from torch import fx
 
+from aottrain.compat import is_batch_of_gradients, is_wrapped, operators_are_watched
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
-from aottrain.ir.graph import InputKind, OutputKind, PartitionedGraph, as_module, placeholders, value_of
+from aottrain.ir.graph import (
+    InputKind,
+    OutputKind,
+    PartitionedGraph,
+    as_module,
+    placeholders,
+    results,
+    spec_of,
+    value_of,
+)
 from aottrain.peers import inductor_kernel
-from aottrain.runtime.executor import Runner, aten_runner
+from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
@@ -37,7 +47,7 @@ def link(
         check_constants(parts.backward, signature.num_sizes + len(parts.residuals))
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     program = Program(
-        forward=fused[0].runner() if fused else build_runner(parts.forward, kernel),
+        forward=_or_by_operators(fused[0].runner(), parts.forward) if fused else build_runner(parts.forward, kernel),
         build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel, fused[1:]),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
@@ -66,7 +76,7 @@ def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[Fus
     if fused:
         known = fused[0]
         whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
-        runner = whole.runner()
+        runner = _or_by_operators(whole.runner(), graph)
     else:
         runner = build_runner(graph, kernel)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
@@ -75,7 +85,7 @@ def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[Fus
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
     """A boxed function that runs one graph by ATen, by Inductor, or by a callable backend."""
     if kernel == "inductor":
-        kernel = inductor_kernel
+        return _or_by_operators(build_runner(graph, inductor_kernel), graph)
     if isinstance(kernel, str):
         return aten_runner(graph)
     examples = [value_of(node) for node in placeholders(graph)]
@@ -87,3 +97,26 @@ def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
         return list(call(*given))
 
     return run
+
+
+def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
+    """The runner; but the graph op by op while something watches or replaces operators, such as a dispatch mode, or a
+    batched gradient: generated kernels would run past it, or find no memory behind what they are given."""
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not operators_are_watched(inputs):
+            return runner(inputs)
+        # The other half of the program may run as kernels, which count on these strides.
+        given = zip(aten_runner(graph)(inputs), results(graph), strict=True)
+        return [_as_traced(value, node) for value, node in given]
+
+    return run
+
+
+def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
+    if node is None or is_wrapped(value) or is_batch_of_gradients(value):
+        return value
+    facts = spec_of(node)
+    if facts is None or facts.symbolic is not None or value.layout is not torch.strided:
+        return value
+    return laid_out(value, facts.stride)

@@ -83,7 +83,10 @@ _USES_GENERATOR = ("eager_draw", "get_rng_state", "set_rng_state", "manual_seed"
 _CHECKS = ("require_false",)
 
 # Ops that share their input's storage though their schema does not say so.
-_HIDDEN_VIEWS = {"_unsafe_view": 0, "lift_fresh": 0, "_reshape_alias": 0}
+_HIDDEN_VIEWS = {
+    **{"_unsafe_view": 0, "lift_fresh": 0, "_reshape_alias": 0},
+    **{"unsafe_split": 0, "unsafe_split_with_sizes": 0},
+}
 
 # Ops that update an argument in place though their schema denies it. Capture replaces them by functional forms.
 HIDDEN_MUTATIONS: dict[str, tuple[int, ...]] = {

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
-from aottrain.ir.graph import info, is_size, placeholders, results, spec_of
+from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, value_of
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.arena import ArenaLayout, residual
@@ -38,8 +38,9 @@ def render(
 ) -> tuple[str, dict[str, Any]]:
     """Python text of the program, and the names that it reads."""
     names: dict[str, Any] = {
-        **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), "laid_out": laid_out,
-        "empty": torch.empty_strided, "residual": residual,
+        **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), 
+        # No op is named like these, as one is called `empty`.
+        "run_laid_out": laid_out, "run_empty": torch.empty_strided, "run_residual": residual,
     }  # fmt: skip
     inputs = placeholders(graph)
     planned = {} if memory is None else dict(memory.offsets)
@@ -52,14 +53,14 @@ def render(
     if unread:
         lines.append(f"    del {', '.join(unread)}")
     if planned and memory is not None:
-        names["layout"] = _layout(memory)
-        lines.append("    arena = layout.take()")
-        lines.append(f"    {', '.join(node.name for node in planned)}, = layout.tensors(arena)")
+        names["run_layout"] = _layout(memory)
+        lines.append("    run_arena = run_layout.take()")
+        lines.append(f"    {', '.join(node.name for node in planned)}, = run_layout.tensors(run_arena)")
     for position, call in enumerate(schedule.calls):
         if isinstance(call, KernelCall):
             for node in call.writes:
                 lines += _allocate(node, node in planned, node in residuals, names)
-            name = f"launch_{call.kernel.name}"
+            name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
             lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
         elif call in planned or call in residuals:
@@ -73,7 +74,7 @@ def render(
         if dead:
             lines.append(f"    del {', '.join(dead)}")
     if planned:
-        lines.append("    layout.give(arena)")
+        lines.append("    run_layout.give(run_arena)")
     lines.append(f"    return {value_text(results(graph), names)}")
     return "\n".join(lines) + "\n", names
 
@@ -90,12 +91,12 @@ def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -
         return []
     if held:
         names[f"t_{node.name}"] = facts
-        return [f"    {node.name} = residual(t_{node.name})"]
+        return [f"    {node.name} = run_residual(t_{node.name})"]
     dtype = "k_" + str(facts.dtype).replace(".", "_")
     names[dtype] = facts.dtype
     device = "k_" + str(facts.device).replace(":", "_")
     names[device] = facts.device
-    return [f"    {node.name} = empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})"]
+    return [f"    {node.name} = run_empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})"]
 
 
 def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
@@ -106,16 +107,20 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
         text = f"{function}({text.split('(', 1)[1]}"
     lines = [f"    {node.name} = {text}"]
     facts = spec_of(node)
-    if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW:
+    if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW or not _is_strided(node):
         return lines
     # Kernels were made for this type and these strides; fakes and libraries disagree on some.
     strides = "s_" + "_".join(map(str, facts.stride))
     names[strides] = facts.stride
     dtype = "k_" + str(facts.dtype).replace(".", "_")
     names[dtype] = facts.dtype
-    lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = laid_out({node.name}, {strides})")
+    lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = run_laid_out({node.name}, {strides})")
     lines.append(f"    if {node.name}.dtype is not {dtype}: {node.name} = {node.name}.to({dtype})")
     return lines
+
+
+def _is_strided(node: fx.Node) -> bool:
+    return value_of(node).layout is torch.strided
 
 
 def _last_uses(graph: fx.Graph, schedule: Schedule) -> dict[Any, Any]:

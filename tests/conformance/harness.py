@@ -19,21 +19,26 @@ import torch
 from torch import Tensor
 
 import aottrain
+from aottrain.runtime.native import find_compiler
 from tests.numerics.tolerance import RTOL_ATOL
 
 DOORS = ("dynamo", "trace")
+# The second once more, with generated kernels however small the program: their results are compared closely.
+GENERATED = "cpp"
 Compile = Callable[[Any], Any]
 
 
 @dataclass
 class Case:
     """close: why the values may differ by rounding. refused: why, per door, an error is due where eager gives none.
-    dynamo_blind: what TorchDynamo itself does not guard, also with its own eager backend: that door is not tried."""
+    dynamo_blind: what TorchDynamo itself does not guard, also with its own eager backend: that door is not tried.
+    kernels_differ: why generated kernels give something else, within what they promise: they are not tried."""
 
     program: Callable[[Compile], Any]
     close: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     dynamo_blind: str = ""
+    kernels_differ: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -63,20 +68,26 @@ def case(program: Any = None, **known: Any) -> Any:
 
 
 def cases_of(module: str) -> list[Any]:
-    """Every case of a module with every door, as parameters (known, door)."""
+    """Every case of a module with every door, and with generated kernels, as parameters (known, door)."""
     pairs = [(value, door) for value in _cases[module] for door in DOORS if door == "trace" or not value.dynamo_blind]
+    if find_compiler() is not None:
+        pairs += [(value, GENERATED) for value in _cases[module] if not value.kernels_differ]
     return [pytest.param(value, door, id=f"{value.name}-{door}") for value, door in pairs]
 
 
 def check(known: Case, door: str) -> None:
     wanted, got = run(known), run(known, door)
     if wanted.error or got.error:
-        if door in known.refused and not wanted.error:
+        if _capture(door) in known.refused and not wanted.error:
             return
         assert wanted.error and got.error, f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}"
         return
-    found = difference(wanted.observation, got.observation, bool(known.close))
+    found = difference(wanted.observation, got.observation, bool(known.close) or door == GENERATED)
     assert found is None, found
+
+
+def _capture(door: str) -> str:
+    return "trace" if door == GENERATED else door
 
 
 def run(known: Case, door: str | None = None) -> Outcome:
@@ -86,7 +97,8 @@ def run(known: Case, door: str | None = None) -> Outcome:
     def comp(target: Any) -> Any:
         if door is None:
             return target
-        compiled = aottrain.compile(target, capture=door, **known.options)
+        kernel = {"kernel": "cpp"} if door == GENERATED else {}
+        compiled = aottrain.compile(target, capture=_capture(door), **{**kernel, **known.options})
         reports.append(compiled.report)
         return compiled
 
@@ -162,6 +174,8 @@ def _bitwise(wanted: Tensor, got: Tensor) -> bool:
 
 
 def _close(wanted: Tensor, got: Tensor) -> bool:
+    if wanted.is_complex():
+        return _close(torch.view_as_real(wanted.resolve_conj()), torch.view_as_real(got.resolve_conj()))
     if wanted.dtype not in RTOL_ATOL:
         return _bitwise(wanted, got)
     rtol, atol = RTOL_ATOL[wanted.dtype]

@@ -716,7 +716,7 @@ def batch_norm_without_momentum_or_stats(comp):
     return g(normal(5, 3)), g(normal(5, 3, seed=1)), dict(m.state_dict())
 
 
-@case
+@case(kernels_differ="the gradients are zero but for rounding")
 def instance_norm_running_stats(comp):
     m = nn.InstanceNorm1d(3, affine=True, track_running_stats=True)
     g = comp(m)

@@ -159,7 +159,7 @@ def _elu_backward(node: fx.Node) -> Rule | None:
             slope = b.compute("mul", bent, b.constant(alpha * scale, dtype))
         low = b.compute("mul", g, b.compute("mul", slope, b.constant(inner, dtype)))
         high = b.compute("mul", g, b.constant(scale, dtype))
-        return b.compute("where", b.compare("gt", y, b.constant(0, dtype)), high, low)
+        return b.compute("where", b.compare("le", y, b.constant(0, dtype)), low, high)  # a NaN lies high
 
     return mixed(node, (gradient, known), formula)
 
@@ -213,7 +213,8 @@ def _hardswish_backward(node: fx.Node) -> Rule | None:
         g, x = v
         dtype = b.dtype(x)
         slope = b.compute("add", b.compute("div", x, b.constant(3, dtype)), b.constant(0.5, dtype))
-        middle = b.compute("where", b.compare("ge", x, b.constant(3, dtype)), g, b.compute("mul", g, slope))
+        # A NaN has the gradient of what lies above: it is not less than 3.
+        middle = b.compute("where", b.compare("lt", x, b.constant(3, dtype)), b.compute("mul", g, slope), g)
         return b.compute("where", b.compare("le", x, b.constant(-3, dtype)), b.constant(0, dtype), middle)
 
     return mixed(node, arguments(node)[:2], formula)

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from aottrain.errors import VerificationError
-from aottrain.ir.graph import results, spec_of, storage_root
+from aottrain.ir.graph import info, results, spec_of, storage_root
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 
+# Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
+_BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -23,7 +25,8 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> Memory
     escaping = {storage_root(node) for node in values[:num_outputs] if node is not None}
     residuals = {storage_root(node) for node in values[num_outputs:] if node is not None} - escaping
     born, last = _lifetimes(schedule)
-    temporaries = [node for node in born if node not in escaping and node not in residuals]
+    alone = {storage_root(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
+    temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
     offsets = _first_fit(temporaries, born, last)
     verify_offsets(offsets, born, last)
     size = max((offsets[node] + _bytes(node) for node in temporaries), default=0)
@@ -63,6 +66,10 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
         for node in touched:
             last[node] = position
     return born, last
+
+
+def _reads_by_storage(node: fx.Node) -> bool:
+    return node.op == "call_function" and info(node).name in _BY_STORAGE
 
 
 def _is_dense(node: fx.Node) -> bool:
