@@ -120,12 +120,6 @@ def selective_policy(context: Any) -> Any:
 
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
 
-# Values that compare by equality and hash: guards may hold them.
-PLAIN_TYPES = (
-    type(None), bool, int, float, complex, str, bytes, slice, type(...),
-    torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
-)  # fmt: skip
-
 
 @contextmanager
 def no_onednn() -> Iterator[None]:
@@ -159,21 +153,15 @@ def in_dual_level() -> bool:
 
 
 def is_wrapped(value: torch.Tensor) -> bool:
-    """Whether a torch.func transformation (grad, vmap) has wrapped the tensor."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(value)
+    """Whether a torch.func transformation, or a batch of gradients as in `jacobian(vectorize=True)`, has wrapped it."""
+    return torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._C._functorch.is_legacy_batchedtensor(value)
 
 
 def operators_are_watched(inputs: Sequence[Any]) -> bool:
-    """Whether something stands between an operator that is called on the inputs and its kernel: a dispatch mode, a
-    torch.func transformation, a batch of gradients."""
+    """Whether something, such as a dispatch mode, stands between operators called on the inputs and their kernels."""
     if torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return any(isinstance(value, torch.Tensor) and is_batch_of_gradients(value) for value in inputs)
-
-
-def is_batch_of_gradients(value: torch.Tensor) -> bool:
-    """Whether it stands for several gradients at once, as in `jacobian(vectorize=True)`."""
-    return torch._C._functorch.is_legacy_batchedtensor(value)
+    return any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in inputs)
 
 
 def global_settings() -> tuple[Any, ...]:

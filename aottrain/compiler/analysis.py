@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from aottrain.compat import PLAIN_TYPES, autocast_cache, flatten_values, tree_flatten, tree_map, view_origin
+from aottrain.compat import autocast_cache, flatten_values, tree_flatten, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.hidden import hidden_writes
@@ -20,6 +20,7 @@ from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import tensor_spec
+from aottrain.ir.values import PLAIN_TYPES
 
 aten = torch.ops.aten
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import fx
 
-from aottrain.compat import is_batch_of_gradients, is_wrapped, operators_are_watched
+from aottrain.compat import is_wrapped, operators_are_watched
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import Kernel
@@ -114,7 +114,7 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
 
 
 def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
-    if node is None or is_wrapped(value) or is_batch_of_gradients(value):
+    if node is None or is_wrapped(value):
         return value
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or value.layout is not torch.strided:

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from aottrain.compat import PLAIN_TYPES, disable_autocast, disable_modes, profiling
+from aottrain.compat import disable_autocast, disable_modes, profiling
 from aottrain.ir.ops import OpKind, op_info
 from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.values import PLAIN_TYPES
 from aottrain.runtime.cache import processor
 
 # Ops of other libraries may have effects that their schemas do not tell.

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from aottrain.compat import (
-    PLAIN_TYPES,
     autocast_state,
     dynamic_marks,
     flatten_values,
@@ -21,6 +20,7 @@ from aottrain.compat import (
     no_marks,
 )
 from aottrain.errors import UnsupportedError
+from aottrain.ir.values import PLAIN_TYPES
 
 FORWARD_MODE = "the call is inside a level of forward-mode differentiation"
 

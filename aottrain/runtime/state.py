@@ -19,8 +19,8 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
-from aottrain.compat import PLAIN_TYPES
 from aottrain.errors import UnsupportedError
+from aottrain.ir.values import PLAIN_TYPES
 from aottrain.runtime.guards import describe
 
 # Containers longer than this are guarded by the identity of their items, and of what those hold.

@@ -56,6 +56,32 @@ def test_min_cut_never_runs_a_matrix_product_twice():
     assert sorted(halves) == sorted(whole)
 
 
+def norms(x, w, n):
+    for _ in range(n):
+        x = x + F.softmax(x, dim=-1) * w
+        x = x + F.layer_norm(x, (64,)).tanh()
+    return x
+
+
+def test_min_cut_ends_chains_of_reductions_where_one_value_is_all_that_goes_on():
+    """Computed again from the input, all of them would be alive before the backward begins."""
+    plan = plan_partition(joint_of(lambda x, w: norms(x, w, 4), leaf(32, 64), leaf(64)), "min_cut")
+    assert plan.saved_bytes == 3 * 32 * 64 * 4  # what goes from one pair of norms into the next
+    assert {plan.reasons[name] for name in plan.saved} == {
+        "ends a chain of reductions, which would be computed again at once and held"
+    }
+
+
+def test_a_short_chain_of_reductions_and_a_long_one_of_pointwise_work_are_computed_again():
+    def pointwise(x):
+        for _ in range(20):
+            x = x.sin() * 1.5
+        return x
+
+    assert plan_partition(joint_of(pointwise, leaf(32, 64)), "min_cut").saved_bytes == 0
+    assert plan_partition(joint_of(lambda x, w: norms(x, w, 1), leaf(32, 64), leaf(64)), "min_cut").saved_bytes == 0
+
+
 def test_recompute_all_saves_nothing_and_runs_everything_again():
     joint = mlp()
     plan = plan_partition(joint, "recompute_all")

@@ -46,6 +46,21 @@ def test_a_backward_moves_what_it_reads_and_writes():
     assert call.kernel.num_bytes == 3 * n * 4  # the tangent, the input, its gradient
 
 
+def test_blocks_of_norms_are_few_kernels_and_move_what_they_must():
+    """Each reads its input and its gradient, and writes another: what is multiplied for two readers is not written."""
+
+    def blocks(x, *weights):
+        for weight in weights:
+            x = x + F.rms_norm(x, (64,), weight) * F.softmax(x, dim=-1)
+        return x
+
+    n = 128
+    forward, backward, _ = schedules(blocks, leaf(n, 64), *(leaf(64) for _ in range(4)))
+    large = [call.kernel for call in backward.kernels if call.kernel.num_bytes >= n * 64 * 4]
+    assert len(forward.kernels) == 1 and len(large) == 2  # of two blocks each
+    assert all(kernel.num_bytes < 3.1 * n * 64 * 4 for kernel in large)
+
+
 def test_bytes_of_a_part_are_those_of_the_part():
     """A slice is read, not the buffer that it lies in."""
     n = 64

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
+from aottrain.compiler.partition.chains import ends_of_chains
 from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
@@ -45,6 +46,7 @@ class Demand:
     demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
     mutated: inputs whose storage the step updates: they may only be read through a saved copy; outputs: values that the
     caller gets: they are alive anyway, and where eager would save one, a later write to it has to raise as in eager.
+    forward: values from which the forward's results follow, whether the backward needs them or not.
     marks: what the user's checkpoints, or what a strategy puts in their place, say of values; edges: values that enter
     or leave a checkpointed region; notes: for marked values and edges, who says so.
     """
@@ -57,6 +59,7 @@ class Demand:
     marks: Mapping[fx.Node, Mark]
     edges: frozenset[fx.Node]
     notes: Mapping[fx.Node, str]
+    forward: frozenset[fx.Node]
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
@@ -82,7 +85,9 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
         if node in demanded and _may_save(node)
     )
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
-    found = Demand(order, wanted, region, frozenset(mutated), returned, {}, frozenset(), {})
+    results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
+    forward = frozenset(ancestors([node for node in results if node is not None]))
+    found = Demand(order, wanted, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
     return _with_regions(found, joint.graph, late, blocks or {})
 
 
@@ -163,9 +168,17 @@ def recompute_all(demand: Demand) -> PartitionPlan:
 
 
 def min_cut(demand: Demand, strategy: str = "min_cut") -> PartitionPlan:
-    """The fewest bytes such that no matrix product, convolution or attention is computed twice."""
+    """The fewest bytes such that no matrix product, convolution or attention is computed twice, nor a long chain of
+    reductions."""
     banned = {node for node in demand.region if _runs_once(node, demand)}
+    banned |= {node for node in _chain_ends(demand, banned) if node not in demand.marks}
     return _plan(strategy, demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
+
+
+def _chain_ends(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
+    nodes = demand.in_order(demand.forward)
+    once = {node for node in nodes if node in banned or producer_of(node) in banned or _must_save(node, demand)}
+    return {node for node in ends_of_chains(nodes, demand.region, once) if _may_save(node)}
 
 
 def checkpoint(joint: JointGraph, modules: Sequence[str] = ()) -> PartitionPlan:
@@ -285,8 +298,10 @@ def _cut_reason(node: fx.Node, demand: Demand, banned: set[fx.Node]) -> str:
         return demand.notes[node]
     if node in demand.edges:
         return demand.notes[node]
-    if producer in banned:
+    if producer in banned and info(producer).kind is OpKind.COMPUTE:
         return info(producer).label
+    if producer in banned:
+        return "ends a chain of reductions, which would be computed again at once and held"
     return "cut edge: fewest bytes between what may not run twice and the backward"
 
 

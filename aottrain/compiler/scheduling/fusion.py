@@ -83,7 +83,11 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
         group = None
         if rules:
             roots = _shared(rules)
-            for unit in _candidates(sources, units, roots, readers):
+            candidates = _candidates(sources, units, roots, readers)
+            wanted = _unit_of_readers(node, order)
+            if wanted in candidates:
+                candidates = [wanted, *candidates]
+            for unit in candidates:
                 known = units[unit]
                 if (
                     known is not None
@@ -136,6 +140,30 @@ def _candidates(
         for group in reversed(readers.get(root, [])[-_MOST_SIBLINGS:]):
             if group.number not in found:
                 found.append(group.number)
+    return found
+
+
+def _unit_of_readers(node: fx.Node, order: _Order) -> int:
+    """The unit in which all that reads the call will be, as far as its other operands say; -1 where they do not.
+
+    A call whose operands lie in an earlier unit is better made there, from what that unit has read anyway, than written
+    by the earlier one and read again.
+    """
+    found: set[int] = set()
+    for user in _readers(node):
+        others = [order.unit[source] for source in user.all_input_nodes if source in order.unit]
+        found.add(max(others, default=-1))
+    return found.pop() if len(found) == 1 else -1
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """What reads it, through whatever views."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
+            found += _readers(user)
+        else:
+            found.append(user)
     return found
 
 

@@ -1,0 +1,82 @@
+"""Where recompute that leads through reduction after reduction is cut short.
+
+Pointwise work is computed again within the kernel that needs it. A chain of norms and softmaxes is not: the backward
+needs its last link first, so each link would be computed from the start of the chain, or all of them at once, before
+the backward begins, and held: no fewer bytes than if they had been saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+import torch
+from torch import fx
+
+from aottrain.ir.graph import info, is_size, storage_root, value_of
+from aottrain.ir.ops import OpKind
+
+# Reductions one after the other that may lie between what is saved and what is computed from it again: those of one
+# residual branch, as a norm and what it feeds.
+_DEEPEST = 2
+# Results of the size of their input, but each element of them depends on a whole row of it.
+_ROWWISE = {
+    "_softmax", "_log_softmax", "native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm",
+    "_native_batch_norm_legit_functional", "_batch_norm_with_update_functional", "cumsum", "cumprod", "logcumsumexp",
+}  # fmt: skip
+
+
+def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.Node]) -> set[fx.Node]:
+    """Values to keep: each is all that the rest of the forward reads of what came before, and deep in a chain.
+
+    nodes: the forward, in program order; needed: what the backward could need; kept: what is never computed again.
+    """
+    last = _last_reads(nodes)
+    final = max((i for i, node in enumerate(nodes) if node in needed and _reduces(node)), default=-1)
+    found: set[fx.Node] = set()
+    depth: dict[fx.Node, int] = {}
+    open_values: set[fx.Node] = set()  # computed, and read further down; without what is kept
+    for i, node in enumerate(nodes):
+        if i >= final:
+            break
+        if node.op == "placeholder" or is_size(node) or node in kept:
+            depth[node] = 0
+            continue
+        sources = [depth[source] for source in node.all_input_nodes if source in depth]
+        depth[node] = max(sources, default=0) + _reduces(node)
+        root = storage_root(node)
+        if root.op != "placeholder" and root not in kept and isinstance(value_of(root), torch.Tensor):
+            open_values.add(root)
+        open_values = {value for value in open_values if last[value] > i}
+        if len(open_values) == 1:
+            (value,) = open_values
+            if depth[value] >= _DEEPEST and value in needed:
+                found.add(value)
+                depth = {known: 0 for known in depth}
+                open_values = set()
+    return found
+
+
+def _last_reads(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
+    """For each storage's node the position of its last reader among the nodes; its own, where there is none."""
+    last = {storage_root(node): i for i, node in enumerate(nodes)}
+    for i, node in enumerate(nodes):
+        for source in node.all_input_nodes:
+            last[storage_root(source)] = i
+    return last
+
+
+def _reduces(node: fx.Node) -> bool:
+    """Whether an element of the result depends on many of the input."""
+    if node.op != "call_function" or info(node).kind is not OpKind.CHEAP:
+        return False
+    if info(node).name.split(".")[1] in _ROWWISE:
+        return True
+    value = value_of(node)
+    size = max((leaf.numel() for leaf in _leaves(value)), default=0)
+    largest = max((leaf.numel() for source in node.all_input_nodes for leaf in _leaves(value_of(source))), default=0)
+    return size < largest
+
+
+def _leaves(value: object) -> list[torch.Tensor]:
+    values = value if isinstance(value, (tuple, list)) else [value]
+    return [leaf for leaf in values if isinstance(leaf, torch.Tensor)]
