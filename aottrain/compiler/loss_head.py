@@ -44,12 +44,14 @@ _CHUNKS = {"cpu": (8 << 20, 256), "cuda": (128 << 20, 1024)}
 
 @dataclass(frozen=True)
 class Layer:
-    """The layer's call. bias: None where it has none."""
+    """The layer's call. bias: None where it has none. transposed: whether its weight is the transpose of `weight`, as
+    where autocast casts what was transposed."""
 
     product: fx.Node
     hidden: fx.Node
     weight: fx.Node
     bias: fx.Node | None
+    transposed: bool
 
 
 @dataclass(frozen=True)
@@ -159,12 +161,10 @@ def _layer(log_softmax: fx.Node) -> tuple[list[fx.Node], Layer]:
     bias = node.args[0] if node.target is aten.addmm.default else None
     assert isinstance(hidden, fx.Node) and isinstance(columns, fx.Node)
     weight = _transposed(columns)
-    _require(weight is not None, "its weight is not that of a linear layer")
     _require(not any(_spec(value).symbolic for value in (node, hidden, columns)), "its sizes are symbolic")
     _require(_spec(node).shape == _spec(log_softmax).shape, "its rows are not those of the layer")
     _require(bias is None or (isinstance(bias, fx.Node) and len(_spec(bias).shape) == 1), "its layer adds a matrix")
-    assert weight is not None
-    return [*chain, node], Layer(node, hidden, weight, bias)  # type: ignore[arg-type]
+    return [*chain, node], Layer(node, hidden, weight or columns, bias, weight is None)  # type: ignore[arg-type]
 
 
 def _gradients(loss: fx.Node, log_softmax: fx.Node, layer: Layer) -> Gradients | None:
@@ -191,7 +191,7 @@ def _readers(gradient: fx.Node, layer: Layer, upstream: fx.Node) -> Gradients:
     found: dict[str, fx.Node] = {}
     for user in gradient.users:
         kind, node = "", user
-        if user.target is aten.mm.default and user.args[0] is gradient and _is_weight(user.args[1], layer.weight):
+        if user.target is aten.mm.default and user.args[0] is gradient and _is_weight(user.args[1], layer):
             kind = "hidden"
         elif _transposed(user) is gradient and len(user.users) == 1:
             node = next(iter(user.users))
@@ -247,9 +247,11 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
     loss = new[head.loss]
     wanted = [False] * 3 if gradients is None else [node is not None for node in gradients.nodes]
     dtype = _spec(new[head.loss.args[0]]).dtype  # type: ignore[index]
-    inputs = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
+    hidden, weight, bias = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
     with graph.inserting_before(loss):
-        arguments = (*inputs, loss.args[1], loss.args[3], loss.args[4], dtype, head.chunk, wanted)
+        if layer.transposed:
+            weight = _call(graph, aten.t.default, (weight,), new[layer.product], "loss_head_weight")
+        arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], dtype, head.chunk, wanted)
         fused = _call(
             graph, torch.ops.aottrain.linear_cross_entropy.default, arguments, new[layer.product], "loss_head"
         )
@@ -306,8 +308,10 @@ def _transposed(node: Any) -> fx.Node | None:
     return source if swaps and isinstance(source, fx.Node) and len(_spec(source).shape) == 2 else None
 
 
-def _is_weight(node: Any, weight: fx.Node) -> bool:
-    while node is not weight:
+def _is_weight(node: Any, layer: Layer) -> bool:
+    if layer.transposed:
+        node = _transposed(node)
+    while node is not layer.weight:
         node = _transposed(_transposed(node))
         if node is None:
             return False
