@@ -83,9 +83,9 @@ def _over_blocks(stage: Stage) -> list[str]:
     ]
     for number, (parameter, base) in enumerate(zip(kernel.parameters, stage.bases, strict=True)):
         kind = STORED[parameter.dtype]
-        pointer = f"tl.multiple_of(tl.load(m{number} + tensor), ALIGNMENT).to(tl.pointer_type({kind})) + origin"
+        first = f"tl.load(m{number} + tensor).to(tl.pointer_type({kind}))"
         text = {
-            Base.LIST: pointer,
+            Base.LIST: f"tl.multiple_of({first}, ALIGNMENT) + origin",
             Base.ROW: f"m{number} + tensor * {parameter.span}",
             Base.BLOCK: f"m{number} + block",
             Base.WHOLE: f"m{number}",

@@ -16,6 +16,7 @@ from aottrain.runtime.multi_tensor import TensorTables
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
+_FACTS, _DTYPE = operator.attrgetter("shape", "dtype", "device"), operator.attrgetter("dtype")
 Member = tuple[int, Tensor, tuple[str, ...]]
 
 
@@ -61,7 +62,15 @@ class Plan:
         if self._first is not None:
             self._first[:] = [id(parameter) in fresh for parameter in self.parameters]
         self._adopt()
-        self.held = self.tensors()
+        self.held: list[Tensor] = self.tensors()  # type: ignore[assignment]
+        self._facts = list(map(_FACTS, self.held))
+        self._numels, self._dtypes = list(map(Tensor.numel, self.held)), list(map(_DTYPE, self.held))
+        self._pointers = list(map(Tensor.data_ptr, self.held))
+        self._on_cuda = self.device.type == "cuda"
+        self._state_lists: list[list[Tensor | None]] = [
+            [states[p][name] if name in names else None for p, names in zip(self.parameters, self.names, strict=True)]
+            for name in self.program.lists[2:]
+        ]
 
     def _adopt(self) -> None:
         """Bring states that come from elsewhere (a checkpoint, another optimizer) to where and how they are read."""
@@ -71,6 +80,8 @@ class Plan:
             state = self._all_states[parameter]
             for name in self.names[number]:
                 known = state[name]
+                if known.shape != parameter.shape:
+                    raise UnsupportedError(f"{name} of shape {list(known.shape)} for {list(parameter.shape)} elements")
                 if known.stride() != self.strides[number] or (known.dtype, known.device) != _kind(parameter):
                     fresh = torch.empty_strided(parameter.shape, self.strides[number], **_options(parameter))
                     state[name] = fresh.copy_(known)
@@ -91,11 +102,19 @@ class Plan:
         return found
 
     def is_current(self) -> bool:
-        """Whether the optimizer still holds the tensors that the tables were made for, in their layout."""
+        """Whether the optimizer still holds the tensors that the tables were made for, and these are what they were:
+        `module.to()`, for one, puts other memory behind the same parameter."""
         now = self.tensors()
         if len(now) != len(self.held) or not all(map(operator.is_, now, self.held)):
             return False
-        return self.gapped or all(map(operator.eq, map(Tensor.stride, self.parameters), self.strides))
+        if list(map(Tensor.numel, self.held)) != self._numels or list(map(_DTYPE, self.held)) != self._dtypes:
+            return False
+        pointers = list(map(Tensor.data_ptr, self.held))
+        if pointers != self._pointers:
+            self._pointers = pointers
+            if list(map(_FACTS, self.held)) != self._facts:
+                return False
+        return self.gapped or list(map(Tensor.stride, self.parameters)) == self.strides
 
     def fill(self, rows: Sequence[tuple[float, ...]], settings: Sequence[float], found: Tensor | None) -> list[Any]:
         """Write the numbers of this step and where the tensors lie. rows: of each group, behind `active`.
@@ -116,9 +135,7 @@ class Plan:
                 self._rows[group] = rows[group]
         tables.settings[:] = settings
         lists: list[Sequence[Tensor | None]] = [gradients, self._dense()]
-        for name in self.program.lists[2:]:
-            holders = zip(self.parameters, self.names, strict=True)
-            lists.append([self._all_states[p][name] if name in names else None for p, names in holders])
+        lists += self._state_lists
         for number, tensors in enumerate(lists):
             tables.pointers[number] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._check_memory()
@@ -142,8 +159,11 @@ class Plan:
         if gradient.layout is not torch.strided:
             raise UnsupportedError("gradients must be dense: sparse ones are torch.optim.SparseAdam's and SGD's own")
         parameter = self.parameters[number]
-        if gradient.stride() == self.strides[number] and gradient.dtype is parameter.dtype:
+        same = gradient.dtype is self._dtypes[number] and gradient.is_cuda == self._on_cuda
+        if same and gradient.stride() == self.strides[number] and gradient.numel() == self._numels[number]:
             return gradient
+        if gradient.shape != parameter.shape:
+            raise UnsupportedError(f"a gradient of shape {list(gradient.shape)} for {list(parameter.shape)} elements")
         return torch.empty_strided(parameter.shape, self.strides[number], **_options(parameter)).copy_(gradient)
 
     def _dense(self) -> list[Tensor]:

@@ -38,6 +38,7 @@ class GeneratedStep(_Base):
     _plans: Sequence[Plan] = ()
     _known: Sequence[Any] = ()
     _known_state: Any = None
+    _waiting: Sequence[Tensor] = ()
 
     def __init__(
         self,
@@ -114,7 +115,8 @@ class GeneratedStep(_Base):
     def _current_plans(self) -> Sequence[Plan]:
         """The plans of the last step, unless something has changed that they were made for."""
         facts = self._facts()
-        current = self._known_state is self.state and facts == self._known and not self._newcomers()
+        current = self._known_state is self.state and facts == self._known
+        current = current and all(parameter.grad is None for parameter in self._waiting)
         if not current or not all(plan.is_current() for plan in self._plans):
             newcomers = self._newcomers()
             plans = []
@@ -123,6 +125,8 @@ class GeneratedStep(_Base):
                     self._initialise(parameter, names)
                 plans.append(Plan(self.formula, members, self.state, newcomers, self._backend(device)))
             self._plans, self._known, self._known_state = plans, facts, self.state
+            taken = {id(parameter) for plan in plans for parameter in plan.parameters}
+            self._waiting = [p for group in self.param_groups for p in group["params"] if id(p) not in taken]
         return self._plans
 
     def _facts(self) -> list[tuple[Any, ...]]:
