@@ -28,17 +28,18 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion."""
     groups = decay_groups(model, config.weight_decay)
-    if config.name == "lion":
-        return Lion(groups, **hyperparameters(config))
-    made = torch.optim.SGD if config.name == "sgd" else torch.optim.AdamW
-    return made(groups, **hyperparameters(config), fused=True)
+    made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}[config.name]
+    return made(groups, **hyperparameters(config))
 
 
 def hyperparameters(config: OptimizerConfig) -> dict[str, Any]:
-    """The arguments of the optimizer's constructor, behind its parameters."""
+    """The arguments of the optimizer's constructor, behind its parameters.
+
+    `fused` is also what torch does after it has loaded the groups of a checkpoint that another optimizer wrote.
+    """
     if config.name == "sgd":
-        return {"lr": config.lr, "momentum": config.momentum}
-    more = {"eps": config.eps} if config.name == "adamw" else {}
+        return {"lr": config.lr, "momentum": config.momentum, "fused": True}
+    more = {"eps": config.eps, "fused": True} if config.name == "adamw" else {}
     return {"lr": config.lr, "betas": (config.beta1, config.beta2), **more}
 
 
