@@ -19,8 +19,8 @@ _PARALLEL_FROM = 32768
 class TensorTables:
     """Tables for tensors of known sizes: which tensor each block belongs to, pointers, numbers of the step, results.
 
-    program: what runs on them; sizes: elements of each tensor, for each segment. What the host writes (`given`,
-    `settings`, `pointers`, `counts`) are NumPy arrays; `upload` brings them to the device, which on a CPU they are on.
+    program: what runs on them; sizes: elements of each tensor, for each segment. What the host writes in each step
+    (`given`, `settings`, `pointers`) are NumPy arrays; `upload` brings them to the device, which on a CPU they are on.
     """
 
     def __init__(self, program: MultiTensorIR, sizes: Sequence[Sequence[int]], device: torch.device):
@@ -51,23 +51,24 @@ class TensorTables:
         raise KeyError(name)
 
     def _share(self, names: Sequence[str]) -> None:
-        """One block of memory for all that the host writes: one copy brings it to a device."""
+        """One block of memory for all that the host writes in each step: one copy brings it to a device."""
         num_lists = len(self.program.lists)
-        counts = [self.tables[name].numel() for name in names] + [num_lists * self.num_tensors, self.num_blocks]
+        counts = [self.tables[name].numel() for name in names] + [num_lists * self.num_tensors]
         self._host = torch.zeros(sum(counts), dtype=torch.int64)
-        self._device = self._host if self.device.type == "cpu" else torch.zeros_like(self._host, device=self.device)
+        self._device = self._host.to(self.device)  # the same where that is a CPU
         host, there = self._host.split(counts), self._device.split(counts)
         for name, part in zip(names, there, strict=False):
             self.tables[name] = part.view(torch.float64)
         self.settings = host[0].numpy().view(np.float64)
         self.given = host[1].numpy().view(np.float64).reshape(self.num_tensors, -1)
         self.pointers = host[2].numpy().reshape(num_lists, self.num_tensors)
-        self.counts = host[3].numpy()
-        self.device_pointers, self.device_counts = there[2].view(num_lists, -1), there[3]
+        self.device_pointers = there[2].view(num_lists, -1)
+        self.counts = torch.zeros(self.num_blocks, dtype=torch.int64, device=self.device)
 
     def set_active(self, active: Sequence[bool]) -> None:
         """Blocks of other tensors are empty: nothing of them is read or written."""
-        self.counts[:] = np.where(np.array(active, dtype=bool)[self._owner], self._full_counts, 0)
+        counts = np.where(np.array(active, dtype=bool)[self._owner], self._full_counts, 0)
+        self.counts.copy_(torch.from_numpy(counts))
 
     def upload(self) -> None:
         if self._device is not self._host:
@@ -82,7 +83,7 @@ def cpp_run(function: Any, tables: TensorTables) -> Run:
     """Calls `int run(void* const* memory, const i64* sizes, int first, int last, int num_threads)`."""
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int)
     function.restype = ctypes.c_int
-    pieces = [tables.owner, tables.start, tables.device_counts, *tables.device_pointers]
+    pieces = [tables.owner, tables.start, tables.counts, *tables.device_pointers]
     pieces += [tables.tables[name] for name in tables.program.tables]
     memory = (ctypes.c_void_p * len(pieces))(*(piece.data_ptr() for piece in pieces))
     numbers = (tables.num_tensors, tables.num_blocks, *tables.segment_blocks)

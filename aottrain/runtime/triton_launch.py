@@ -155,7 +155,7 @@ def multi_tensor_run(source: str, tables: TensorTables) -> Run:
         options = {"enable_fp_fusion": False, "sanitize_overflow": False, "num_warps": warps}
         if over == "blocks":
             programs = blocks[segment + 1] - blocks[segment]
-            memory.append([tables.owner, tables.start, tables.device_counts, blocks[segment], *given])
+            memory.append([tables.owner, tables.start, tables.counts, blocks[segment], *given])
         else:
             programs = 1
             memory.append([tables.num_tensors if over == "all tensors" else tables.num_blocks, *given])

@@ -158,6 +158,24 @@ def test_types_are_mixed_and_the_norm_is_of_all():
 
 
 @needs_compiler
+def test_parameters_on_several_devices_have_one_norm(monkeypatch):
+    """Here "cpu" and "cpu:0" count as two."""
+    wanted, reference = train(AdamW, F32, range(3), clip_norm=0.5)
+    members = AdamW._members
+
+    def apart(self, takes_part):
+        (found,) = members(self, takes_part).values()
+        return {torch.device("cpu"): found[:3], torch.device("cpu", 0): found[3:]}
+
+    monkeypatch.setattr(AdamW, "_members", apart)
+    got, optimizer = train(AdamW, F32, range(3), clip_norm=0.5)
+    assert len(optimizer._plans) == 2
+    assert_close(optimizer.grad_norm, reference.grad_norm)
+    for a, b in zip(got, wanted, strict=True):
+        assert_close(a.detach(), b.detach())
+
+
+@needs_compiler
 @pytest.mark.parametrize("layout", ["transposed", "channels_last", "with gaps", "expanded gradient"])
 def test_layouts(layout):
     value, gradient = torch.randn(4, 6, 3, 5), torch.randn(4, 6, 3, 5)
@@ -267,6 +285,7 @@ def test_threads_change_nothing():
     ("make", "message"),
     [
         (lambda p: AdamW(p, amsgrad=True), "amsgrad"),
+        (lambda p: SGD(p, lr=0.1, differentiable=True), "differentiable"),
         (lambda p: SGD(p, lr=1.0, momentum=0.9, dampening=0.1, skip_nonfinite=True), "dampening"),
         (lambda p: AdamW([nn.Parameter(torch.ones(2, dtype=torch.complex64))]), "complex64"),
         (lambda p: AdamW([nn.Parameter(torch.ones(2, device="meta"))]), "meta"),

@@ -53,7 +53,7 @@ def evaluated_run(program: MultiTensorIR, tables: TensorTables) -> Run:
 
 def _evaluate_block(program: MultiTensorIR, stage: Stage, tables: TensorTables, lists: Lists, block: int) -> None:
     tensor, start = int(tables.owner[block]), int(tables.start[block])
-    count = int(tables.device_counts[block])
+    count = int(tables.counts[block])
 
     def memory(parameter: Parameter, base: Base) -> Tensor:
         if base is Base.LIST:

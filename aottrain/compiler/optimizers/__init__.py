@@ -17,18 +17,23 @@ from aottrain.errors import UnsupportedError
 from aottrain.runtime import lion
 
 
+def _refuse(group: dict[str, Any], *options: str) -> None:
+    for option in options:
+        if group.get(option):
+            raise UnsupportedError(f"{option}=True has no generated kernel; use torch's own optimizer")
+
+
 class AdamW(GeneratedStep, torch.optim.AdamW):
-    """torch.optim.AdamW, generated; without amsgrad."""
+    """torch.optim.AdamW, generated; without amsgrad, capturable and differentiable."""
 
     formula = ADAMW
 
     def _states(self, group: dict[str, Any]) -> tuple[str, ...]:
-        if group["amsgrad"]:
-            raise UnsupportedError("amsgrad has no generated kernel; use torch.optim.AdamW")
+        _refuse(group, "amsgrad", "capturable", "differentiable")
         return ("exp_avg", "exp_avg_sq")
 
     def _row(self, group: dict[str, Any]) -> tuple[float, ...]:
-        return (float(group["lr"]), *map(float, group["betas"]), group["eps"], group["weight_decay"])
+        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"])
 
 
 class SGD(GeneratedStep, torch.optim.SGD):
@@ -37,13 +42,13 @@ class SGD(GeneratedStep, torch.optim.SGD):
     formula = SGD_FORMULA
 
     def _states(self, group: dict[str, Any]) -> tuple[str, ...]:
+        _refuse(group, "differentiable")
         if group["dampening"] and self.skip_nonfinite:
             raise UnsupportedError("with dampening the first step differs, so none can be left out: skip_nonfinite")
         return ("momentum_buffer",) if group["momentum"] else ()
 
     def _row(self, group: dict[str, Any]) -> tuple[float, ...]:
-        momentum, dampening = group["momentum"], group["dampening"]
-        return (float(group["lr"]), momentum, dampening, float(group["nesterov"]), group["weight_decay"])
+        return tuple(group[name] for name in ("lr", "momentum", "dampening", "nesterov", "weight_decay"))
 
 
 class Lion(GeneratedStep, lion.Lion):
@@ -55,4 +60,4 @@ class Lion(GeneratedStep, lion.Lion):
         return ("exp_avg",)
 
     def _row(self, group: dict[str, Any]) -> tuple[float, ...]:
-        return (float(group["lr"]), *map(float, group["betas"]), group["weight_decay"])
+        return (group["lr"], *group["betas"], group["weight_decay"])

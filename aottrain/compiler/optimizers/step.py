@@ -89,7 +89,7 @@ class GeneratedStep(_Base):
 
     def _step(self) -> None:
         plans = self._current_plans()
-        rows = [(-1.0 if group["maximize"] else 1.0, *self._row(group)) for group in self.param_groups]
+        rows = [(-1.0 if group["maximize"] else 1.0, *map(float, self._row(group))) for group in self.param_groups]
         clip_norm = math.inf if self.clip_norm is None else self.clip_norm
         settings = (clip_norm, float(self.clip_norm is not None), float(self.skip_nonfinite))
         found = getattr(self, "found_inf", None)
