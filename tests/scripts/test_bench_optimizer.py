@@ -26,6 +26,6 @@ def test_every_side_is_measured(optimizer, sides):
     names = [
         line.split()[0] for line in done.stdout.splitlines() if line[:1].isalpha() and "ours" not in line.split()[1:]
     ]
-    assert names.count("ours") == names.count("limit") == 2  # of the GPT's tensors, and of small ones
+    assert (names.count("ours"), names.count("limit")) == (2, 1)  # of the GPT's tensors, and of small ones
     assert len([name for name in names if name in ("loop", "foreach", "fused", "ours")]) == 2 * sides
     assert "16 parameters in each of 16 tensors" in done.stdout
