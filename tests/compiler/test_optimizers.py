@@ -83,6 +83,19 @@ def test_a_norm_that_float32_cannot_square_is_right():
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_a_clipped_gradient_is_rounded_as_if_it_had_been_written(dtype):
+    parameter = nn.Parameter(torch.zeros(4097, dtype=dtype))
+    parameter.grad = gradients(0, dtype, [(4097,)])[0]
+    optimizer = SGD([parameter], lr=3.0, clip_norm=1.0)
+    optimizer.step()
+    factor = (1.0 / (optimizer.grad_norm + 1e-6)).float()
+    clipped = (parameter.grad.float() * factor).to(dtype)
+    assert_same(parameter.detach(), (0 - clipped.float() * 3.0).to(dtype))
+    assert not torch.equal(parameter.detach(), (0 - parameter.grad.float() * factor * 3.0).to(dtype))
+
+
+@needs_compiler
 @pytest.mark.parametrize("cls", [AdamW, SGD, Lion])
 @pytest.mark.parametrize("given", [math.nan, math.inf])
 def test_a_step_is_left_out_where_it_is_told_to(cls, given):
