@@ -23,6 +23,9 @@ _PUBLIC = {
     "render": "aottrain.compiler.codegen.cpp",
     "ForwardValue": "aottrain.ir.plan",
     "CompileReport": "aottrain.ir.report",
+    "AdamW": "aottrain.compiler.optimizers",
+    "SGD": "aottrain.compiler.optimizers",
+    "Lion": "aottrain.compiler.optimizers",
 }
 
 __all__ = ["__version__", *_PUBLIC]

@@ -30,6 +30,7 @@ TORCH_BACKENDS = ("inductor", "aot_eager")
 STRATEGIES = ("budget", "min_cut", "save_all", "checkpoint", "recompute_all", "policy")
 COSTS = ("roofline", "measured")
 KERNELS = ("auto", "cpp", "triton", "aten", "inductor", "custom")
+OPTIMIZER_KERNELS = ("auto", "generated", "torch")
 LOSS_HEADS = ("auto", "chunked", "whole")
 
 
@@ -65,9 +66,10 @@ class EngineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """`beta1`, `beta2` and `eps` belong to adamw, `momentum` to sgd; the other keys to both."""
+    """`beta1` and `beta2` belong to adamw and lion, `eps` to adamw, `momentum` to sgd; the other keys to all."""
 
-    name: str = setting("adamw", one_of=("adamw", "sgd"))
+    name: str = setting("adamw", one_of=("adamw", "sgd", "lion"))
+    kernel: str = setting("auto", one_of=OPTIMIZER_KERNELS)
     lr: float = setting(2e-3, above=0)
     beta1: float = setting(0.9, low=0, below=1)
     beta2: float = setting(0.95, low=0, below=1)

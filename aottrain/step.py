@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
@@ -28,6 +28,16 @@ class StepResult:
     loss: torch.Tensor
     num_samples: int
     num_tokens: int
+
+
+@runtime_checkable
+class ClipsItself(Protocol):
+    """An optimizer whose `step` measures and clips the gradients, too: `grad_norm` is then their norm before that."""
+
+    clip_norm: float | None
+    skip_nonfinite: bool
+
+    def prepare(self) -> None: ...
 
 
 class TrainStep(Protocol):

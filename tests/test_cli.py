@@ -185,7 +185,7 @@ def test_help_is_one_screen(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 100
     text = "\n".join(lines)
-    words = ("budget* checkpoint min_cut", "aot* eager", "adamw* sgd", "trainer.steps", "--config-dir")
+    words = ("budget* checkpoint min_cut", "aot* eager", "adamw* lion sgd", "trainer.steps", "--config-dir")
     assert all(word in text for word in words)
 
 

@@ -111,7 +111,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A buffer that the kernel is given. name: of the graph's value; span: elements from its start that are touched."""
+    """A buffer that the kernel is given. name: of the graph's value; span: elements from its start that are touched.
+
+    What is written may be read as well: each element by the iteration that writes it, before it does (an update in
+    place, which `verify_kernel` checks).
+    """
 
     name: str
     dtype: torch.dtype
@@ -207,7 +211,7 @@ def stages(kernel: KernelIR) -> list[int]:
 
 def verify_kernel(kernel: KernelIR) -> None:
     """Raises VerificationError for a value read before it is computed, a reduction of a row's value, an address outside
-    its parameter, or two stores to one parameter at one address."""
+    its parameter, a value per element stored once per row, or an update in place of which the order would matter."""
 
     def fail(text: str) -> None:
         raise VerificationError(f"kernel {kernel.name}: {text}")
@@ -228,6 +232,53 @@ def verify_kernel(kernel: KernelIR) -> None:
         many = known[store.value] is Level.ELEMENT or kernel.num_rows > 1
         if many and known[store.value] > _store_level(store, known, kernel):
             fail(f"v{store.value} has one value per element but is stored once per row")
+    if text := _mistake_in_place(kernel):
+        fail(text)
+
+
+def _mistake_in_place(kernel: KernelIR) -> str:
+    """What makes an update in place depend on the order of iterations; empty where nothing does.
+
+    A buffer that is both read and written is read in the pass that writes it and at the same address, and no two
+    iterations have one address in common: so each element is read by the iteration that writes it alone.
+    """
+    written = {store.buffer for store in kernel.stores} | {column.buffer for column in kernel.columns}
+    stage = stages(kernel)
+    for position, load in enumerate(kernel.body):
+        if not isinstance(load, Load) or load.buffer not in written:
+            continue
+        stores = [store for store in kernel.stores if store.buffer == load.buffer]
+        if len(stores) != 1 or any(column.buffer == load.buffer for column in kernel.columns):
+            return f"parameter {load.buffer} is read, and written more than once"
+        (store,) = stores
+        if load.address != store.address or load.address.indirect:
+            return f"v{position} reads parameter {load.buffer} at another address than its store writes"
+        if not _is_injective(load.address.offset, kernel.ranges):
+            return f"parameter {load.buffer} is read and written at one address by several iterations"
+        if stage[store.value] or any(stage[user] for user in _descendants(kernel, position)):
+            return f"v{position} may be read again in a pass after parameter {load.buffer} was written"
+    return ""
+
+
+def _descendants(kernel: KernelIR, value: int) -> set[int]:
+    found = {value}
+    for position, instruction in enumerate(kernel.body):
+        if found.intersection(operands(instruction)):
+            found.add(position)
+    return found
+
+
+def _is_injective(offset: Affine, ranges: Sequence[int]) -> bool:
+    """Whether no two iterations of all loops have one value in common: each loop steps over those inside it."""
+    reach = 0
+    known = {loop: abs(c) for loop, c in offset.terms}
+    if any(size > 1 and loop not in known for loop, size in enumerate(ranges)):
+        return False
+    for step, loop in sorted((c, loop) for loop, c in known.items() if ranges[loop] > 1):
+        if step <= reach:
+            return False
+        reach += step * (ranges[loop] - 1)
+    return True
 
 
 def _store_level(store: Store, known: list[Level], kernel: KernelIR) -> Level:
@@ -262,8 +313,9 @@ def _text(kernel: KernelIR) -> Iterator[str]:
     for source in kernel.sources:
         yield f"  # {source}"
     names = [f"p{i}" for i in range(len(kernel.parameters))]
-    for name, parameter in zip(names, kernel.parameters, strict=True):
-        way = "out" if parameter.written else "in"
+    read = {instruction.buffer for instruction in kernel.body if isinstance(instruction, Load)}
+    for number, (name, parameter) in enumerate(zip(names, kernel.parameters, strict=True)):
+        way = ("inout" if number in read else "out") if parameter.written else "in"
         yield f"  {name}: {way} {_dtype(parameter.dtype)}[{parameter.span}] {parameter.name}"
     for position, (instruction, level) in enumerate(zip(kernel.body, levels(kernel), strict=True)):
         yield f"  v{position}: {_dtype(instruction.dtype)} {level.name.lower()} = {_expression(instruction, names)}"

@@ -86,6 +86,8 @@ def _header(report: CompileReport, summary: Mapping[str, Any]) -> str:
     if graph is not None:
         budget = "" if graph.budget is None else f", budget {budget_text(graph.budget)}"
         facts = [f"partition {graph.partition}{budget}", f"kernels {graph.kernel}"]
+    if summary.get("optimizer_kernel"):
+        facts.append(f"optimizer {summary['optimizer']}, kernels {summary['optimizer_kernel']}")
     facts += [f"{name} {summary[name]}" for name in ("recipe", "device", "precision") if summary.get(name)]
     count = len(report.graphs)
     facts.append(f"{count} program{'' if count == 1 else 's'} compiled in {format_seconds(report.compile_s)}")

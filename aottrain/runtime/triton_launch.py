@@ -23,6 +23,7 @@ from torch import Tensor
 
 from aottrain.errors import ConfigError
 from aottrain.runtime.cache import cache_folders
+from aottrain.runtime.multi_tensor import Run, TensorTables
 
 Launch = Callable[[Sequence[Tensor]], None]
 
@@ -78,8 +79,8 @@ def triton_launch(source: str) -> Launch:
     return launch
 
 
-def _launched(steps: Sequence[Any], tensors: Sequence[Tensor]) -> None:
-    device = tensors[0].device
+def _launched(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
+    device = tensors[-1].device
     if device.index is not None and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             _launched(steps, tensors)
@@ -88,7 +89,7 @@ def _launched(steps: Sequence[Any], tensors: Sequence[Tensor]) -> None:
         start(*[tensors[place] for place in places], **options)
 
 
-def _interpreted(steps: Sequence[Any], tensors: Sequence[Tensor]) -> None:
+def _interpreted(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
     with _interpreter, np.errstate(all="ignore"):
         for start, places, options in steps:
             try:
@@ -139,3 +140,32 @@ def _written(path: Path, source: str) -> Path:
         written.write_text(source, encoding="utf-8")
         os.replace(written, path)
     return path
+
+
+def multi_tensor_run(source: str, tables: TensorTables) -> Run:
+    """Launches a module's stages on tables of tensors: one program for each block, one where a stage runs once."""
+    check_device(tables.device)
+    module = load_module(source)
+    run_steps = _interpreted if _is_interpreted(module.STAGES[0][0]) else _launched
+    lists, blocks = tables.program.lists, tables.segment_blocks
+    steps: list[tuple[Any, dict[str, Any], bool]] = []
+    memory: list[list[Any]] = []
+    for kernel, over, segment, warps, names in module.STAGES:
+        given = [tables.device_pointers[lists.index(n)] if n in lists else tables.tables[n] for n in names]
+        options = {"enable_fp_fusion": False, "sanitize_overflow": False, "num_warps": warps}
+        if over == "blocks":
+            programs = blocks[segment + 1] - blocks[segment]
+            memory.append([tables.owner, tables.start, tables.counts, blocks[segment], *given])
+        else:
+            programs = 1
+            memory.append([tables.num_tensors if over == "all tensors" else tables.num_blocks, *given])
+        steps.append((kernel[(programs, 1, 1)] if programs else None, options, over == "blocks"))
+
+    def run(_: object, first: int, last: int) -> None:
+        alignment = 16 if not (tables.pointers % 16).any() else 1
+        for (start, options, over_blocks), given in zip(steps[first:last], memory[first:last], strict=True):
+            if start is not None:
+                more = {"ALIGNMENT": alignment} if over_blocks else {}
+                run_steps([(start, range(len(given)), {**options, **more})], given)
+
+    return run

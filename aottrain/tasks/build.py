@@ -17,11 +17,12 @@ from aottrain.errors import ConfigError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
+from aottrain.tasks.optimizer import choose_optimizer
 from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
-from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
+from aottrain.trainer.optim import optimizer_state_bytes
 
 SAMPLE_PROMPT = b"The "
 
@@ -42,12 +43,14 @@ def build_job(config: RunConfig) -> Job:
     start_streams(config.seed, None)
     model = recipe.build(options).to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision).train()
+    optimizer, optimizer_kernel = choose_optimizer(config, module, device)
     reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
     return Job(
         name=config.recipe.name,
         module=module,
         step=build_step(config, module, batches.tokens_per_batch, reserved),
-        optimizer=build_optimizer(module, config.optimizer),
+        optimizer=optimizer,
+        optimizer_kernel=optimizer_kernel,
         batches=batches,
         device=device,
         flops_per_sample=flops_per_sample(recipe, options, batches),

@@ -114,6 +114,8 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "verify_max_error": 0.0 if config.engine.name in ("eager", "eager_checkpoint") else None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
+        "optimizer": config.optimizer.name,
+        "optimizer_kernel": job.optimizer_kernel,
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
         "accumulation_bytes": accumulation_bytes(job.module, job.batches),
         "seed": config.seed,
@@ -200,6 +202,8 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     budget = "" if config.partition.budget is None else f" {config.partition.budget}"
     saved = f", saves {format_bytes(summary['saved_bytes'])}{of_eager}" if summary["saved_bytes"] is not None else ""
     lines.append(f"engine aot, kernel {summary['kernel']}, partition {summary['partition']}{budget}: {compiled}{saved}")
+    if config.optimizer.kernel == "auto" and job.optimizer_kernel.startswith("torch"):
+        lines.append(f"optimizer {config.optimizer.name} runs as {job.optimizer_kernel}")
     for fallback in job.step.report.fallbacks if job.step.report else ():
         lines.append(f"runs eagerly: {fallback.reason} {fallback.source}".rstrip())
     return lines

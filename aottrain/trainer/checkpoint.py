@@ -53,7 +53,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
     """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
 
-    Not in it: how long, where and how fast (steps, output, engine, partition, kernel, logging), where the text lies
+    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where the text lies
     (its content counts), and the schedule's length, which a checkpoint brings along.
     """
     flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
@@ -61,7 +61,7 @@ def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
     flat["trainer.precision"] = config.trainer.precision
     for section in ("recipe", "optimizer", "lr_schedule", "data"):
         _flatten(section, asdict(getattr(config, section)), flat)
-    for key in ("data.path", "lr_schedule.total_steps"):
+    for key in ("data.path", "lr_schedule.total_steps", "optimizer.kernel"):
         del flat[key]
     return flat
 

@@ -26,6 +26,7 @@ class Job:
     module: LossModule
     step: TrainStep
     optimizer: torch.optim.Optimizer
+    optimizer_kernel: str  # what its update runs as, with the reason where another was to be expected
     batches: Batches
     device: torch.device
     flops_per_sample: int | None = None  # of forward and backward, as the recipe counts them

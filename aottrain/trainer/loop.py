@@ -18,11 +18,11 @@ from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.metrics.throughput import summarise
 from aottrain.runtime.rng import philox_eager
-from aottrain.step import Batch
+from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, identity, random_state, set_random_state
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
-from aottrain.trainer.optim import clip_gradients, learning_rate, set_learning_rate, update
+from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.signals import Stop, graceful_stop
 from aottrain.trainer.verification import verify_step
@@ -93,16 +93,15 @@ def take_step(
     history: History,
     logs: bool,
 ) -> None:
-    """Gradients, clipping, update. A loss or norm that is not finite is found before an update could destroy weights.
+    """Gradients, clipping, update. Where a loss or norm is not finite, the update leaves itself out.
 
-    On a GPU reading a loss would wait for the device, so that is left to log steps; meanwhile `update` protects.
+    On a GPU reading a loss would wait for the device, so whether it is finite is read at log steps only.
     """
     result = job.step(micro_batches)
-    grad_norm = clip_gradients(job.module.parameters(), clip_norm)
+    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, result.loss)
     history.add(step, lr, result, grad_norm)
     if logs or job.device.type == "cpu":
         history.read()
-    update(job.optimizer, grad_norm)
     job.optimizer.zero_grad(set_to_none=True)
 
 
@@ -135,7 +134,7 @@ def restore(job: Job, resume: Loaded) -> None:
 def prepare(job: Job) -> tuple[float, int | None]:
     """Compile: one call that leaves no trace. Returns its seconds and, on CUDA, the most memory held meanwhile.
 
-    Eager has nothing to prepare: 0.0, None.
+    Eager has nothing to prepare: 0.0, None; its optimizer, where that is generated, compiles in its first step.
     """
     if job.step.engine in ("eager", "eager_checkpoint"):
         return 0.0, None
@@ -145,6 +144,8 @@ def prepare(job: Job) -> tuple[float, int | None]:
     start_s = time.perf_counter()
     with preserved(job.module):
         job.step(job.batches.at(1)[:1])
+        if isinstance(job.optimizer, ClipsItself):
+            job.optimizer.prepare()
         if on_cuda:
             torch.cuda.synchronize(job.device)
     seconds = time.perf_counter() - start_s

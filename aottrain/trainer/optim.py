@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+
+from aottrain.runtime.lion import Lion
+from aottrain.step import ClipsItself
 
 if TYPE_CHECKING:
     from aottrain.config import LrScheduleConfig, OptimizerConfig
@@ -23,12 +26,21 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD. Fused: no temporaries of the parameters' size, one pass over memory."""
+    """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion."""
     groups = decay_groups(model, config.weight_decay)
+    made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}[config.name]
+    return made(groups, **hyperparameters(config))
+
+
+def hyperparameters(config: OptimizerConfig) -> dict[str, Any]:
+    """The arguments of the optimizer's constructor, behind its parameters.
+
+    `fused` is also what torch does after it has loaded the groups of a checkpoint that another optimizer wrote.
+    """
     if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, fused=True)
-    betas = (config.beta1, config.beta2)
-    return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True)
+        return {"lr": config.lr, "momentum": config.momentum, "fused": True}
+    more = {"eps": config.eps, "fused": True} if config.name == "adamw" else {}
+    return {"lr": config.lr, "betas": (config.beta1, config.beta2), **more}
 
 
 # torch's optimizers count their steps in a float32 tensor.
@@ -40,6 +52,8 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig) -> int:
     steps, of which AdamW has one for each parameter."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    if config.name == "lion":
+        return num_bytes
     if config.name == "adamw":
         return 2 * num_bytes + _STEP_BYTES * len(trained)
     return num_bytes if config.momentum > 0 else 0
@@ -73,12 +87,31 @@ def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float | None) 
     return norm
 
 
-def update(optimizer: torch.optim.Optimizer, grad_norm: torch.Tensor) -> None:
-    """One optimizer step, which the device itself leaves out where the norm is not finite.
+def clip_and_update(
+    optimizer: torch.optim.Optimizer,
+    parameters: Iterable[nn.Parameter],
+    clip_norm: float | None,
+    loss: torch.Tensor,
+) -> torch.Tensor:
+    """One optimizer step with gradients clipped, left out where loss or norm is not finite; returns the norm, unread.
+
+    An optimizer that clips by itself does so by its own `clip_norm`, in the same pass over memory as the update.
+    """
+    if isinstance(optimizer, ClipsItself):
+        update(optimizer, loss)
+        return optimizer.grad_norm.to(torch.float32)
+    grad_norm = clip_gradients(parameters, clip_norm)
+    update(optimizer, loss, grad_norm)
+    return grad_norm
+
+
+def update(optimizer: torch.optim.Optimizer, *needed: torch.Tensor) -> None:
+    """One optimizer step, which the device itself leaves out where one of these numbers is not finite.
 
     `found_inf` is how GradScaler tells a fused optimizer to keep parameters and state as they are. The host hears of
     it at the next log step, without having waited for every step until then.
     """
-    optimizer.found_inf = (~torch.isfinite(grad_norm)).to(torch.float32)
+    finite = torch.stack([torch.isfinite(number) for number in needed]).all()
+    optimizer.found_inf = (~finite).to(torch.float32)
     optimizer.step()
     del optimizer.found_inf

@@ -30,6 +30,7 @@ INTERPRETED = WITHOUT_VARIABLE if torch.cuda.is_available() else {**WITHOUT_VARI
 FILES = {
     "triton_kernels.py": INTERPRETED,
     "triton_programs.py": INTERPRETED,
+    "triton_optimizers.py": INTERPRETED,
     "triton_compiling.py": WITHOUT_VARIABLE,
 }
 

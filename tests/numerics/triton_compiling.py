@@ -9,7 +9,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from aottrain.compiler.codegen.triton import render_triton
+from aottrain.compiler.codegen.triton_multi_tensor import render_triton_multi_tensor
+from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Segment, optimizer_step
 from aottrain.ir.kernel import KernelIR
+from aottrain.ir.multi_tensor import Base, Over
 from aottrain.runtime.triton_launch import load_module
 from tests.numerics.triton_kernels import BF16, F16, F32, F64, I64, UNARY, draw, gather, pointwise, reduction
 
@@ -63,3 +66,29 @@ def test_products_and_sums_are_not_contracted():
     """As in eager, where they are two kernels: each is rounded."""
     (text, *_) = assemble(reduction("sum", 5, 63))
     assert "fma.rn.f32" not in text
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, F64])
+@pytest.mark.parametrize(
+    ("formula", "states"),
+    [(ADAMW, ("exp_avg", "exp_avg_sq")), (LION, ("exp_avg",)), (SGD, ("momentum_buffer",)), (SGD, ())],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_optimizer_steps_compile_and_move_16_bytes_at_a_time(formula: Formula, states, dtype):
+    program = optimizer_step(formula, (Segment(dtype, states),))
+    module = load_module(render_triton_multi_tensor(program))
+    for (function, _, _, warps, _), stage in zip(module.STAGES, program.stages, strict=True):
+        over_blocks = stage.over is Over.BLOCKS
+        first = ("owner", "origins", "counts") if over_blocks else ()
+        types = {**{name: "*i64" for name in first}, ("first_block" if over_blocks else "count"): "i32"}
+        for number, (parameter, base) in enumerate(zip(stage.kernel.parameters, stage.bases, strict=True)):
+            kind = "i64" if base is Base.LIST else TYPES[parameter.dtype]
+            types[f"{'m' if over_blocks else 'p'}{number}"] = f"*{kind}"
+        constants = {"ALIGNMENT": 16} if over_blocks else {}
+        made = ASTSource(function, signature={**types, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
+        options = {"enable_fp_fusion": False, "sanitize_overflow": False, "num_warps": warps}
+        compiled = triton.compile(made, target=HOPPER, options=options)
+        assert compiled.asm["cubin"]
+        if stage.kernel.name == "update_0":
+            wide = "v2.b64" if dtype is F64 else "v4.b32"
+            assert f"ld.global.{wide}" in compiled.asm["ptx"] and f"st.global.{wide}" in compiled.asm["ptx"]

@@ -10,8 +10,10 @@ from torch import nn
 
 from aottrain.config import LrScheduleConfig, OptimizerConfig
 from aottrain.metrics.memory import distinct_bytes
+from aottrain.runtime.lion import Lion
 from aottrain.trainer.optim import (
     build_optimizer,
+    clip_and_update,
     clip_gradients,
     decay_groups,
     learning_rate,
@@ -44,6 +46,7 @@ def test_only_matrices_decay():
 
 @pytest.mark.parametrize("config", [
     OptimizerConfig(), OptimizerConfig(name="sgd"), OptimizerConfig(name="sgd", momentum=0.0),
+    OptimizerConfig(name="lion"),
 ])  # fmt: skip
 def test_state_bytes_are_known_before_the_first_step(config):
     model = nn.Linear(7, 5)
@@ -61,6 +64,29 @@ def test_clipping_returns_the_norm_from_before():
     assert parameters[1].grad.item() == 4.0
     assert clip_gradients(parameters, 1.0).item() == 5.0
     assert math.hypot(parameters[0].grad[0], parameters[1].grad[0]) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("loss", [1.0, math.nan])
+def test_clipping_and_updating_in_one(loss):
+    parameter = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.5, fused=True)
+    parameter.grad = torch.tensor([3.0, 4.0])
+    assert clip_and_update(optimizer, [parameter], 1.0, torch.tensor(loss)).item() == 5.0
+    expected = torch.zeros(2) if math.isnan(loss) else torch.tensor([-0.3, -0.4])
+    torch.testing.assert_close(parameter.detach(), expected)
+
+
+def test_lion_steps_by_the_sign():
+    """By hand: c = b1 m + (1 - b1) g, x -= lr (sign c + wd x), m = b2 m + (1 - b2) g."""
+    parameter = nn.Parameter(torch.tensor([1.0, -2.0, 0.5]))
+    optimizer = Lion([parameter], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
+    parameter.grad = torch.tensor([2.0, -3.0, 0.0])
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.tensor([0.85, -1.8, 0.475]))
+    torch.testing.assert_close(optimizer.state[parameter]["exp_avg"], torch.tensor([0.02, -0.03, 0.0]))
+    parameter.grad = torch.tensor([-0.1, -0.1, -0.1])
+    optimizer.step()
+    torch.testing.assert_close(parameter.detach(), torch.tensor([0.7075, -1.61, 0.55125]))
 
 
 def test_an_update_with_a_norm_that_is_not_finite_leaves_itself_out():

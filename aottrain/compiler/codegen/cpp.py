@@ -47,7 +47,7 @@ _LONGEST_BUFFER = 16384
 _FLUSH_ROWS, _FLUSH_ELEMENTS = 64, 4096
 
 
-class _Renderer:
+class Renderer:
     def __init__(self, kernel: KernelIR):
         self.kernel = kernel
         self.levels, self.stages = levels(kernel), stages(kernel)
@@ -58,10 +58,7 @@ class _Renderer:
         kernel = self.kernel
         parallel = kernel.num_rows * kernel.row_size >= _PARALLEL_FROM
         self._out(0, f"static int {kernel.name}(void* const* p, char* scratch, int num_threads) {{")
-        for i, parameter in enumerate(kernel.parameters):
-            const = "" if parameter.written else "const "
-            kind = STORED[parameter.dtype]
-            self._out(1, f"{const}{kind}* __restrict const p{i} = ({const}{kind}*)p[{i}];")
+        self._parameters()
         self._out(1, "int failed = 0;")
         self._values(1, Level.CONSTANT, 0)
         single = not self._passes_needed() and not kernel.columns and kernel.num_outer == 0 and parallel
@@ -72,6 +69,12 @@ class _Renderer:
         self._out(1, "return failed;")
         self._out(0, "}")
         return "\n".join(self.lines) + "\n"
+
+    def _parameters(self) -> None:
+        for i, parameter in enumerate(self.kernel.parameters):
+            const = "" if parameter.written else "const "
+            kind = STORED[parameter.dtype]
+            self._out(1, f"{const}{kind}* __restrict const p{i} = ({const}{kind}*)p[{i}];")
 
     def _passes_needed(self) -> bool:
         return any(isinstance(i, Reduce) for i in self.kernel.body)
@@ -390,4 +393,4 @@ def render_cpp(kernel: KernelIR) -> str:
 
     p: the parameters' memory; scratch: `scratch_bytes` for each thread. It returns 1 for an index out of range.
     """
-    return _Renderer(kernel).render()
+    return Renderer(kernel).render()

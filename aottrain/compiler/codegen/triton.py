@@ -46,7 +46,7 @@ from aottrain.ir.kernel import (
     stages,
 )
 
-_HEADER = """\
+HEADER = """\
 import triton
 import triton.language as tl
 
@@ -55,7 +55,7 @@ from aottrain.runtime import triton_functions as fn
 """
 
 
-class _Renderer:
+class Renderer:
     def __init__(self, kernel: KernelIR):
         self.kernel = kernel
         self.levels, self.stages = levels(kernel), stages(kernel)
@@ -165,7 +165,7 @@ class _Renderer:
         for value, instruction in reductions:
             start = identity(instruction.op, instruction.dtype)
             self._out(depth, f"a{value} = tl.full({self.index.shape}, {start}, {COMPUTED[instruction.dtype]})")
-        self._out(depth, f"for start in range(0, {kernel.row_size}, {self.tile.width}):")
+        self._out(depth, f"for start in range(0, {self._row_end()}, {self.tile.width}):")
         self._all(depth + 1, self.index.col_lines("start"))
         for value in values:
             self._define(depth + 1, value)
@@ -178,6 +178,9 @@ class _Renderer:
             self.columns.accumulate(depth + 1, k, column)
         for value, instruction in reductions:
             self._out(depth, f"v{value} = {self._row_total(instruction, f'a{value}')}")
+
+    def _row_end(self) -> str:
+        return str(self.kernel.row_size)
 
     def _store_stage(self, store: Store) -> int:
         return max([self.stages[store.value], *(self.stages[v] for v, _, _ in store.address.indirect)])
@@ -299,7 +302,7 @@ def kernel_title(kernel: KernelIR) -> str:
 
 def render_code(kernel: KernelIR) -> str:
     """The module without the comment that names the graph's values: equal for equal kernels."""
-    return _HEADER + "\n" + _Renderer(kernel).render(kernel_title(kernel))
+    return HEADER + "\n" + Renderer(kernel).render(kernel_title(kernel))
 
 
 def render_triton(kernel: KernelIR) -> str:

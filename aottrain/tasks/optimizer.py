@@ -1,0 +1,57 @@
+"""Which optimizer a run updates with: torch's own, or the same with generated kernels."""
+
+from __future__ import annotations
+
+import torch
+
+from aottrain.config import RunConfig
+from aottrain.errors import ConfigError
+from aottrain.trainer.engines import LossModule
+from aottrain.trainer.optim import build_optimizer, decay_groups, hyperparameters
+
+GENERATED = ("auto", "cpp", "triton")  # the kernels of the graphs that are generated
+
+
+def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device) -> tuple[torch.optim.Optimizer, str]:
+    """The optimizer, and what its update runs as: "cpp", "triton" or "torch (why)".
+
+    ConfigError: optimizer.kernel=generated, and this machine cannot.
+    """
+    wanted, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
+    reason = "" if wanted == "generated" else _other_choice(config)
+    if not reason:
+        obstacle = _obstacle(kernel, device)
+        if obstacle and wanted == "generated":
+            raise ConfigError(f"optimizer.kernel=generated: {obstacle}; use optimizer.kernel=torch")
+        reason = obstacle
+    if reason:
+        return build_optimizer(module, config.optimizer), f"torch ({reason})"
+    import aottrain  # the compiler, which the others do without
+
+    made = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
+    groups = decay_groups(module, config.optimizer.weight_decay)
+    more = {"clip_norm": config.optimizer.clip_norm, "skip_nonfinite": True, "kernel": kernel}
+    return made(groups, **hyperparameters(config.optimizer), **more), kernel
+
+
+def _other_choice(config: RunConfig) -> str:
+    """Why the configuration means torch's; empty where it means generated kernels, if they can be."""
+    if config.optimizer.kernel == "torch":
+        return "optimizer.kernel=torch"
+    if config.engine.name != "aot":
+        return f"engine={config.engine.name}"
+    return "" if config.kernel.name in GENERATED else f"kernel={config.kernel.name}"
+
+
+def _obstacle(kernel: str, device: torch.device) -> str:
+    if kernel == "cpp":
+        from aottrain.runtime.native import find_compiler
+
+        return "" if find_compiler() else "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
+    from aottrain.runtime.triton_launch import check_device
+
+    try:
+        check_device(device)
+    except ConfigError as error:
+        return str(error)
+    return ""
