@@ -6,6 +6,7 @@ Fusion asks the rules what may share a loop nest; lowering asks them for the ins
 from aottrain.compiler.lowering import (
     activations,
     arithmetic,
+    batch_norm,
     extrema,
     gathering,
     indexing,
@@ -21,5 +22,5 @@ __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 
 # Each registers its ops when it is imported.
 _TABLES = (
-    activations, arithmetic, extrema, gathering, indexing, losses, norms, pointwise, random, reductions,
+    activations, arithmetic, batch_norm, extrema, gathering, indexing, losses, norms, pointwise, random, reductions,
 )  # fmt: skip
