@@ -11,6 +11,7 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler import layouts
+from aottrain.runtime.convolutions import can_convolve_into, convolve_into
 from aottrain.runtime.native import find_compiler
 from tests.numerics.tolerance import RTOL_ATOL
 
@@ -139,3 +140,28 @@ def test_a_budget_may_leave_no_room_for_another_layout():
             assert all(map(torch.equal, wanted, got))
         else:
             check_equal(wanted, got)
+
+
+@pytest.mark.parametrize("groups", (1, 2))
+@pytest.mark.parametrize(("kernel", "stride", "padding"), ((3, 1, 1), (1, 2, 0), (5, 2, 2)))
+@pytest.mark.parametrize("biased", (False, True))
+def test_a_convolution_into_given_memory_is_atens(groups, kernel, stride, padding, biased):
+    if not can_convolve_into():
+        pytest.skip("this build of torch has no oneDNN")
+    x = torch.randn(3, 6, 9, 11).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.randn(10, 6 // groups, kernel, kernel), torch.randn(10) if biased else None
+    rest = weight, bias, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
+    wanted = torch.ops.aten.convolution.default(x, *rest)
+    out = torch.full_like(wanted, float("nan"))
+    convolve_into(x, *rest, out=out)
+    assert torch.equal(out, wanted) and out.stride() == wanted.stride()
+
+
+def test_a_steady_step_allocates_no_result_of_a_convolution():
+    call, x = aottrain.compile(Block(True), capture="trace", kernel="cpp"), torch.randn(4, 8, 16, 16)
+    call(x).mean().backward()
+    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as record:
+        call(x)
+    allocated = [event.nbytes() for event in record.kineto_results.events() if event.name() == "[memory]"]
+    # The result alone, in eager's layout.
+    assert sum(count >= x.numel() * x.element_size() for count in allocated) == 1

@@ -8,7 +8,7 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import results, spec_of, storage_root
-from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
@@ -58,7 +58,7 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
                 born[node] = position
         else:
             touched = [call, *(storage_root(source) for source in call.all_input_nodes)]
-            if call.target in OUT_VARIANTS and call not in schedule.libraries and _is_dense(call):
+            if schedule.takes_memory(call) and _is_dense(call):
                 born[call] = position
         for node in touched:
             last[node] = position
