@@ -28,7 +28,8 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 
 
 def batch_spread(x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of x - mean, which is what the mean lost when it was rounded, and the sum of its square."""
+    """The sums of x - mean and of its square. Of a mean that was rounded, or is that of some of the batch, the first
+    says what it lacks."""
     distance = x.to(mean.dtype) - _along(mean, x)
     dims = channel_dims(x.dim())
     return distance.sum(dims), (distance * distance).sum(dims)
@@ -46,7 +47,7 @@ def batch_statistics(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """From `batch_spread` the mean, the reciprocal deviation, and the new running mean and variance.
 
-    count: elements of a channel, at least 2. The sum of distances corrects for the rounding of the mean (Chan, Golub,
+    count: elements of a channel, at least 2. The sum of distances corrects for what the mean lacks (Chan, Golub,
     LeVeque, "Algorithms for computing the sample variance", The American Statistician 37, 1983).
     """
     off = lost / count
