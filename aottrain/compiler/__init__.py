@@ -1,6 +1,6 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> split_batch_norms
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> split_norms
 -> choose_layouts -> plan_partition -> apply_partition -> schedule -> link
 """
 
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
 from aottrain.compiler.backends import choose_kernel, make_kernels
-from aottrain.compiler.batch_norm import split_batch_norms
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.dynamic import SymbolicSizes
@@ -25,6 +24,7 @@ from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import LayoutChoice, choose_layouts
 from aottrain.compiler.linking import link
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
@@ -52,7 +52,7 @@ __all__ = [
     "functionalize",
     "plan_partition",
     "simplify",
-    "split_batch_norms",
+    "split_norms",
     "trace_joint",
 ]
 
@@ -102,7 +102,7 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     """From the whole program to kernels. What rounds otherwise than eager is rewritten for generated kernels alone:
     where a budget then leaves no room for them, the program is as it was."""
     if options.kernel in GENERATED:
-        ready = log.run("split_batch_norms", split_batch_norms, joint, check=_verify_whole)
+        ready = log.run("split_norms", split_norms, joint, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         ready = ready if choice.graph is None else joint.with_graph(choice.graph)
         _verify_whole(ready)

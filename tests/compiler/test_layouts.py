@@ -165,3 +165,26 @@ def test_a_steady_step_allocates_no_result_of_a_convolution():
     allocated = [event.nbytes() for event in record.kineto_results.events() if event.name() == "[memory]"]
     # The result alone, in eager's layout.
     assert sum(count >= x.numel() * x.element_size() for count in allocated) == 1
+
+
+class Grouped(nn.Module):
+    def __init__(self, affine: bool):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norm = nn.GroupNorm(2, 8, affine=affine)
+
+    def forward(self, x):
+        return self.conv2(F.silu(self.norm(self.conv1(x))))
+
+
+@pytest.mark.parametrize("affine", (True, False))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_group_norms_are_kernels(affine, dtype):
+    norm = nn.GroupNorm(3, 9, affine=affine).to(dtype)
+    model = nn.Sequential(norm, nn.SiLU())
+    wanted, got, report = both(model, torch.randn(4, 9, 5, 7, dtype=dtype, requires_grad=True))
+    check_equal(wanted, got)
+    assert report.library_calls == {}
+    # The sums for the channels are over other rows than those for the groups.
+    assert len(report.kernels) == (3 if affine else 2)
+    check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])

@@ -177,6 +177,10 @@ def batch_norm_parts() -> Iterator[Case]:
         for shape in ((4, 3, 5, 7), (70, 33), (2, 5, 9), (7, 16, 8, 8)):
             for layout in (plain, transposed, sliced, channels_last):
                 yield from _parts(layout(tensor(shape, dtype)), layout(tensor(shape, dtype, 1)))
+        for shape in ((3, 2, 5, 7), (1, 4, 3, 63), (5, 1, 2, 1)):
+            x, g = tensor(shape, dtype), tensor(shape, dtype, 1)
+            mean, rstd = (tensor((*shape[:2], 1, 1), torch.promote_types(dtype, f32), seed) for seed in (2, 3))
+            yield from case("aottrain.group_norm_sums.default", g, x, mean, rstd)
     yield from _parts(channels_last(tensor((3, 129, 23, 5)) + 300), channels_last(tensor((3, 129, 23, 5))))
 
 

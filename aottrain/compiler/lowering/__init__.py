@@ -6,11 +6,11 @@ Fusion asks the rules what may share a loop nest; lowering asks them for the ins
 from aottrain.compiler.lowering import (
     activations,
     arithmetic,
-    batch_norm,
     extrema,
     gathering,
     indexing,
     losses,
+    norm_parts,
     norms,
     pointwise,
     random,
@@ -22,5 +22,6 @@ __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 
 # Each registers its ops when it is imported.
 _TABLES = (
-    activations, arithmetic, batch_norm, extrema, gathering, indexing, losses, norms, pointwise, random, reductions,
+    activations, arithmetic, extrema, gathering, indexing, losses, norm_parts, norms, pointwise, random,
+    reductions,
 )  # fmt: skip

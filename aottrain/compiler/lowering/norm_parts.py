@@ -1,4 +1,4 @@
-"""The parts of batch normalisation that `runtime.batch_norm` defines.
+"""The parts of batch and group normalisation that `runtime.norms` defines.
 
 Sums over a channel are those of a row where a channel's elements lie together, and of a column in channels_last.
 """
@@ -12,7 +12,7 @@ from torch import fx
 
 from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, Values, arguments, lowers, spec, whole
 from aottrain.ir.graph import value_of
-from aottrain.runtime.batch_norm import channel_dims
+from aottrain.runtime.norms import channel_dims
 
 
 def _operands(*values: object) -> tuple[Operand, ...]:
@@ -28,20 +28,25 @@ def _normal(b: Builder, x: int, mean: int, rstd: int) -> int:
     return b.compute("mul", b.compute("sub", b.cast(x, b.dtype(mean)), mean), rstd)
 
 
-def _channel_sums(
-    x: fx.Node, operands: tuple[Operand, ...], formula: Callable[[Builder, Values], Sequence[int]]
+Formula = Callable[[Builder, Values], Sequence[int]]
+
+
+def _sums_over(
+    dims: tuple[int, ...], kept: tuple[int, ...], operands: tuple[Operand, ...], formula: Formula
 ) -> list[Rule]:
-    """Sums over each channel of what the formula gives, as rows' and as columns'."""
-    shape = spec(x).shape
-    mean = spec(operands[-1].node)
+    """Sums over these dimensions of both values that the formula gives, as rows' and as columns'. The first operand has
+    the domain's shape, the last one the statistics' type."""
+    shape, dtype = spec(operands[0].node).shape, spec(operands[-1].node).dtype
 
     def row(b: Builder, v: Values) -> Sequence[int]:
         return [b.reduce("sum", value) for value in formula(b, v)]
 
-    sums = (Output((1,), mean.dtype),) * 2
-    columns = (Output((1,), mean.dtype, "sum"),) * 2
-    dims = tuple(channel_dims(len(shape)))
+    sums, columns = (Output(kept, dtype),) * 2, (Output(kept, dtype, "sum"),) * 2
     return [Rule(shape, operands, sums, row, dims), Rule(shape, operands, columns, formula)]
+
+
+def _channel_sums(x: fx.Node, operands: tuple[Operand, ...], formula: Formula) -> list[Rule]:
+    return _sums_over(tuple(channel_dims(len(spec(x).shape))), (1,), operands, formula)
 
 
 @lowers("aottrain.batch_spread.default")
@@ -108,6 +113,20 @@ def _sums(node: fx.Node) -> list[Rule]:
         return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
 
     return _channel_sums(x, _operands(gradient, x, mean, rstd), formula)
+
+
+@lowers("aottrain.group_norm_sums.default")
+def _group_sums(node: fx.Node) -> list[Rule]:
+    gradient, x, mean, rstd = arguments(node)
+    shape = spec(x).shape
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        g = b.cast(v[0], b.dtype(v[2]))
+        return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
+
+    known = (0 if shape[0] > 1 else None, 1 if shape[1] > 1 else None, None, None)
+    given = (Operand(gradient, whole(4)), Operand(x, whole(4)), Operand(mean, known), Operand(rstd, known))
+    return _sums_over((0, 3), (1, 2), given, formula)
 
 
 @lowers("aottrain.batch_norm_input_gradient.default")

@@ -1,4 +1,4 @@
-"""Batch normalisation in parts, so that what is cheap to compute again is no longer one op with what is not.
+"""Batch and group normalisation in parts, so that what is cheap to compute again is not one op with what is not.
 
 The statistics of a batch are a few numbers for each channel: once they are known, the normalised values are pointwise,
 and a backward that needs them again reads the input once. Channels are dimension 1, statistics have shape (channels,)
@@ -88,6 +88,13 @@ def batch_norm_input_gradient(
     return (_along(step, x) * rest).to(x.dtype)
 
 
+def group_norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    """As `batch_norm_sums`, of groups: x of (examples, groups, channels, elements), statistics of (examples, groups, 1,
+    1) -> (groups, channels) each."""
+    gradient, normal = gradient.to(mean.dtype), (x.to(mean.dtype) - mean) * rstd
+    return gradient.sum([0, 3]), (gradient * normal).sum([0, 3])
+
+
 def _as_statistics(count: int, place: int) -> Callable[..., tuple[Tensor, ...]]:
     """The type of results that are like the argument in this place."""
     return lambda *args: tuple(torch.empty_like(args[place]) for _ in range(count))
@@ -110,6 +117,11 @@ _OPS: tuple[tuple[Callable[..., Any], str, Callable[..., Any]], ...] = (
         batch_norm_sums,
         "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> (Tensor, Tensor)",
         _as_statistics(2, 2),
+    ),
+    (
+        group_norm_sums,
+        "Tensor gradient, Tensor x, Tensor mean, Tensor rstd) -> (Tensor, Tensor)",
+        lambda gradient, x, mean, rstd: tuple(mean.new_empty(x.shape[1:3]) for _ in range(2)),
     ),
     (
         batch_norm_input_gradient,
