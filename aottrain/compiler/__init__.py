@@ -106,11 +106,12 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         ready = ready if choice.graph is None else joint.with_graph(choice.graph)
         _verify_whole(ready)
-        if ready is not joint:
-            with suppress(BudgetError):
-                built = _plan(ready, options, log)
-                if built.kernel == options.kernel:
-                    return replace(built, layouts=choice.reason)
+        with suppress(BudgetError):
+            built = _plan(ready, options, log)
+            if built.kernel == options.kernel or ready is joint:
+                return replace(built, layouts=choice.reason)
+        if choice.graph is not None:
+            return replace(_plan(joint, options, log), layouts="as the program has them: the budget has no room")
     return _plan(joint, options, log)
 
 

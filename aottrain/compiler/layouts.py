@@ -176,9 +176,9 @@ class _Rewriting:
         pairs = zip(new.all_input_nodes, node.all_input_nodes, strict=False)
         if len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs):
             return new
-        value = fake_result(new.target, new.args, dict(new.kwargs))
-        if _is_pointwise(node) and isinstance(value, torch.Tensor) and value.dim() == 4:
-            value = _as_images(value, new)
+        value = _as_images(node, new)
+        if value is None:
+            value = fake_result(new.target, new.args, dict(new.kwargs))
         new.meta.pop("aottrain_spec", None)
         set_value(new, value)
         return new
@@ -227,14 +227,17 @@ class _Rewriting:
         return self._changed[new]
 
 
-def _as_images(value: torch.Tensor, node: fx.Node) -> torch.Tensor:
-    """A pointwise result of which an operand of its shape is in channels_last is so, whatever the others are."""
-    strides = _strides(tuple(value.shape))
-    for source in node.all_input_nodes:
-        facts = spec_of(source)
-        if facts is not None and facts.shape == tuple(value.shape) and _same_strides(facts, strides):
-            return value.new_empty_strided(value.shape, strides)
-    return value
+def _as_images(old: fx.Node, new: fx.Node) -> torch.Tensor | None:
+    """A pointwise result of which an operand of its shape is in channels_last is so, whatever the others are. None for
+    other results."""
+    facts = spec_of(old)
+    if facts is None or len(facts.shape) != 4 or not _is_pointwise(old):
+        return None
+    strides = _strides(facts.shape)
+    operands = [spec_of(source) for source in new.all_input_nodes]
+    if any(other and other.shape == facts.shape and _same_strides(other, strides) for other in operands):
+        return value_of(old).new_empty_strided(facts.shape, strides)
+    return None
 
 
 def _is_first_mean(node: fx.Node) -> bool:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 
 def can_convolve_into() -> bool:
-    """Whether this build of torch has oneDNN, and a convolution that adds to memory."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
+    """Whether oneDNN may be used, and has a convolution that adds to memory."""
+    known = torch.backends.mkldnn
+    return known.is_available() and known.enabled and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
 
 
 def convolve_into(
