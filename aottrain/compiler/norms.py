@@ -142,10 +142,9 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
         g, normal = rows.of(gradient), rows.normal(rows.of(x), mean, rstd)
-        product = add_call(node, aten.mul.Tensor, (g, normal))
         known = g, rows.of(x), mean, rstd
-        total, scaled = _items(node, add_call(node, own.group_norm_sums.default, known), 2)
-        results: list[fx.Node | None] = [None, *(_viewed(node, value, (channels,)) for value in (scaled, total))]
+        product = add_call(node, aten.mul.Tensor, (g, normal))
+        results: list[fx.Node | None] = [None] * 3
         if mask[0]:
             if weight is not None:
                 g, product = (add_call(node, aten.mul.Tensor, (value, rows.channels(weight))) for value in (g, product))
@@ -156,6 +155,9 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
             off = add_call(node, aten.sub.Tensor, (g, first))
             off = add_call(node, aten.sub.Tensor, (off, add_call(node, aten.mul.Tensor, (normal, second))))
             results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (off, rstd)), _spec(x).shape)
+        # Last: what is pointwise belongs to the rows above.
+        total, scaled = _items(node, add_call(node, own.group_norm_sums.default, known), 2)
+        results[1:] = (_viewed(node, value, (channels,)) for value in (scaled, total))
         for i, example in enumerate(value_of(node)):
             result = results[i]
             if result is not None and example is not None:
