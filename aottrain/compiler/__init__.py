@@ -1,35 +1,40 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> plan_partition -> apply_partition
--> link
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> split_norms
+-> choose_layouts -> plan_partition -> apply_partition -> schedule -> link
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import make_kernels
+from aottrain.compiler.backends import choose_kernel, make_kernels
 from aottrain.compiler.capture import CapturedStep, capture
+from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
+from aottrain.compiler.layouts import LayoutChoice, choose_layouts
 from aottrain.compiler.linking import link
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.norms import split_norms
+from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
-from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import JointGraph
+from aottrain.errors import BudgetError, UnsupportedError
+from aottrain.ir.graph import JointGraph, PartitionedGraph
+from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.report import GraphReport
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from aottrain.runtime.program import Program
@@ -40,12 +45,14 @@ _MAX_CAPTURES = 4
 __all__ = [
     "apply_partition",
     "capture",
+    "choose_layouts",
     "chunk_loss_heads",
     "compile_call",
     "functional_joint",
     "functionalize",
     "plan_partition",
     "simplify",
+    "split_norms",
     "trace_joint",
 ]
 
@@ -70,13 +77,50 @@ def compile_call(
     heads = find_loss_heads(joint) if options.chunks_loss_head else ()
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
+    kernel, reason = choose_kernel(options.kernel, joint)
+    built = _build(joint, replace(options, kernel=kernel), log)
+    program = log.run("link", link, built.parts, analysis, built.kernel, replay_of(step, functional), built.fused)
+    chosen = replace(options, kernel=built.kernel)
+    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts)
+    return program, step, analysis, describe(built.joint, built.plan, built.parts, decided, log.records)
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A program cut in two, and its kernels. layouts: what was decided about them."""
+
+    joint: JointGraph
+    plan: PartitionPlan
+    parts: PartitionedGraph
+    kernel: Kernel
+    reason: str
+    fused: list[FusedGraph]
+    layouts: str = ""
+
+
+def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
+    """From the whole program to kernels. What rounds otherwise than eager is rewritten for generated kernels alone:
+    where a budget then leaves no room for them, the program is as it was."""
+    if options.kernel in GENERATED:
+        ready = log.run("split_norms", split_norms, joint, check=_verify_whole)
+        choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
+        ready = ready if choice.graph is None else joint.with_graph(choice.graph)
+        _verify_whole(ready)
+        with suppress(BudgetError):
+            built = _plan(ready, options, log)
+            if built.kernel == options.kernel or ready is joint:
+                return replace(built, layouts=choice.reason)
+        if choice.graph is not None:
+            return replace(_plan(joint, options, log), layouts="as the program has them: the budget has no room")
+    return _plan(joint, options, log)
+
+
+def _plan(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     kernel, reason, fused = log.run("schedule", make_kernels, joint, parts, options)
-    program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
-    decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
-    return program, step, analysis, describe(joint, plan, parts, decided, log.records)
+    return _Built(joint, plan, parts, kernel, reason, fused)
 
 
 def capture_whole(

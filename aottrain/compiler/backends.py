@@ -1,4 +1,4 @@
-"""choose_kernel: what a program's graphs run as, and why."""
+"""choose_kernel: what a program's graphs run as, and why; make_kernels: those that are generated."""
 
 from __future__ import annotations
 
@@ -25,24 +25,31 @@ from aottrain.runtime.triton_launch import check_device
 _WORTH_COMPILING_BYTES = 1 << 20
 
 
-def choose_kernel(kernel: Kernel, parts: PartitionedGraph) -> tuple[Kernel, str]:
-    """The backend that runs these graphs, and the reason where it is not the one that was asked for by name.
+def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
+    """The backend that runs this program, and the reason where it is not the one that was asked for by name.
 
     "auto" means generated kernels where they pay: Triton on CUDA, C++ on a CPU. What they do not cover runs as "aten".
     Raises ConfigError where Triton was asked for and cannot run.
     """
     if not isinstance(kernel, str) or kernel in ("aten", "inductor"):
         return kernel, ""
-    if any(value.kind is InputKind.SIZE for value in parts.signature.inputs):
+    chosen, reason = _choose(kernel, joint)
+    if kernel in GENERATED and chosen != kernel:
+        warnings.warn(f"kernel={kernel!r} runs as {chosen!r}: {reason}", stacklevel=2)
+    return chosen, reason
+
+
+def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
+    if any(value.kind is InputKind.SIZE for value in joint.signature.inputs):
         return "aten", "kernels are generated for fixed sizes, and this program's are symbolic"
-    devices = sorted({str(device) for device in _devices(parts)})
+    devices = sorted({str(device) for device in _devices(joint.graph)})
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
-        return _choose_triton(kernel, devices, parts)
+        return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:
         return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"
     if find_compiler() is None:
         return "aten", "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
-    if kernel == "auto" and (reason := _too_small(parts)):
+    if kernel == "auto" and (reason := _too_small(joint.graph)):
         return "aten", reason
     return "cpp", ""
 
@@ -50,18 +57,16 @@ def choose_kernel(kernel: Kernel, parts: PartitionedGraph) -> tuple[Kernel, str]
 def make_kernels(
     joint: JointGraph, parts: PartitionedGraph, options: CompileOptions
 ) -> tuple[Kernel, str, list[FusedGraph]]:
-    """The backend, the reason as of `choose_kernel`, and the graphs' kernels where they are generated.
+    """The backend, the reason where it is not options.kernel, and the graphs' kernels where they are generated.
 
     Under a budget they must not peak above what was planned op by op (or above the budget, where it is bytes): if
     kernels as large as can be do, smaller ones are tried, and then the graphs run op by op.
     """
-    kernel, reason = choose_kernel(options.kernel, parts)
+    kernel = options.kernel
     if kernel not in GENERATED:
-        if options.kernel in GENERATED:
-            warnings.warn(f"kernel={options.kernel!r} runs as {kernel!r}: {reason}", stacklevel=2)
-        return kernel, reason, []
+        return kernel, "", []
     if options.partition != "budget":
-        return kernel, reason, fuse_program(plan_program(parts), True, str(kernel))
+        return kernel, "", fuse_program(plan_program(parts), True, str(kernel))
     workspace = workspaces_of(joint.graph)
 
     def peak(schedules: Sequence[Schedule]) -> int:
@@ -72,21 +77,19 @@ def make_kernels(
     for local in (False, True):
         planned = plan_program(parts, local)
         if peak([schedule for _, _, schedule in planned]) <= limit:
-            return kernel, reason, fuse_program(planned, False, str(kernel))
+            return kernel, "", fuse_program(planned, False, str(kernel))
     return "aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows", []
 
 
-def _too_small(parts: PartitionedGraph) -> str:
+def _too_small(graph: fx.Graph) -> str:
     """Why generated kernels would not pay; empty where they do."""
-    traffic = sum(_fusible_bytes(parts.forward))
-    if parts.backward is not None:
-        traffic += sum(_fusible_bytes(parts.backward))
+    traffic = sum(_fusible_bytes(graph))
     if traffic >= _WORTH_COMPILING_BYTES:
         return ""
     return f"kernel=auto: only {traffic} bytes are computed by calls that could be fused"
 
 
-def _choose_triton(kernel: str, devices: list[str], parts: PartitionedGraph) -> tuple[Kernel, str]:
+def _choose_triton(kernel: str, devices: list[str], graph: fx.Graph) -> tuple[Kernel, str]:
     if len(devices) > 1:
         return "aten", f"kernels are generated for one device, and this program has values on {' and '.join(devices)}"
     try:
@@ -95,15 +98,14 @@ def _choose_triton(kernel: str, devices: list[str], parts: PartitionedGraph) -> 
         if kernel == "triton":
             raise
         return "aten", str(error)
-    if kernel == "auto" and (reason := _too_small(parts)):
+    if kernel == "auto" and (reason := _too_small(graph)):
         return "aten", reason
     return "triton", ""
 
 
-def _devices(parts: PartitionedGraph) -> set[torch.device]:
-    """Where the values of both graphs are."""
-    graphs = [parts.forward] if parts.backward is None else [parts.forward, parts.backward]
-    values = [value_of(node) for graph in graphs for node in graph.nodes]
+def _devices(graph: fx.Graph) -> set[torch.device]:
+    """Where the values are."""
+    values = [value_of(node) for node in graph.nodes]
     tensors = [t for v in values for t in (v if isinstance(v, (tuple, list)) else [v]) if isinstance(t, torch.Tensor)]
     return {tensor.device for tensor in tensors}
 

@@ -1,7 +1,8 @@
 """bisect: which stage of the compiler, and which node of its graph, first gives another value than eager.
 
-The ladder is eager -> joint -> functional -> simplified -> partitioned -> kernel. Each rung runs on the same inputs,
-(seed, offset) and tangents; the first whose outputs, state updates or gradients differ is guilty.
+The ladder is eager -> joint -> functional -> simplified -> what is rewritten for kernels -> partitioned -> kernel. Each
+rung runs on the same inputs, (seed, offset) and tangents; the first whose outputs, state updates or gradients differ is
+guilty.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ from aottrain.compiler.capture import CapturedStep, enter_primals
 from aottrain.compiler.codegen.programs import fuse_program, plan_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
+from aottrain.compiler.layouts import choose_layouts
 from aottrain.compiler.linking import build_runner
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
@@ -180,7 +183,7 @@ def _ladder(
 
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
-            joint: JointGraph = stages.get("chunked loss head", stages["simplified"])
+            joint: JointGraph = list(stages.values())[-1]
             plan = plan_partition(joint, options.partition, options.budget, modules=options.modules)
             parts = apply_partition(joint, plan)
             return _run_halves(name, joint, parts, kernel, inputs(joint))
@@ -194,8 +197,16 @@ def _ladder(
     ]
     if options.chunks_loss_head:
         rungs.append(whole("chunked loss head", lambda: _chunk(stages["simplified"])))
+    if options.kernel in GENERATED:
+        rungs.append(whole("split norms", lambda: split_norms(list(stages.values())[-1])))
+        rungs.append(whole("layouts", lambda: _laid_out(stages["split norms"])))
     rungs.append(halves("partitioned", "aten"))
     return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
+
+
+def _laid_out(joint: JointGraph) -> JointGraph:
+    graph = choose_layouts(joint).graph
+    return joint if graph is None else joint.with_graph(graph)
 
 
 def _chunk(joint: JointGraph) -> JointGraph:

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
+from aottrain.compiler.rewriting import add_call
 from aottrain.compiler.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import (
     JointGraph,
     calls,
-    copy_provenance,
     info,
     marks_of,
     module_of,
-    set_value,
     source_of,
     spec_of,
-    value_of,
 )
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_bytes
@@ -250,12 +247,11 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
     hidden, weight, bias = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
     with graph.inserting_before(loss):
         if layer.transposed:
-            weight = _call(graph, aten.t.default, (weight,), new[layer.product], "loss_head_weight")
+            weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
         arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], dtype, head.chunk, wanted)
-        fused = _call(
-            graph, torch.ops.aottrain.linear_cross_entropy.default, arguments, new[layer.product], "loss_head"
-        )
-        items = [_call(graph, operator.getitem, (fused, i), fused, name) for i, name in enumerate(_RESULTS)]
+        op = torch.ops.aottrain.linear_cross_entropy.default
+        fused = add_call(new[layer.product], op, arguments, "loss_head")
+        items = [add_call(fused, operator.getitem, (fused, i), name) for i, name in enumerate(_RESULTS)]
     for user in list(loss.users):
         user.replace_all_uses_with(items[int(user.args[1])])  # type: ignore[arg-type]
     if gradients is None:
@@ -267,10 +263,10 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
         # As late as it is read: until then there is one copy of a gradient as large as the weight, not two.
         with graph.inserting_before(next(node for node in graph.nodes if node in result.users)):
             if _spec(result).shape != _spec(unit).shape:
-                unit = _call(graph, aten.view.default, (unit, list(_spec(result).shape)), result, "unit_view")
-            scaled = _call(graph, aten.mul.Tensor, (unit, new[gradients.upstream]), result, "scaled")
+                unit = add_call(result, aten.view.default, (unit, list(_spec(result).shape)), "unit_view")
+            scaled = add_call(result, aten.mul.Tensor, (unit, new[gradients.upstream]), "scaled")
             if _spec(result).dtype != _spec(scaled).dtype:  # rounded once, as the product that it stands for
-                scaled = _call(graph, aten._to_copy.default, (scaled,), result, dtype=_spec(result).dtype)
+                scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=_spec(result).dtype)
         result.replace_all_uses_with(scaled)
 
 
@@ -283,18 +279,6 @@ def _untransposed(node: fx.Node) -> fx.Node:
         if _transposed(twice) is not once:
             return node
         node = twice
-
-
-def _call(
-    graph: fx.Graph, target: Any, arguments: tuple[Any, ...], like: fx.Node, name: str | None = None, **more: Any
-) -> fx.Node:
-    """A call with the value that it gives for fakes, written where `like` was."""
-    node = graph.create_node("call_function", target, arguments, more, name)
-    copy_provenance(like, node)
-    given = [value_of(value) if isinstance(value, fx.Node) else value for value in arguments]
-    with getattr(given[0], "fake_mode", nullcontext()):
-        set_value(node, target(*given, **more))
-    return node
 
 
 def _transposed(node: Any) -> fx.Node | None:

@@ -33,6 +33,7 @@ class Decided:
     kernel_reason: str = ""
     fused: tuple[FusedGraph, ...] = ()
     loss_heads: tuple[LossHead, ...] = ()
+    layouts: str = ""
 
 
 def describe(
@@ -88,6 +89,7 @@ def describe(
         timeline=timeline,
         counts_workspaces=measures,
         loss_heads=tuple(map(str, decided.loss_heads)),
+        layouts=decided.layouts,
     )
 
 

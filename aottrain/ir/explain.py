@@ -75,6 +75,8 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         sections.append("Recomputed in the backward\n" + _value_table(by_cost(graph.recomputed), max_rows))
     if graph.loss_heads:
         sections.append("Loss heads\n" + "\n".join(graph.loss_heads))
+    if graph.layouts:
+        sections.append(f"Layouts\n{graph.layouts}")
     stages = [
         (
             stage.name,

@@ -137,6 +137,7 @@ class GraphReport:
     timeline: MemoryTimeline | None = None
     counts_workspaces: bool = True
     loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
+    layouts: str = ""  # what was decided about the layouts of convolutions, and why; "" where there are none
 
     @property
     def compile_s(self) -> float:

@@ -44,12 +44,17 @@ class Schedule:
     """calls: a KernelCall, or a node that runs through ATen (a view among them), in order.
 
     reasons: for a call that is not one kernel with its producer, why. libraries: for calls that another library than
-    ATen's own choice does, which, and why.
+    ATen's own choice does, which, and why. placed: convolutions whose results are written to memory that is planned.
     """
 
     calls: tuple[KernelCall | fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
+    placed: frozenset[fx.Node] = frozenset()
+
+    def takes_memory(self, call: fx.Node) -> bool:
+        """Whether a library call writes its result to memory that it is given."""
+        return call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries)
 
     @property
     def kernels(self) -> tuple[KernelCall, ...]:

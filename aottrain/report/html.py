@@ -175,7 +175,7 @@ def _program(graph: GraphReport, number: int, total: int) -> str:
         f'<h2>{name}: {kind}</h2><p class="dim">{escape(sizes)}; {format_count(graph.num_draws)} random draws per '
         f"call; {_kernels(graph)}.</p>",
         _memory(graph),
-        *(f"<p>{escape(head)}.</p>" for head in graph.loss_heads),
+        *(f"<p>{escape(text)}.</p>" for text in (*graph.loss_heads, *([graph.layouts] if graph.layouts else []))),
     ]
     if graph.saved:
         count = f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"

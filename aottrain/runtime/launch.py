@@ -14,6 +14,7 @@ from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, val
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.arena import ArenaLayout, residual
+from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.products import PRODUCTS
 
@@ -65,7 +66,8 @@ def render(
             lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
         elif call in planned or call in residuals:
             lines += _allocate(call, call in planned, True, names)
-            names[str(call.target).replace(".", "_") + "_out"] = OUT_VARIANTS[call.target]
+            into = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
+            names[str(call.target).replace(".", "_") + "_out"] = into
             arguments = call_text(call, names).split("(", 1)[1][:-1]
             lines.append(f"    {str(call.target).replace('.', '_')}_out({arguments}, out={call.name})")
         else:

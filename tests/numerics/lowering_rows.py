@@ -171,6 +171,35 @@ def _batch_norms(shape: tuple[int, ...], dtype: torch.dtype) -> Iterator[Case]:
             yield from case("native_batch_norm_backward.default", *args)
 
 
+def batch_norm_parts() -> Iterator[Case]:
+    """Both halves of a batch norm, one part at a time."""
+    for dtype in FLOATS:
+        for shape in ((4, 3, 5, 7), (70, 33), (2, 5, 9), (7, 16, 8, 8)):
+            for layout in (plain, transposed, sliced, channels_last):
+                yield from _parts(layout(tensor(shape, dtype)), layout(tensor(shape, dtype, 1)))
+        for shape in ((3, 2, 5, 7), (1, 4, 3, 63), (5, 1, 2, 1)):
+            x, g = tensor(shape, dtype), tensor(shape, dtype, 1)
+            mean, rstd = (tensor((*shape[:2], 1, 1), torch.promote_types(dtype, f32), seed) for seed in (2, 3))
+            yield from case("aottrain.group_norm_sums.default", g, x, mean, rstd)
+    yield from _parts(channels_last(tensor((3, 129, 23, 5)) + 300), channels_last(tensor((3, 129, 23, 5))))
+
+
+def _parts(x: Tensor, g: Tensor) -> Iterator[Case]:
+    wide = torch.promote_types(x.dtype, f32)
+    count = x.numel() // x.shape[1]
+    mean = x.to(wide).mean([d for d in range(x.dim()) if d != 1])
+    yield from case("aottrain.batch_spread.default", x, mean)
+    lost, square = overload("aottrain.batch_spread.default")(x, mean)
+    running = tensor(mean.shape, x.dtype, 3), tensor(mean.shape, x.dtype, 4).abs()
+    yield from case("aottrain.batch_statistics.default", mean, lost, square, *running, count, 0.1, 1e-5)
+    rstd = (square / count + 1e-5).rsqrt()
+    total, product = overload("aottrain.batch_norm_sums.default")(g, x, mean, rstd)
+    yield from case("aottrain.batch_norm_sums.default", g, x, mean, rstd)
+    for weight, bias in ((tensor(mean.shape, wide, 5), tensor(mean.shape, wide, 6)), (None, None)):
+        yield from case("aottrain.batch_normalize.default", x, mean, rstd, weight, bias)
+        yield from case("aottrain.batch_norm_input_gradient.default", g, x, mean, rstd, weight, total, product)
+
+
 def _group_norms(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> Iterator[Case]:
     batch, channels, rest = shape[0], shape[1], math.prod(shape[2:])
     x, g = tensor(shape, dtype), tensor(shape, dtype, 1)
@@ -285,4 +314,4 @@ def draws() -> Iterator[Case]:
                 yield from case("aottrain.philox_randint.default", *args, device=torch.device("cpu"))
 
 
-FAMILIES = (reductions, softmaxes, norms, losses, places, made, draws)
+FAMILIES = (reductions, softmaxes, norms, batch_norm_parts, losses, places, made, draws)

@@ -20,7 +20,9 @@ from aottrain.compiler.scheduling.order import schedule
 from aottrain.ir.kernel import KernelIR
 from aottrain.runtime.launch import scheduled_runner
 from aottrain.runtime.triton_launch import triton_launch
+from tests.numerics import lowering_rows
 from tests.numerics.comparison import gradients_of, train
+from tests.numerics.lowering_runs import differences, plan
 from tests.numerics.programs import PROGRAMS
 from tests.numerics.tolerance import RTOL_ATOL, assert_close
 
@@ -175,6 +177,31 @@ def test_sums_over_rows_and_over_all(shape):
     """The gradient of a bias is a sum over rows."""
     x, bias = torch.randn(*shape, requires_grad=True), torch.randn(shape[-1], requires_grad=True)
     compare(lambda x, b: ((x + b).sin() * 3, (x * b).sum(0), (x - b).square().mean()), [x, bias])
+
+
+@pytest.mark.parametrize("training", (True, False))
+def test_batch_and_group_norms_in_parts(training):
+    layers = nn.BatchNorm2d(6), nn.ReLU(), nn.GroupNorm(3, 6), nn.SiLU()
+    model = nn.Sequential(*layers).to(DEVICE).train(training)
+    state = copy.deepcopy(model.state_dict())
+    x = torch.randn(3, 6, 5, 7, requires_grad=True)
+    compare(model, [x], kernel="triton")
+    model.load_state_dict(state)
+    compare(model, [x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()], kernel="triton")
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="these calls are planned for a CPU")
+def test_every_part_of_a_norm_in_every_layout():
+    number = 0
+    for case in lowering_rows.batch_norm_parts():
+        if case.tensors[0].dtype not in (torch.float32, torch.bfloat16) or case.tensors[0].numel() > 2000:
+            continue
+        planned = plan(case, number := number + 1)
+        kernels = [call.kernel for call in planned.schedule.kernels]
+        assert kernels
+        launches = {kernel.name: triton_launch(render_triton(kernel)) for kernel in kernels}
+        runner = scheduled_runner(planned.graph, planned.schedule, launches)
+        assert differences(case, runner(list(case.tensors))) == []
 
 
 def test_scalars_among_blocks():

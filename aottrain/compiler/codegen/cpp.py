@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from aottrain.compiler.codegen.cpp_circular import with_far_angles
+from aottrain.compiler.codegen.cpp_columns import Columns
 from aottrain.compiler.codegen.cpp_text import (
     COMPUTED,
     STORED,
@@ -26,7 +27,6 @@ from aottrain.compiler.codegen.passes import is_element, plan_passes, store_stag
 from aottrain.ir.affine import Affine
 from aottrain.ir.kernel import (
     Address,
-    Column,
     Compute,
     Constant,
     KernelIR,
@@ -43,8 +43,8 @@ from aottrain.ir.kernel import (
 _PARALLEL_FROM = 16384
 # Rows up to this many elements may be held on the stack.
 _LONGEST_BUFFER = 16384
-# Partial sums of this many rows (or of this many elements of a row) are added up on their own: keeps errors small.
-_FLUSH_ROWS, _FLUSH_ELEMENTS = 64, 4096
+# Partial sums of this many elements of a row are added up on their own: keeps errors small.
+_FLUSH_ELEMENTS = 4096
 
 
 class Renderer:
@@ -53,6 +53,7 @@ class Renderer:
         self.levels, self.stages = levels(kernel), stages(kernel)
         self.plan = plan_passes(kernel, kernel.row_size <= _LONGEST_BUFFER)
         self.lines: list[str] = []
+        self.columns = Columns(kernel, self._out)
 
     def render(self) -> str:
         kernel = self.kernel
@@ -106,20 +107,19 @@ class Renderer:
         for value in self.plan.holds:
             kind = COMPUTED[kernel.body[value].dtype]
             self._out(2, f"alignas(64) {kind} r{value}[{kernel.row_size}];")
-        self._column_start()
-        self._out(2, "for (i64 row = begin; row < end; row++) {")
-        self._outer_index(3)
-        self._values(3, Level.ROW, 0)
+        depth = self.columns.start(2)
+        self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
+        self._outer_index(depth)
+        self._values(depth, Level.ROW, 0)
         for value, before in self.plan.holds.items():
             if before == -1:
-                self._run(3, value, None, str(kernel.row_size))
+                self._run(depth, value, None, str(kernel.row_size))
         for number in range(len(self.plan.passes)):
-            self._pass(3, number, None, None)
-            self._values(3, Level.ROW, number + 1)
-        self._row_stores(3)
-        self._column_flush(3)
-        self._out(2, "}")
-        self._column_end(parallel)
+            self._pass(depth, number, None, None)
+            self._values(depth, Level.ROW, number + 1)
+        self._row_stores(depth)
+        self._out(depth - 1, "}")
+        self.columns.end(2, parallel)
         self._out(1, "}")
 
     def _outer_index(self, depth: int) -> None:
@@ -215,7 +215,7 @@ class Renderer:
         for value in reductions:
             self._accumulate(depth, value, "b" if last is not None else "a")
         for k, column in columns:
-            target = f"w{k}" if (k, column) in wholes else f"l{k}[{self._column_place(column)}]"
+            target = f"w{k}" if (k, column) in wholes else f"l{k}[{self._row_position(None)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))
         if last is not None:
             depth -= 1
@@ -292,64 +292,6 @@ class Renderer:
             nan = '__builtin_nan("")' if kind == "double" else '__builtin_nanf("")'
             total = f"n{value} ? {nan} : {total}"
         self._out(depth, f"const {kind} v{value} = {total};")
-
-    def _column_size(self, column: Column) -> int:
-        return 1 if column.whole else self.kernel.row_size
-
-    def _column_start(self) -> None:
-        """Each thread has, per column, what it has added up, and the part of the latest rows."""
-        offset = 0
-        for k, column in enumerate(self.kernel.columns):
-            kind = COMPUTED[column.dtype]
-            size = self._column_size(column)
-            padded = -(-size * 8 // 64) * 64
-            place = f"scratch + {offset} * num_threads + thread * {2 * padded}"
-            self._out(2, f"{kind}* __restrict const t{k} = ({kind}*)({place});")
-            self._out(2, f"{kind}* __restrict const l{k} = ({kind}*)({place} + {padded});")
-            start = identity(column.op, column.dtype)
-            self._out(2, f"for (i64 j = 0; j < {size}; j++) {{ t{k}[j] = {start}; l{k}[j] = {start}; }}")
-            offset += 2 * padded
-
-    def _column_place(self, column: Column) -> str:
-        return "0" if column.whole else self._row_position(None)
-
-    def _column_flush(self, depth: int) -> None:
-        if not self.kernel.columns:
-            return
-        self._out(depth, f"if ((row - begin) % {_FLUSH_ROWS} == {_FLUSH_ROWS - 1} || row == end - 1) {{")
-        for k, column in enumerate(self.kernel.columns):
-            combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")
-            start = identity(column.op, column.dtype)
-            size = self._column_size(column)
-            self._out(depth + 1, f"for (i64 j = 0; j < {size}; j++) {{ {combine} l{k}[j] = {start}; }}")
-        self._out(depth, "}")
-
-    def _column_end(self, parallel: bool) -> None:
-        if not self.kernel.columns:
-            return
-        if parallel:
-            self._out(2, "#pragma omp barrier")
-        offset = 0
-        for column in self.kernel.columns:
-            kind, size = COMPUTED[column.dtype], self._column_size(column)
-            padded = -(-size * 8 // 64) * 64
-            self._out(2, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
-            self._out(3, f"{kind} total = {identity(column.op, column.dtype)};")
-            self._out(3, "for (i64 t = 0; t < threads; t++) {")
-            self._out(4, f"const {kind} part = (({kind}*)(scratch + {offset} * num_threads + t * {2 * padded}))[j];")
-            self._out(4, folded(column.op, "total", "part"))
-            self._out(3, "}")
-            if not column.whole:
-                step = self.kernel.row_size
-                for loop in range(self.kernel.num_outer, len(self.kernel.ranges)):
-                    step //= self.kernel.ranges[loop]
-                    part = "j" if step == 1 else f"j / {step}"
-                    self._out(3, f"const i64 i{loop} = {part} % {self.kernel.ranges[loop]};")
-            result = "total" if column.divisor == 1 else f"total / ({kind}){column.divisor}"
-            target = f"p{column.buffer}[{affine_text(column.address.offset)}]"
-            self._out(3, f"{target} = {to_stored(self.kernel.parameters[column.buffer].dtype, result)};")
-            self._out(2, "}")
-            offset += 2 * padded
 
     def _row_stores(self, depth: int) -> None:
         for store in self.kernel.stores:

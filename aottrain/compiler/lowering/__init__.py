@@ -10,6 +10,7 @@ from aottrain.compiler.lowering import (
     gathering,
     indexing,
     losses,
+    norm_parts,
     norms,
     pointwise,
     random,
@@ -21,5 +22,6 @@ __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 
 # Each registers its ops when it is imported.
 _TABLES = (
-    activations, arithmetic, extrema, gathering, indexing, losses, norms, pointwise, random, reductions,
+    activations, arithmetic, extrema, gathering, indexing, losses, norm_parts, norms, pointwise, random,
+    reductions,
 )  # fmt: skip

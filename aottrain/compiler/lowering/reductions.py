@@ -23,6 +23,10 @@ from aottrain.compiler.lowering.rules import (
     whole,
     wide,
 )
+from aottrain.ir.tensor import TensorSpec
+
+# From this many on, neighbours that are kept fill a vector.
+_NEIGHBOURS = 16
 
 
 def reduced_dims(node: fx.Node, given: Any) -> tuple[int, ...]:
@@ -41,10 +45,22 @@ def kept_dims(rank: int, dims: Sequence[int], keepdim: bool) -> tuple[int | None
     return tuple(d for d in range(rank) if d not in dims)
 
 
-def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, divisor: int = 1) -> list[Rule]:
+def _is_across(facts: TensorSpec, dims: tuple[int, ...]) -> bool:
+    """Whether neither rows nor columns are as memory is: neighbours are kept, and so is what is farther apart than what
+    is reduced. In a kernel each element would be a load of its own; the libraries add such vectors up."""
+    order = sorted((d for d, size in enumerate(facts.shape) if size > 1), key=lambda d: -facts.stride[d])
+    reduced = [i for i, d in enumerate(order) if d in dims]
+    if facts.device.type != "cpu" or not reduced or facts.shape[order[-1]] < _NEIGHBOURS:
+        return False
+    return order[-1] not in dims and reduced != list(range(len(reduced)))
+
+
+def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, divisor: int = 1) -> list[Rule] | None:
     """As a row's reduction with readers in the kernel, and as one over the rows, or over all, without."""
     source, own = arguments(node)[0], spec(node)
     assert isinstance(source, fx.Node)
+    if _is_across(spec(source), dims):
+        return None
     shape = spec(source).shape
     operands = (Operand(source, whole(len(shape))),)
     kept = kept_dims(len(shape), dims, keepdim)

@@ -8,7 +8,7 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import info, results, spec_of, storage_root
-from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 
 # Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
 _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
@@ -61,7 +61,7 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
                 born[node] = position
         else:
             touched = [call, *(storage_root(source) for source in call.all_input_nodes)]
-            if call.target in OUT_VARIANTS and call not in schedule.libraries and _is_dense(call):
+            if schedule.takes_memory(call) and _is_dense(call):
                 born[call] = position
         for node in touched:
             last[node] = position

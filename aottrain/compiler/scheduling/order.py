@@ -7,7 +7,7 @@ from torch import fx
 from aottrain.compiler.scheduling.fusion import Fusion, fuse
 from aottrain.compiler.scheduling.groups import Group, results_of
 from aottrain.compiler.scheduling.kernels import lower
-from aottrain.compiler.scheduling.products import choose_products
+from aottrain.compiler.scheduling.products import choose_products, placed_convolutions
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
@@ -19,7 +19,8 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`).
     """
     fusion = fuse(graph, local)
-    return Schedule(tuple(_ordered(graph, fusion, prefix)), fusion.reasons, choose_products(graph, not local))
+    calls_in_order = tuple(_ordered(graph, fusion, prefix))
+    return Schedule(calls_in_order, fusion.reasons, choose_products(graph, not local), placed_convolutions(graph))
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:

@@ -1,12 +1,15 @@
-"""choose_products: which library does each matrix product, and why."""
+"""choose_products: which library does each matrix product, and why; placed_convolutions: those that take memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import fx
 
 from aottrain.ir.graph import calls, spec_of
 from aottrain.ir.schedule import copied_bytes
+from aottrain.runtime.convolutions import can_convolve_into
 from aottrain.runtime.products import onednn_speed
 
 aten = torch.ops.aten
@@ -65,3 +68,22 @@ def _is_tall_transposed(node: fx.Node) -> bool:
     facts, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
     assert own is not None
     return facts is not None and facts.stride[0] == 1 and facts.stride[1] > 1 and own.shape[0] >= 2 * own.shape[1]
+
+
+def placed_convolutions(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Convolutions of images in channels_last into such, of which oneDNN writes the result to planned memory."""
+    found = [node for node in calls(graph) if node.target is aten.convolution.default and not node.args[6]]
+    if not found or not can_convolve_into():
+        return frozenset()
+    return frozenset(node for node in found if _is_in_channels_last(node) and _is_in_channels_last(node.args[0]))
+
+
+def _is_in_channels_last(node: Any) -> bool:
+    """Float32 on a CPU, of fixed size, and in no other layout as well."""
+    facts = spec_of(node)
+    if facts is None or facts.symbolic is not None or facts.dtype is not torch.float32 or facts.device.type != "cpu":
+        return False
+    if len(facts.shape) != 4 or min(facts.shape) < 2:
+        return False
+    _, channels, height, width = facts.shape
+    return facts.stride == (channels * height * width, 1, channels * width, channels)

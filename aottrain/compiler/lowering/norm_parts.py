@@ -1,0 +1,149 @@
+"""The parts of batch and group normalisation that `runtime.norms` defines.
+
+Sums over a channel are those of a row where a channel's elements lie together, and of a column in channels_last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from torch import fx
+
+from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, Values, arguments, lowers, spec, whole
+from aottrain.ir.graph import value_of
+from aottrain.runtime.norms import channel_dims
+
+
+def _operands(*values: object) -> tuple[Operand, ...]:
+    """Whole tensors, and numbers for each channel; None is left out."""
+    nodes = [value for value in values if isinstance(value, fx.Node)]
+    shapes = [spec(node).shape for node in nodes]
+    return tuple(
+        Operand(node, (1,) if len(shape) == 1 else whole(len(shape))) for node, shape in zip(nodes, shapes, strict=True)
+    )
+
+
+def _normal(b: Builder, x: int, mean: int, rstd: int) -> int:
+    return b.compute("mul", b.compute("sub", b.cast(x, b.dtype(mean)), mean), rstd)
+
+
+Formula = Callable[[Builder, Values], Sequence[int]]
+
+
+def _sums_over(
+    dims: tuple[int, ...], kept: tuple[int, ...], operands: tuple[Operand, ...], formula: Formula
+) -> list[Rule]:
+    """Sums over these dimensions of both values that the formula gives, as rows' and as columns'. The first operand has
+    the domain's shape, the last one the statistics' type."""
+    shape, dtype = spec(operands[0].node).shape, spec(operands[-1].node).dtype
+
+    def row(b: Builder, v: Values) -> Sequence[int]:
+        return [b.reduce("sum", value) for value in formula(b, v)]
+
+    sums, columns = (Output(kept, dtype),) * 2, (Output(kept, dtype, "sum"),) * 2
+    return [Rule(shape, operands, sums, row, dims), Rule(shape, operands, columns, formula)]
+
+
+def _channel_sums(x: fx.Node, operands: tuple[Operand, ...], formula: Formula) -> list[Rule]:
+    return _sums_over(tuple(channel_dims(len(spec(x).shape))), (1,), operands, formula)
+
+
+@lowers("aottrain.batch_spread.default")
+def _spread(node: fx.Node) -> list[Rule] | None:
+    x, mean = arguments(node)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        distance = b.compute("sub", b.cast(v[0], b.dtype(v[1])), v[1])
+        return [distance, b.compute("mul", distance, distance)]
+
+    return _channel_sums(x, _operands(x, mean), formula)
+
+
+@lowers("aottrain.batch_statistics.default")
+def _statistics(node: fx.Node) -> Rule:
+    *given, count, momentum, eps = arguments(node)
+    results = value_of(node)
+    compute = results[0].dtype
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        mean, lost, square, *running = (b.cast(value, compute) for value in v)
+        number = b.constant(count, compute)
+        off = b.compute("div", lost, number)
+        center = b.compute("add", mean, off)
+        total = b.compute("sub", square, b.compute("mul", lost, off))
+        variance = b.compute("div", total, number)
+        rstd = b.compute("rsqrt", b.compute("add", variance, b.constant(eps, compute)))
+        fresh = center, b.compute("div", total, b.constant(count - 1, compute))
+        keep, take = b.constant(1 - momentum, compute), b.constant(momentum, compute)
+        new = [
+            b.compute("add", b.compute("mul", take, value), b.compute("mul", keep, old))
+            for value, old in zip(fresh, running, strict=True)
+        ]
+        return [b.cast(value, result.dtype) for value, result in zip((center, rstd, *new), results, strict=True)]
+
+    operands = tuple(Operand(source, (0,)) for source in given)
+    return Rule(spec(given[0]).shape, operands, tuple(Output((0,), result.dtype) for result in results), formula)
+
+
+@lowers("aottrain.batch_normalize.default")
+def _normalize(node: fx.Node) -> Rule:
+    x, mean, rstd, weight, bias = arguments(node)
+    own = spec(node)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        rest = list(v[3:])
+        out = _normal(b, v[0], v[1], v[2])
+        if weight is not None:
+            out = b.compute("mul", out, b.cast(rest.pop(0), b.dtype(out)))
+        if bias is not None:
+            out = b.compute("add", out, b.cast(rest.pop(0), b.dtype(out)))
+        return [b.cast(out, own.dtype)]
+
+    everything = whole(len(own.shape))
+    return Rule(own.shape, _operands(x, mean, rstd, weight, bias), (Output(everything, own.dtype),), formula)
+
+
+@lowers("aottrain.batch_norm_sums.default")
+def _sums(node: fx.Node) -> list[Rule]:
+    gradient, x, mean, rstd = arguments(node)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        g = b.cast(v[0], b.dtype(v[2]))
+        return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
+
+    return _channel_sums(x, _operands(gradient, x, mean, rstd), formula)
+
+
+@lowers("aottrain.group_norm_sums.default")
+def _group_sums(node: fx.Node) -> list[Rule]:
+    gradient, x, mean, rstd = arguments(node)
+    shape = spec(x).shape
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        g = b.cast(v[0], b.dtype(v[2]))
+        return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
+
+    known = (0 if shape[0] > 1 else None, 1 if shape[1] > 1 else None, None, None)
+    given = (Operand(gradient, whole(4)), Operand(x, whole(4)), Operand(mean, known), Operand(rstd, known))
+    return _sums_over((0, 3), (1, 2), given, formula)
+
+
+@lowers("aottrain.batch_norm_input_gradient.default")
+def _input_gradient(node: fx.Node) -> Rule:
+    gradient, x, mean, rstd, weight, total, product = arguments(node)
+    own = spec(node)
+    count = math.prod(own.shape) // own.shape[1]
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        compute = b.dtype(v[2])
+        g, number = b.cast(v[0], compute), b.constant(count, compute)
+        first, second = (b.compute("div", value, number) for value in v[-2:])
+        normal = _normal(b, v[1], v[2], v[3])
+        rest = b.compute("sub", b.compute("sub", g, first), b.compute("mul", normal, second))
+        step = v[3] if weight is None else b.compute("mul", v[3], b.cast(v[4], compute))
+        return [b.cast(b.compute("mul", step, rest), own.dtype)]
+
+    everything = whole(len(own.shape))
+    given = _operands(gradient, x, mean, rstd, weight, total, product)
+    return Rule(own.shape, given, (Output(everything, own.dtype),), formula)

@@ -1,0 +1,190 @@
+"""Convolutions in channels_last, and batch normalisation in parts: what runs, what escapes, and what is decided."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aottrain
+from aottrain.compiler import layouts
+from aottrain.runtime.convolutions import can_convolve_into, convolve_into
+from aottrain.runtime.native import find_compiler
+from tests.numerics.tolerance import RTOL_ATOL
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+CONVOLUTIONS = "aten.convolution.default", "aten.convolution_backward.default"
+
+
+class Block(nn.Module):
+    def __init__(self, residual: bool):
+        super().__init__()
+        self.residual = residual
+        self.conv1, self.conv2 = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        hidden = self.norm(self.conv1(x))
+        return self.conv2(F.relu(hidden + x if self.residual else hidden))
+
+
+class Odd(nn.Module):
+    """Pooling, a bias, a slice of the image, a view that channels_last forbids, a value that escapes half-way."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 1, groups=2)
+        self.depthwise = nn.Conv2d(4, 4, 3, groups=4, padding=1)
+        self.up = nn.ConvTranspose2d(4, 4, 2, 2)
+        self.norm, self.head = nn.BatchNorm2d(4), nn.Linear(4 * 32, 5)
+
+    def forward(self, x):
+        hidden = self.conv1(x)
+        small = F.relu(self.conv2(F.max_pool2d(hidden, 2)))
+        small = torch.cat([small, F.avg_pool2d(hidden[:, :4], 2)], 0)
+        small = self.norm(self.depthwise(small)) + F.adaptive_avg_pool2d(self.up(small), small.shape[2:])
+        return self.head(small[:, :, ::2].flatten(1)), hidden, small.transpose(1, 2)
+
+
+def both(model: nn.Module, x: torch.Tensor, **options):
+    """The results of eager and compiled calls with all gradients and buffers, and the report."""
+    model, other = copy.deepcopy(model), copy.deepcopy(model)
+    call = aottrain.compile(other, capture="trace", kernel="cpp", on_unsupported="error", **options)
+    found = []
+    for module, run in ((model, model), (other, call)):
+        given = x.detach().clone().requires_grad_(x.requires_grad)
+        out = run(given)
+        outs = out if isinstance(out, tuple) else (out,)
+        sum((value * value).mean() for value in outs).backward()
+        extra = [given.grad] if x.requires_grad else []
+        found.append([*outs, *extra, *(p.grad for p in module.parameters()), *module.buffers()])
+    return *found, call.report.graphs[0]
+
+
+def check_equal(wanted, got):
+    for a, b in zip(wanted, got, strict=True):
+        assert a.stride() == b.stride() and a.dtype == b.dtype
+        if not a.is_floating_point():
+            assert torch.equal(a, b)
+            continue
+        rtol, atol = RTOL_ATOL[a.dtype]
+        scale = max(float(a.detach().abs().max()), 1.0)
+        torch.testing.assert_close(b, a, rtol=20 * rtol, atol=20 * atol * scale)
+
+
+@pytest.mark.parametrize("residual", (False, True))
+def test_a_block_is_a_few_kernels_and_no_change_of_layout_between_convolutions(residual):
+    wanted, got, report = both(Block(residual), torch.randn(4, 8, 16, 16))
+    check_equal(wanted, got)
+    assert "4 convolutions, forward and backward, in channels_last" in report.layouts
+    assert {name: report.library_calls[name] for name in CONVOLUTIONS} == dict.fromkeys(CONVOLUTIONS, 2)
+    assert set(report.library_calls) == set(CONVOLUTIONS)
+    forward = [name for name in report.kernels if name.startswith("forward")]
+    backward = [name for name in report.kernels if name.startswith("backward")]
+    # The images into channels_last; of the norm the number of batches, the mean, the spread, what follows from them for
+    # each channel, and all that is pointwise; the result into eager's layout.
+    assert len(forward) == 7
+    # What is pointwise, again; of the norm both sums, and the gradient of its input; both tensors that enter into
+    # channels_last (of which one may go with the first), and both weights' gradients into eager's layout.
+    assert len(backward) == 7 - residual
+
+
+def test_results_and_gradients_have_eagers_strides_and_values():
+    wanted, got, report = both(Odd(), torch.randn(2, 3, 16, 16, requires_grad=True))
+    check_equal(wanted, got)
+    assert "in channels_last" in report.layouts
+
+
+def test_inputs_that_are_channels_last_stay_so():
+    x = torch.randn(4, 8, 16, 16).contiguous(memory_format=torch.channels_last).requires_grad_()
+    wanted, got, report = both(Block(True), x)
+    check_equal(wanted, got)
+
+
+@pytest.mark.parametrize("training", (True, False))
+def test_batch_norm_in_eval_mode_and_bfloat16(training):
+    model = Block(True).train(training)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, got, _ = both(model, torch.randn(4, 8, 16, 16))
+    for a, b in zip(wanted, got, strict=True):
+        assert a.dtype == b.dtype and a.stride() == b.stride()
+        assert float((a.float() - b.float()).norm() / a.float().norm().clamp(min=1e-3)) < 0.03
+    wanted, got, _ = both(model, torch.randn(4, 8, 16, 16))
+    check_equal(wanted, got)
+
+
+def test_the_oracle_keeps_the_programs_own_layouts():
+    model = Block(True)
+    call = aottrain.compile(model, capture="trace", kernel="aten")
+    call(torch.randn(4, 8, 16, 16))
+    assert call.report.graphs[0].layouts == ""
+
+
+@pytest.mark.parametrize(("slower", "words"), ((0.5, "in channels_last: "), (2.0, "as the program has them: ")))
+def test_the_decision_is_by_measured_times(monkeypatch, slower, words):
+    monkeypatch.setenv("AOTTRAIN_RATES", "measured")
+    monkeypatch.setattr(layouts, "call_seconds", lambda calls: (0.1, 0.1 * slower))
+    monkeypatch.setattr(layouts, "rates_for", lambda device: layouts.DEFAULT_RATES)
+    call = aottrain.compile(Block(True), capture="trace", kernel="cpp")
+    assert words in call.prepare(torch.randn(4, 8, 16, 16)).layouts
+
+
+def test_a_budget_may_leave_no_room_for_another_layout():
+    model, x = Block(True), torch.randn(4, 8, 16, 16)
+    for budget in (0.0, 0.3, 1.0):
+        wanted, got, report = both(model, x, budget=budget)
+        if report.kernel == "aten":
+            assert all(map(torch.equal, wanted, got))
+        else:
+            check_equal(wanted, got)
+
+
+@pytest.mark.parametrize("groups", (1, 2))
+@pytest.mark.parametrize(("kernel", "stride", "padding"), ((3, 1, 1), (1, 2, 0), (5, 2, 2)))
+@pytest.mark.parametrize("biased", (False, True))
+def test_a_convolution_into_given_memory_is_atens(groups, kernel, stride, padding, biased):
+    if not can_convolve_into():
+        pytest.skip("this build of torch has no oneDNN")
+    x = torch.randn(3, 6, 9, 11).contiguous(memory_format=torch.channels_last)
+    weight, bias = torch.randn(10, 6 // groups, kernel, kernel), torch.randn(10) if biased else None
+    rest = weight, bias, [stride] * 2, [padding] * 2, [1, 1], False, [0, 0], groups
+    wanted = torch.ops.aten.convolution.default(x, *rest)
+    out = torch.full_like(wanted, float("nan"))
+    convolve_into(x, *rest, out=out)
+    assert torch.equal(out, wanted) and out.stride() == wanted.stride()
+
+
+def test_a_steady_step_allocates_no_result_of_a_convolution():
+    call, x = aottrain.compile(Block(True), capture="trace", kernel="cpp"), torch.randn(4, 8, 16, 16)
+    call(x).mean().backward()
+    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as record:
+        call(x)
+    allocated = [event.nbytes() for event in record.kineto_results.events() if event.name() == "[memory]"]
+    # The result alone, in eager's layout.
+    assert sum(count >= x.numel() * x.element_size() for count in allocated) == 1
+
+
+class Grouped(nn.Module):
+    def __init__(self, affine: bool):
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(2))
+        self.norm = nn.GroupNorm(2, 8, affine=affine)
+
+    def forward(self, x):
+        return self.conv2(F.silu(self.norm(self.conv1(x))))
+
+
+@pytest.mark.parametrize("affine", (True, False))
+@pytest.mark.parametrize("dtype", (torch.float32, torch.float64))
+def test_group_norms_are_kernels(affine, dtype):
+    norm = nn.GroupNorm(3, 9, affine=affine).to(dtype)
+    model = nn.Sequential(norm, nn.SiLU())
+    wanted, got, report = both(model, torch.randn(4, 9, 5, 7, dtype=dtype, requires_grad=True))
+    check_equal(wanted, got)
+    assert report.library_calls == {}
+    # The sums for the channels are over other rows than those for the groups.
+    assert len(report.kernels) == (3 if affine else 2)
+    check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])
