@@ -65,8 +65,7 @@ def make_kernels(
     workspace = workspaces_of(joint.graph)
 
     def peak(schedules: Sequence[Schedule]) -> int:
-        timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules)
-        return timeline.totals[timeline.peak]
+        return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
 
     limit = options.budget if isinstance(options.budget, int) else peak(())
     for local in (False, True):

@@ -67,7 +67,7 @@ def describe(
         saved_bytes=plan.saved_bytes,
         min_cut_saved_bytes=plan_partition(joint, "min_cut").saved_bytes if trains else 0,
         save_all_bytes=plan_partition(joint, "save_all").saved_bytes if trains else 0,
-        predicted_peak_bytes=timeline.totals[timeline.peak],
+        predicted_peak_bytes=timeline.peak_bytes,
         memory=timeline.memory,
         forward_flops=total_flops(calls(parts.forward)),
         backward_flops=gradient_flops,

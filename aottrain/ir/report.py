@@ -85,6 +85,11 @@ class MemoryTimeline:
         return [self.fixed_bytes + sum(instant) for instant in self.live]
 
     @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are alive at once."""
+        return self.fixed_bytes + sum(self.live[self.peak])
+
+    @property
     def memory(self) -> dict[str, int]:
         """Bytes at the peak, by category."""
         return {**self.fixed, **dict(zip(self.categories, self.live[self.peak], strict=True))}

@@ -133,9 +133,8 @@ def _steps(graph: fx.Graph, schedule: Schedule | None) -> list[_Step]:
 
 
 def _library_step(node: fx.Node, library: str) -> _Step:
-    made = [] if view_source(node) is not None else allocations(node)
     touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
-    return _Step(node, made, touched, copied_bytes(node, library))
+    return _Step(node, allocations(node), touched, copied_bytes(node, library))
 
 
 def _sweep(
