@@ -48,7 +48,8 @@ def describe(
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
     measures = options.workspaces or options.partition == "budget"
     workspace = workspaces_of(joint.graph) if measures else no_workspace
-    timeline = trace_memory(parts, options.reserved_bytes, workspace, [part.schedule for part in decided.fused])
+    schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
+    timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
     price = price_of(options.cost, joint.graph)
     trains = parts.backward is not None
     worth = marginals(contract(joint, price, workspace), plan, parts) if trains else {}

@@ -67,7 +67,7 @@ def uncounted(graph: GraphReport) -> str:
     return "" if graph.counts_workspaces else ", without what library calls allocate inside themselves"
 
 
-LABELS = {"saved": "saved activations", "reserved": "reserved for others"}
+LABELS = {"saved": "saved activations", "reserved": "reserved for others", "arena": "arena of temporaries"}
 
 
 def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:

@@ -110,8 +110,8 @@ class GraphReport:
 
     saved_bytes: distinct residual storages without parameters, buffers and batch.
     memory: predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients,
-        saved, temporaries, workspaces, outputs, reserved); workspaces: what library calls allocate inside themselves,
-        where counts_workspaces.
+        saved, temporaries, workspaces, outputs, reserved, arena); workspaces: what library calls allocate inside
+        themselves, where counts_workspaces; arena: temporaries that are used again from step to step.
     """
 
     mode: str  # "train": forward and backward; "inference": forward alone

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from aottrain.compiler.codegen.programs import plan_program
 from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.marginal import marginals, scheduled_ops
 from aottrain.compiler.partition.schedule import Emitter, Schedule, simulate
@@ -15,7 +16,8 @@ from aottrain.compiler.partition.storages import contract
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
-from aottrain.ir.graph import calls
+from aottrain.compiler.scheduling.memory import plan_memory
+from aottrain.ir.graph import calls, storage_bytes
 from aottrain.ir.plan import PartitionPlan
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled, mixed_policy
@@ -93,6 +95,22 @@ def test_what_is_alive_at_the_top_is_named(joint) -> None:
     assert largest.num_bytes == max(record.num_bytes for record in timeline.alive) and largest.op.startswith("aten.")
     assert timeline.num_alive >= len(timeline.alive) and {r.category for r in timeline.alive} >= {"saved"}
     assert any(record.module.startswith("blocks.") for record in timeline.alive)
+
+
+def test_an_arena_and_blocks_of_residuals_are_alive_throughout(joint) -> None:
+    parts = apply_partition(joint, plan_partition(joint, "save_all"))
+    programs = plan_program(parts)
+    schedules = [schedule for _, _, schedule in programs]
+    memories = [plan_memory(graph, schedule, count) for graph, count, schedule in programs]
+    fresh = trace_memory(parts, 0, no_workspace, schedules)
+    timeline = trace_memory(parts, 0, no_workspace, schedules, memories)
+    assert "arena" not in fresh.memory
+    assert timeline.memory["arena"] == max(memory.arena_bytes for memory in memories) > 0
+    blocks = sum(map(storage_bytes, memories[0].residuals))
+    saved = [instant[timeline.categories.index("saved")] for instant in timeline.live]
+    assert min(saved) == saved[-1] == blocks > 0  # what libraries made of what is saved is freed in the backward
+    assert sum(record.num_bytes for record in timeline.alive) <= timeline.peak_bytes
+    assert {record.name for record in fresh.alive} & {record.name for record in timeline.alive}
 
 
 @pytest.mark.parametrize("plan", PLANS)
