@@ -11,6 +11,7 @@ from torch import fx
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.loss_head import LossHead
 from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.partition.bound import find_gap
 from aottrain.compiler.partition.cost import price_of, total_flops
 from aottrain.compiler.partition.marginal import Marginal, marginals
 from aottrain.compiler.partition.policy import forward_value
@@ -52,7 +53,8 @@ def describe(
     timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
     price = price_of(options.cost, joint.graph)
     trains = parts.backward is not None
-    worth = marginals(contract(joint, price, workspace), plan, parts) if trains else {}
+    contracted = contract(joint, price, workspace)
+    worth = marginals(contracted, plan, parts) if trains else {}
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
     gradient_flops = total_flops(node for node in calls(joint.graph) if node in late)
@@ -89,6 +91,7 @@ def describe(
         timeline=timeline,
         counts_workspaces=measures,
         loss_heads=tuple(map(str, decided.loss_heads)),
+        gap=find_gap(contracted, plan, parts) if trains else None,
     )
 
 

@@ -96,6 +96,19 @@ class MemoryTimeline:
 
 
 @dataclass(frozen=True)
+class Gap:
+    """What recompute adds to a step, and what it must add: seconds by the cost model, op by op.
+
+    step_s: every op once; added_s: what the plan computes twice; least_added_s: what every plan whose peak is not
+    higher must compute twice, if not more.
+    """
+
+    step_s: float
+    added_s: float
+    least_added_s: float
+
+
+@dataclass(frozen=True)
 class Fallback:
     """A call that ran eagerly: what could not be compiled, where it was written, how often it happened."""
 
@@ -142,6 +155,7 @@ class GraphReport:
     timeline: MemoryTimeline | None = None
     counts_workspaces: bool = True
     loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
+    gap: Gap | None = None  # None where nothing is trained
 
     @property
     def compile_s(self) -> float:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aottrain.compiler.partition.refinement import neighbours, reexecute, relax, trim
-from aottrain.compiler.partition.schedule import Emitter, Schedule, Timeline, simulate
+from aottrain.compiler.partition.schedule import Emitter, Schedule, Timeline, seconds_beyond, simulate
 from aottrain.compiler.partition.storages import StorageGraph
 
 # A round of the search is linear in the ops; deep graphs give up several values a round to stay within a second.
@@ -61,11 +61,10 @@ class Frontier:
 def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Frontier:
     """others: saved sets of other strategies, by name; they join the family."""
     emitter = Emitter(graph)
-    base = _least_seconds(graph, emitter)
+    base = emitter.least_seconds()
 
     def point(timeline: Timeline, origin: str) -> Point:
-        ran = (*timeline.schedule.forward, *timeline.schedule.backward)
-        return Point(timeline, sum(graph.costs[i] for i in ran) - base, origin)
+        return Point(timeline, seconds_beyond(graph, timeline.schedule, base), origin)
 
     plans = [(origin, saved, False) for origin, saved in others.items()]
     plans.append(("borders of blocks", _at_borders(graph, emitter), True))
@@ -118,12 +117,6 @@ def _start(graph: StorageGraph) -> frozenset[int]:
         else:
             found.add(storage)
     return frozenset(found)
-
-
-def _least_seconds(graph: StorageGraph, emitter: Emitter) -> float:
-    """Every op once."""
-    schedule = emitter.emit(graph.demanded, False)
-    return sum(graph.costs[i] for i in {*schedule.forward, *schedule.backward})
 
 
 def _undominated(points: Iterable[Point]) -> tuple[Point, ...]:

@@ -133,6 +133,11 @@ class Emitter:
         more = [s for s in saved if producers[s] >= 0 and producers[s] not in self.always]
         return tuple(sorted(self.always | _closure(self.graph, more))) if more else self._forward
 
+    def least_seconds(self) -> float:
+        """Every op once."""
+        schedule = self.emit(self.graph.demanded, False)
+        return sum(self.graph.costs[i] for i in {*schedule.forward, *schedule.backward})
+
     def _recompute(self, missing: Iterable[int], present: bytearray) -> list[int]:
         """The early ops that make these storages from what is present, in program order."""
         graph = self.graph
@@ -157,6 +162,11 @@ class Emitter:
                 current = min(current, max(read))
             found[late] = current
         return found
+
+
+def seconds_beyond(graph: StorageGraph, schedule: Schedule, base: float) -> float:
+    """How much longer than `base` seconds both programs take."""
+    return sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward)) - base
 
 
 def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:
