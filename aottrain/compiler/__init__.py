@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import make_kernels
+from aottrain.compiler.backends import fits_of, make_kernels
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
@@ -71,7 +71,8 @@ def compile_call(
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-    plan = log.run("plan_partition", plan_partition, joint, *wanted)
+    fits = fits_of(options.kernel, joint) if options.partition == "budget" else None
+    plan = log.run("plan_partition", plan_partition, joint, *wanted, fits)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     kernel, reason, fused = log.run("schedule", make_kernels, joint, parts, options)
     program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)

@@ -11,10 +11,12 @@ from torch import fx
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
+from aottrain.compiler.partition.fused import Fits
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import workspaces_of
+from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.errors import ConfigError
-from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, value_of
+from aottrain.ir.graph import GraphSignature, InputKind, JointGraph, PartitionedGraph, calls, value_of
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import find_compiler
@@ -25,26 +27,32 @@ from aottrain.runtime.triton_launch import check_device
 _WORTH_COMPILING_BYTES = 1 << 20
 
 
-def choose_kernel(kernel: Kernel, parts: PartitionedGraph) -> tuple[Kernel, str]:
-    """The backend that runs these graphs, and the reason where it is not the one that was asked for by name.
+def choose_kernel(kernel: Kernel, signature: GraphSignature, graphs: Sequence[fx.Graph]) -> tuple[Kernel, str]:
+    """The backend that runs the graphs of a program, and the reason where it is not the one that was asked for by name.
 
     "auto" means generated kernels where they pay: Triton on CUDA, C++ on a CPU. What they do not cover runs as "aten".
     Raises ConfigError where Triton was asked for and cannot run.
     """
     if not isinstance(kernel, str) or kernel in ("aten", "inductor"):
         return kernel, ""
-    if any(value.kind is InputKind.SIZE for value in parts.signature.inputs):
+    if any(value.kind is InputKind.SIZE for value in signature.inputs):
         return "aten", "kernels are generated for fixed sizes, and this program's are symbolic"
-    devices = sorted({str(device) for device in _devices(parts)})
+    devices = sorted({str(device) for device in _devices(graphs)})
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
-        return _choose_triton(kernel, devices, parts)
+        return _choose_triton(kernel, devices, graphs)
     if devices != ["cpu"]:
         return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"
     if find_compiler() is None:
         return "aten", "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
-    if kernel == "auto" and (reason := _too_small(parts)):
+    if kernel == "auto" and (reason := _too_small(graphs)):
         return "aten", reason
     return "cpp", ""
+
+
+def fits_of(kernel: Kernel, joint: JointGraph) -> Fits | None:
+    """Whether two calls of the program will be one kernel; None where it will run op by op."""
+    chosen, _ = choose_kernel(kernel, joint.signature, [joint.graph])
+    return one_kernel if chosen in GENERATED else None
 
 
 def make_kernels(
@@ -55,7 +63,8 @@ def make_kernels(
     Under a budget they must not peak above what was planned op by op (or above the budget, where it is bytes): if
     kernels as large as can be do, smaller ones are tried, and then the graphs run op by op.
     """
-    kernel, reason = choose_kernel(options.kernel, parts)
+    graphs = [parts.forward] if parts.backward is None else [parts.forward, parts.backward]
+    kernel, reason = choose_kernel(options.kernel, parts.signature, graphs)
     if kernel not in GENERATED:
         if options.kernel in GENERATED:
             warnings.warn(f"kernel={options.kernel!r} runs as {kernel!r}: {reason}", stacklevel=2)
@@ -75,17 +84,15 @@ def make_kernels(
     return "aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows", []
 
 
-def _too_small(parts: PartitionedGraph) -> str:
+def _too_small(graphs: Sequence[fx.Graph]) -> str:
     """Why generated kernels would not pay; empty where they do."""
-    traffic = sum(_fusible_bytes(parts.forward))
-    if parts.backward is not None:
-        traffic += sum(_fusible_bytes(parts.backward))
+    traffic = sum(num_bytes for graph in graphs for num_bytes in _fusible_bytes(graph))
     if traffic >= _WORTH_COMPILING_BYTES:
         return ""
     return f"kernel=auto: only {traffic} bytes are computed by calls that could be fused"
 
 
-def _choose_triton(kernel: str, devices: list[str], parts: PartitionedGraph) -> tuple[Kernel, str]:
+def _choose_triton(kernel: str, devices: list[str], graphs: Sequence[fx.Graph]) -> tuple[Kernel, str]:
     if len(devices) > 1:
         return "aten", f"kernels are generated for one device, and this program has values on {' and '.join(devices)}"
     try:
@@ -94,14 +101,13 @@ def _choose_triton(kernel: str, devices: list[str], parts: PartitionedGraph) -> 
         if kernel == "triton":
             raise
         return "aten", str(error)
-    if kernel == "auto" and (reason := _too_small(parts)):
+    if kernel == "auto" and (reason := _too_small(graphs)):
         return "aten", reason
     return "triton", ""
 
 
-def _devices(parts: PartitionedGraph) -> set[torch.device]:
-    """Where the values of both graphs are."""
-    graphs = [parts.forward] if parts.backward is None else [parts.forward, parts.backward]
+def _devices(graphs: Sequence[fx.Graph]) -> set[torch.device]:
+    """Where the values of the graphs are."""
     values = [value_of(node) for graph in graphs for node in graph.nodes]
     tensors = [t for v in values for t in (v if isinstance(v, (tuple, list)) else [v]) if isinstance(t, torch.Tensor)]
     return {tensor.device for tensor in tensors}

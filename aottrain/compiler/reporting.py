@@ -13,12 +13,14 @@ from aottrain.compiler.loss_head import LossHead
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.bound import find_gap
 from aottrain.compiler.partition.cost import price_of, total_flops
+from aottrain.compiler.partition.fused import fused_prices
 from aottrain.compiler.partition.marginal import Marginal, marginals
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.storages import contract
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
+from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
@@ -54,6 +56,8 @@ def describe(
     price = price_of(options.cost, joint.graph)
     trains = parts.backward is not None
     contracted = contract(joint, price, workspace)
+    if options.partition == "budget" and decided.fused:
+        contracted.again = fused_prices(contracted, one_kernel)
     worth = marginals(contracted, plan, parts) if trains else {}
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)

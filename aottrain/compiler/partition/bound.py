@@ -122,7 +122,7 @@ class _Choice:
             if op in ops:
                 continue
             ops.add(op)
-            self._add(op, graph.costs[op] if op in always else 0.0)
+            self._add(op, graph.again[op] if op in always else 0.0)
             for read in graph.reads[op]:
                 if read not in instant.there:
                     self.edges.append((read, self.first + 2 * op + 1))

@@ -21,6 +21,8 @@ aten = torch.ops.aten
 
 # A Philox block is ten rounds of two wide products and six word operations for four numbers.
 _FLOPS_PER_DRAW = 20
+# Of pointwise calls within a kernel: an exponential is a polynomial of about this many operations.
+_FLOPS_PER_ELEMENT = 20
 
 
 # Of their first input they read as many elements as they give.
@@ -64,6 +66,14 @@ def node_seconds(node: fx.Node) -> float:
     if info(node).kind is OpKind.COMPUTE:
         arithmetic = _unmasked_share(node) * node_flops(node) / rates.flops_per_s(values[0].dtype)
     return max(arithmetic, node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def vector_seconds(node: fx.Node, num_bytes: int) -> float:
+    """Of one call within a kernel that runs anyway, for which that kernel reads and writes so many bytes more."""
+    values = _tensors(node)
+    rates = rates_for(values[0].device) if values else DEFAULT_RATES
+    arithmetic = _FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
+    return max(arithmetic / rates.flops_by_dtype[torch.float32], num_bytes / rates.bytes_per_s)
 
 
 def _unmasked_share(node: fx.Node) -> float:

@@ -73,9 +73,11 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
     rounds = max(_LEAST_ROUNDS, _ROUNDS_TIMES_OPS // max(len(graph.ops), 1))
     several = -(-3 * len(start.schedule.saved) // (2 * rounds))
     # Prices, and whether what is computed again is held for later uses: first so, then not, from where that ends.
-    searches: list[tuple[list[float], tuple[bool, ...]]] = [(graph.costs, (True, False))]
+    searches: list[tuple[list[float], tuple[bool, ...]]] = [(graph.again, (True, False))]
     if several == 1:
         searches.append(([op.fused_cost for op in graph.ops], (False,)))
+    if several == 1 and graph.again != graph.costs:
+        searches.append((graph.costs, (True, False)))
     for prices, kinds in searches:
         path = [start]
         for hold in kinds:

@@ -11,6 +11,7 @@ from torch import fx
 
 from aottrain.compiler.partition.cost import price_of
 from aottrain.compiler.partition.frontier import Frontier, Point, find_frontier
+from aottrain.compiler.partition.fused import Fits, fused_prices
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.storages import StorageGraph, contract
 from aottrain.compiler.partition.workspace import workspaces_of
@@ -57,10 +58,17 @@ class Family:
 
 
 def find_family(
-    joint: JointGraph, others: Iterable[PartitionPlan], marks: dict[fx.Node, Mark], reserved: int, cost: str
+    joint: JointGraph,
+    others: Iterable[PartitionPlan],
+    marks: dict[fx.Node, Mark],
+    reserved: int,
+    cost: str,
+    fits: Fits | None = None,
 ) -> Family:
-    """others: plans of other strategies, min_cut first; they join the family."""
+    """others: plans of other strategies, min_cut first; they join the family. fits: as `plan_partition`."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
+    if fits is not None:
+        graph.again = fused_prices(graph, fits)
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
     graph.must = graph.must | (must & graph.demanded)
@@ -123,6 +131,6 @@ def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[in
         op = graph.ops[i]
         random = info(op.node).kind is OpKind.RANDOM
         size = format_bytes(sum(graph.sizes[s] for s in op.writes))
-        text = f"computed again: {size} less held through the forward, for {op.cost * 1e6:.0f} us"
+        text = f"computed again: {size} less held through the forward, for {graph.again[i] * 1e6:.0f} us"
         reasons[op.node.name] = "drawn again from the saved seed" if random else text
     return reasons

@@ -134,9 +134,10 @@ class Emitter:
         return tuple(sorted(self.always | _closure(self.graph, more))) if more else self._forward
 
     def least_seconds(self) -> float:
-        """Every op once."""
-        schedule = self.emit(self.graph.demanded, False)
-        return sum(self.graph.costs[i] for i in {*schedule.forward, *schedule.backward})
+        """Every op once; what only the backward needs, where that is cheapest."""
+        graph, schedule = self.graph, self.emit(self.graph.demanded, False)
+        ran = {*schedule.forward, *schedule.backward}
+        return sum(graph.costs[i] if i in self.always else graph.again[i] for i in ran)
 
     def _recompute(self, missing: Iterable[int], present: bytearray) -> list[int]:
         """The early ops that make these storages from what is present, in program order."""
@@ -166,7 +167,8 @@ class Emitter:
 
 def seconds_beyond(graph: StorageGraph, schedule: Schedule, base: float) -> float:
     """How much longer than `base` seconds both programs take."""
-    return sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward)) - base
+    costs, again = graph.costs, graph.again
+    return sum(costs[i] for i in schedule.forward) + sum(again[i] for i in schedule.backward) - base
 
 
 def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:
