@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import fits_of, make_kernels
+from aottrain.compiler.backends import fused_by, make_kernels
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
@@ -71,10 +71,9 @@ def compile_call(
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-    fits = fits_of(options.kernel, joint) if options.partition == "budget" else None
-    plan = log.run("plan_partition", plan_partition, joint, *wanted, fits)
+    plan = log.run("plan_partition", plan_partition, joint, *wanted, fused_by(joint, options))
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    kernel, reason, fused = log.run("schedule", make_kernels, joint, parts, options)
+    kernel, reason, fused = log.run("schedule", make_kernels, joint, plan, parts, options)
     program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
     decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
     return program, step, analysis, describe(joint, plan, parts, decided, log.records)

@@ -11,13 +11,14 @@ from torch import fx
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
-from aottrain.compiler.partition.fused import Fits
+from aottrain.compiler.partition.fused import Fused
+from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.graph import GraphSignature, InputKind, JointGraph, PartitionedGraph, calls, value_of
-from aottrain.ir.schedule import Schedule
+from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import find_compiler
 from aottrain.runtime.triton_launch import check_device
@@ -49,19 +50,28 @@ def choose_kernel(kernel: Kernel, signature: GraphSignature, graphs: Sequence[fx
     return "cpp", ""
 
 
-def fits_of(kernel: Kernel, joint: JointGraph) -> Fits | None:
-    """Whether two calls of the program will be one kernel; None where it will run op by op."""
-    chosen, _ = choose_kernel(kernel, joint.signature, [joint.graph])
-    return one_kernel if chosen in GENERATED else None
+def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
+    """What a budget asks of the kernels that the program will run as; None where it will run op by op."""
+    kernel, _ = choose_kernel(options.kernel, joint.signature, [joint.graph])
+    if options.partition != "budget" or kernel not in GENERATED:
+        return None
+    workspace = workspaces_of(joint.graph)
+
+    def peak_bytes(plan: PartitionPlan) -> int:
+        parts = apply_partition(joint, plan)
+        schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
+        return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
+
+    return Fused(one_kernel, peak_bytes)
 
 
 def make_kernels(
-    joint: JointGraph, parts: PartitionedGraph, options: CompileOptions
+    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, options: CompileOptions
 ) -> tuple[Kernel, str, list[FusedGraph]]:
     """The backend, the reason as of `choose_kernel`, and the graphs' kernels where they are generated.
 
-    Under a budget they must not peak above what was planned op by op (or above the budget, where it is bytes): if
-    kernels as large as can be do, smaller ones are tried, and then the graphs run op by op.
+    Under a budget they must not peak above it: if kernels as large as can be do, smaller ones are tried, and then the
+    graphs run op by op.
     """
     graphs = [parts.forward] if parts.backward is None else [parts.forward, parts.backward]
     kernel, reason = choose_kernel(options.kernel, parts.signature, graphs)
@@ -69,19 +79,15 @@ def make_kernels(
         if options.kernel in GENERATED:
             warnings.warn(f"kernel={options.kernel!r} runs as {kernel!r}: {reason}", stacklevel=2)
         return kernel, reason, []
-    if options.partition != "budget":
+    if plan.limit is None:
         return kernel, reason, fuse_program(plan_program(parts), True, str(kernel))
     workspace = workspaces_of(joint.graph)
-
-    def peak(schedules: Sequence[Schedule]) -> int:
-        return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
-
-    limit = options.budget if isinstance(options.budget, int) else peak(())
     for local in (False, True):
         planned = plan_program(parts, local)
-        if peak([schedule for _, _, schedule in planned]) <= limit:
+        schedules = [schedule for _, _, schedule in planned]
+        if trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes <= plan.limit:
             return kernel, reason, fuse_program(planned, False, str(kernel))
-    return "aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows", []
+    return "aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows", []
 
 
 def _too_small(graphs: Sequence[fx.Graph]) -> str:

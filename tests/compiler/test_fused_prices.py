@@ -1,18 +1,23 @@
-"""What recompute costs where it fuses into its readers: by the rules that fuse."""
+"""Budgets of generated kernels: what recompute costs where it fuses into its readers, and what the kernels peak at."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from aottrain.compiler.backends import fits_of
+from aottrain.compiler import backends
+from aottrain.compiler.backends import fused_by, make_kernels
+from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.cost import node_bytes, node_seconds
-from aottrain.compiler.partition.fused import fused_prices
+from aottrain.compiler.partition.fused import Fused, fused_prices
+from aottrain.compiler.partition.peaked import plan_of
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.storages import StorageGraph, contract
-from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.strategies import plan_family, plan_partition
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
 from aottrain.compiler.scheduling.fusion import fuse, one_kernel
@@ -97,10 +102,10 @@ def test_what_is_priced_as_one_kernel_is_one() -> None:
 
 def test_only_generated_kernels_change_prices() -> None:
     joint = joint_of(attention, leaf(SIDE, SIDE), leaf(SIDE, SIDE, seed=1))
-    assert fits_of("aten", joint) is None and fits_of("inductor", joint) is None
+    for kernel in ("aten", "inductor"):
+        assert fused_by(joint, CompileOptions("budget", 0.3, kernel)) is None
     plain = plan_partition(joint, "budget", 0.3)
-    assert plain == plan_partition(joint, "budget", 0.3, fits=None)
-    fused = plan_partition(joint, "budget", 0.3, fits=one_kernel)
+    fused = plan_partition(joint, "budget", 0.3, fused=fused_by(joint, CompileOptions("budget", 0.3, "cpp")))
     assert [peak for peak, _ in fused.curve][-1] <= [peak for peak, _ in plain.curve][-1]
     assert min(seconds for _, seconds in fused.curve) >= 0
 
@@ -109,7 +114,56 @@ def test_only_generated_kernels_change_prices() -> None:
 def test_a_budget_for_generated_kernels_holds(budget: float) -> None:
     args = leaf(SIDE, SIDE), leaf(SIDE, SIDE, seed=1)
     joint = joint_of(attention, *args)
-    plan = plan_partition(joint, "budget", budget, fits=one_kernel)
-    peak = trace_memory(apply_partition(joint, plan), 0, workspaces_of(joint.graph)).peak_bytes
+    limit = plan_partition(joint, "budget", budget).limit
     report = compiled(attention, budget, kernel="cpp", loss_head="whole").prepare(*args)
-    assert report.predicted_peak_bytes <= peak and report.gap.least_added_s <= report.gap.added_s + 1e-12
+    assert report.predicted_peak_bytes <= limit and report.gap.least_added_s <= report.gap.added_s + 1e-12
+
+
+class Block(nn.Module):
+    def __init__(self, width: int = 32):
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.mix(self.norm(x))
+        x = x + F.dropout((h @ h.transpose(-1, -2)).softmax(-1), 0.1) @ h
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Trunk(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).square().mean()
+
+
+def test_kernels_peak_within_every_budget_and_a_smaller_one_never_higher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "fuse_program", lambda planned, *_: planned)  # nothing is compiled
+    joint = joint_of(Trunk(*(Block() for _ in range(4))), torch.randn(8, 64, 32))
+    options = CompileOptions("budget", 0.5, "cpp")
+    fused, workspace = fused_by(joint, options), workspaces_of(joint.graph)
+    family = plan_family(joint, fused=fused)
+    before, kernels = 10**12, []
+    for tenth in range(10, -1, -1):
+        plan = plan_of(family, tenth / 10, fused)
+        parts = apply_partition(joint, plan)
+        kernel, _, planned = make_kernels(joint, plan, parts, options)
+        peak = trace_memory(parts, 0, workspace, [schedule for _, _, schedule in planned]).peak_bytes
+        assert plan.limit == family.fixed_bytes + family.limit(tenth / 10)
+        assert peak <= min(plan.limit, before), tenth
+        before = peak
+        kernels.append(kernel)
+    assert kernels.count("cpp") >= 9
+
+
+def test_where_no_plans_kernels_fit_it_is_the_plan_of_a_run_op_by_op() -> None:
+    joint = joint_of(attention, leaf(SIDE, SIDE), leaf(SIDE, SIDE, seed=1))
+    never = Fused(lambda first, second: False, lambda plan: 10**12)
+    assert plan_partition(joint, "budget", 0.4, fused=never) == plan_partition(joint, "budget", 0.4)
+
+
+def test_points_apart_hold_the_fastest_and_the_lowest() -> None:
+    frontier = plan_family(joint_of(Trunk(*(Block() for _ in range(4))), torch.randn(8, 64, 32))).frontier
+    found = frontier.apart(0.9)
+    assert found[0] is frontier.points[0] and found[-1] is frontier.lowest and 2 < len(found) < len(frontier.points)
+    peaks = [point.peak_bytes for point in found[:-1]]
+    assert all(after <= 0.9 * ahead for ahead, after in itertools.pairwise(peaks))

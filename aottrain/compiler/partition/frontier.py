@@ -57,6 +57,14 @@ class Frontier:
         fitting = [point for point in self.points if point.peak_bytes <= peak_bytes]
         return min(fitting, key=lambda point: (point.seconds, point.peak_bytes), default=None)
 
+    def apart(self, ratio: float) -> list[Point]:
+        """Points of which each peaks at most at that share of the one before; the fastest and the lowest are there."""
+        found = [self.points[0]]
+        for point in self.points[1:]:
+            if point.peak_bytes <= ratio * found[-1].peak_bytes or point is self.lowest:
+                found.append(point)
+        return found
+
 
 def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Frontier:
     """others: saved sets of other strategies, by name; they join the family."""

@@ -8,6 +8,7 @@ Under a budget no kernel reaches across a product, so neither does the price.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
 
 from torch import fx
 
@@ -16,9 +17,18 @@ from aottrain.compiler.partition.repetition import Kinds
 from aottrain.compiler.partition.storages import StorageGraph
 from aottrain.ir.graph import info, spec_of, storage_root, value_of
 from aottrain.ir.ops import OpKind
+from aottrain.ir.plan import PartitionPlan
 
 # Whether two calls, of which the second reads the first's results, fit into one kernel.
 Fits = Callable[[fx.Node, fx.Node], bool]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What planning asks of generated kernels. peak_bytes: at which a plan's programs peak as small kernels."""
+
+    fits: Fits
+    peak_bytes: Callable[[PartitionPlan], int]
 
 
 def fused_prices(graph: StorageGraph, fits: Fits) -> list[float]:
@@ -55,8 +65,10 @@ def _moved_bytes(graph: StorageGraph, rules: _Rules, i: int) -> int | None:
 
 
 class _Rules:
-    """The rules of fusion, asked once for pairs of calls that are alike. readers: by storage; stretches: by op, how many
-    products come before it in the backward."""
+    """The rules of fusion, asked once for pairs of calls that are alike.
+
+    readers: by storage; stretches: by op, how many products come before it in the backward.
+    """
 
     def __init__(self, graph: StorageGraph, fits: Fits):
         self._graph, self._ask, self._kinds = graph, fits, Kinds()
