@@ -36,7 +36,7 @@ def find_gap(graph: StorageGraph, plan: PartitionPlan, parts: PartitionedGraph) 
     schedule = Schedule(saved, emitter.forward(saved), backward)
     least = least_added_seconds(graph, emitter.always, simulate(graph, schedule).peak_bytes)
     once = emitter.least_seconds()
-    return Gap(once, seconds_beyond(graph, schedule, once), least)
+    return Gap(once, max(seconds_beyond(graph, schedule, once), 0.0), least)
 
 
 def least_added_seconds(graph: StorageGraph, always: frozenset[int], peak_bytes: int) -> float:

@@ -72,7 +72,7 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
     base = emitter.least_seconds()
 
     def point(timeline: Timeline, origin: str) -> Point:
-        return Point(timeline, seconds_beyond(graph, timeline.schedule, base), origin)
+        return Point(timeline, max(seconds_beyond(graph, timeline.schedule, base), 0.0), origin)
 
     plans = [(origin, saved, False) for origin, saved in others.items()]
     plans.append(("borders of blocks", _at_borders(graph, emitter), True))
