@@ -22,10 +22,12 @@ from torch import Tensor, nn
 
 import aottrain
 from aottrain.compiler import functional_joint
-from aottrain.compiler.partition.cost import node_seconds
+from aottrain.compiler.partition.bound import least_added_seconds
+from aottrain.compiler.partition.schedule import Emitter
+from aottrain.compiler.partition.strategies import plan_family
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
-from aottrain.ir.graph import JointGraph, calls
+from aottrain.ir.graph import JointGraph
 
 WIDTH, HEADS, BATCH, LENGTH = 128, 4, 4, 256
 DEPTHS = (12, 48, 192)
@@ -75,19 +77,21 @@ def seconds_to_plan(joint: JointGraph, repeats: int) -> tuple[float, float]:
 
 
 def print_curve(joint: JointGraph, peaks: list[str]) -> None:
-    """For each peak, in which parameters and batch do not count, the cheapest plan within it."""
-    whole = sum(node_seconds(node) for node in calls(joint.graph))
-    curve = aottrain.plan_partition(joint, "budget", 1.0).curve
-    fixed = sum(spec.spec.storage_bytes for spec in joint.signature.inputs if spec.kind.value in ("parameter", "batch"))
-    print(f"{'peak <=':>10} {'peak':>10} {'added':>8}    (of {1e3 * whole:.1f} ms by the cost model)")
+    """For each peak, in which parameters and batch do not count, the cheapest plan within it; and a lower bound."""
+    frontier = plan_family(joint).frontier
+    graph, always = frontier.graph, Emitter(frontier.graph).always
+    whole = sum(graph.costs)
+    print(f"{'peak <=':>10} {'peak':>10} {'added':>8} {'at least':>8}    (of {1e3 * whole:.1f} ms by the cost model)")
     for text in peaks:
         limit = parse_budget(text)
-        found = [(seconds, peak) for peak, seconds in curve if peak - fixed <= limit]
-        if found:
-            seconds, peak = min(found)
-            print(f"{text:>10} {(peak - fixed) / 1e6:7.2f} MB {100 * seconds / whole:6.1f} %")
+        assert isinstance(limit, int)
+        point = frontier.within(limit)
+        if point is not None:
+            least = least_added_seconds(graph, always, limit)
+            shares = f"{100 * point.seconds / whole:6.1f} % {100 * least / whole:6.1f} %"
+            print(f"{text:>10} {point.peak_bytes / 1e6:7.2f} MB {shares}")
         else:
-            print(f"{text:>10} {'none':>10}    the lowest is {(curve[-1][0] - fixed) / 1e6:.2f} MB")
+            print(f"{text:>10} {'none':>10}    the lowest is {frontier.lowest.peak_bytes / 1e6:.2f} MB")
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ import tests.planted_checks as checks
 import tests.planted_guards as served
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
-from aottrain.compiler.partition import min_cut, peak, split, strategies, undefined
+from aottrain.compiler.partition import min_cut, split, strategies, timeline, undefined
 from aottrain.ir import graph, verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
 from aottrain.runtime.program import Program
@@ -246,18 +246,18 @@ attribute(
     "dp",
     lambda s, v, c, r=4096: list(range(len(s))),
 )
-_ALLOCATIONS = peak.allocations
+_ALLOCATIONS = timeline.allocations
 attribute(
     "tuple items that nothing reads cost nothing",
     checks.peak_of_unread_items,
-    peak,
+    timeline,
     "allocations",
     lambda node: [found for found in _ALLOCATIONS(node) if found[0] is not node or not graph.is_tuple(node)],
 )
 attribute(
     "views allocate in the peak model",
     checks.peak_of_views,
-    peak,
+    timeline,
     "allocations",
     lambda node: _ALLOCATIONS(node) or [(node, graph.storage_bytes(node))],
 )

@@ -13,9 +13,9 @@ from torch import Tensor
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.min_cut import min_vertex_cut
-from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.errors import UnsupportedError, VerificationError
 from aottrain.ir.verify import verify_functional, verify_partition
 from aottrain.runtime.philox import _philox_uniform, reference_uniform
@@ -232,13 +232,13 @@ def knapsack_capacity() -> None:
 def peak_of_unread_items() -> None:
     with torch.no_grad():
         joint = joint_of(lambda x: x.sort(0).values, torch.ones(16, 16))
-    assert predict_peak(apply_partition(joint, plan_partition(joint))).total == 4 * 16 * 16 * 4
+    assert trace_memory(apply_partition(joint, plan_partition(joint))).peak_bytes == 4 * 16 * 16 * 4
 
 
 def peak_of_views() -> None:
     with torch.no_grad():
         joint = joint_of(lambda x: x.t().t().sin(), torch.ones(16, 16))
-    assert predict_peak(apply_partition(joint, plan_partition(joint))).total == 2 * 16 * 16 * 4
+    assert trace_memory(apply_partition(joint, plan_partition(joint))).peak_bytes == 2 * 16 * 16 * 4
 
 
 def native_draw() -> None:

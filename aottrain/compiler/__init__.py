@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import choose_kernel, make_kernels
+from aottrain.compiler.backends import choose_kernel, fused_by, make_kernels
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.dynamic import SymbolicSizes
@@ -117,9 +117,9 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
 
 def _plan(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-    plan = log.run("plan_partition", plan_partition, joint, *wanted)
+    plan = log.run("plan_partition", plan_partition, joint, *wanted, fused_by(joint, options))
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    kernel, reason, fused = log.run("schedule", make_kernels, joint, parts, options)
+    kernel, reason, fused = log.run("schedule", make_kernels, joint, plan, parts, options)
     return _Built(joint, plan, parts, kernel, reason, fused)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import fx
@@ -11,11 +11,14 @@ from torch import fx
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
+from aottrain.compiler.partition.fused import Fused
+from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import workspaces_of
+from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, value_of
-from aottrain.ir.schedule import Schedule
+from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import find_compiler
 from aottrain.runtime.triton_launch import check_device
@@ -54,31 +57,40 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     return "cpp", ""
 
 
+def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
+    """What a budget asks of the kernels that the program will run as; None where it will run op by op."""
+    if options.partition != "budget" or options.kernel not in GENERATED:
+        return None
+    workspace = workspaces_of(joint.graph)
+
+    def peak_bytes(plan: PartitionPlan) -> int:
+        parts = apply_partition(joint, plan)
+        schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
+        return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
+
+    return Fused(one_kernel, peak_bytes)
+
+
 def make_kernels(
-    joint: JointGraph, parts: PartitionedGraph, options: CompileOptions
+    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, options: CompileOptions
 ) -> tuple[Kernel, str, list[FusedGraph]]:
     """The backend, the reason where it is not options.kernel, and the graphs' kernels where they are generated.
 
-    Under a budget they must not peak above what was planned op by op (or above the budget, where it is bytes): if
-    kernels as large as can be do, smaller ones are tried, and then the graphs run op by op.
+    Under a budget they must not peak above it: if kernels as large as can be do, smaller ones are tried, and then the
+    graphs run op by op.
     """
     kernel = options.kernel
     if kernel not in GENERATED:
         return kernel, "", []
-    if options.partition != "budget":
+    if plan.limit is None:
         return kernel, "", fuse_program(plan_program(parts), True, str(kernel))
     workspace = workspaces_of(joint.graph)
-
-    def peak(schedules: Sequence[Schedule]) -> int:
-        timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules)
-        return timeline.totals[timeline.peak]
-
-    limit = options.budget if isinstance(options.budget, int) else peak(())
     for local in (False, True):
         planned = plan_program(parts, local)
-        if peak([schedule for _, _, schedule in planned]) <= limit:
+        schedules = [schedule for _, _, schedule in planned]
+        if trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes <= plan.limit:
             return kernel, "", fuse_program(planned, False, str(kernel))
-    return "aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows", []
+    return "aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows", []
 
 
 def _too_small(graph: fx.Graph) -> str:

@@ -11,13 +11,16 @@ from torch import fx
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.loss_head import LossHead
 from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.partition.bound import find_gap
 from aottrain.compiler.partition.cost import price_of, total_flops
+from aottrain.compiler.partition.fused import fused_prices
 from aottrain.compiler.partition.marginal import Marginal, marginals
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.storages import contract
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
+from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
@@ -49,10 +52,14 @@ def describe(
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
     measures = options.workspaces or options.partition == "budget"
     workspace = workspaces_of(joint.graph) if measures else no_workspace
-    timeline = trace_memory(parts, options.reserved_bytes, workspace, [part.schedule for part in decided.fused])
+    schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
+    timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
     price = price_of(options.cost, joint.graph)
     trains = parts.backward is not None
-    worth = marginals(contract(joint, price, workspace), plan, parts) if trains else {}
+    contracted = contract(joint, price, workspace)
+    if options.partition == "budget" and decided.fused:
+        contracted.again = fused_prices(contracted, one_kernel)
+    worth = marginals(contracted, plan, parts) if trains else {}
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
     gradient_flops = total_flops(node for node in calls(joint.graph) if node in late)
@@ -68,7 +75,7 @@ def describe(
         saved_bytes=plan.saved_bytes,
         min_cut_saved_bytes=plan_partition(joint, "min_cut").saved_bytes if trains else 0,
         save_all_bytes=plan_partition(joint, "save_all").saved_bytes if trains else 0,
-        predicted_peak_bytes=timeline.totals[timeline.peak],
+        predicted_peak_bytes=timeline.peak_bytes,
         memory=timeline.memory,
         forward_flops=total_flops(calls(parts.forward)),
         backward_flops=gradient_flops,
@@ -90,6 +97,7 @@ def describe(
         counts_workspaces=measures,
         loss_heads=tuple(map(str, decided.loss_heads)),
         layouts=decided.layouts,
+        gap=find_gap(contracted, plan, parts) if trains else None,
     )
 
 

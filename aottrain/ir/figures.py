@@ -7,8 +7,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from aottrain.ir.budget import budget_text
-from aottrain.ir.report import CompileReport, GraphReport, MemoryTimeline, ValueRecord
+from aottrain.ir.report import CompileReport, Gap, GraphReport, MemoryTimeline, ValueRecord
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
+
+_SAME = 1e-6  # shares of a step
 
 
 def with_optimizer(report: CompileReport, optimizer_bytes: int) -> CompileReport:
@@ -48,6 +50,7 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
         figures += [
             ("backward", format_flops(graph.backward_flops)),
             ("recompute", f"{format_flops(graph.recompute_flops)} ({format_percent(share)} of the forward)"),
+            *([("  of a step's time", gap_text(graph.gap))] if graph.gap is not None else []),
             ("saved for backward", format_bytes(graph.saved_bytes)),
             ("  min_cut would save", format_bytes(graph.min_cut_saved_bytes)),
             ("  save_all would save", format_bytes(graph.save_all_bytes)),
@@ -62,12 +65,20 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
     ]
 
 
+def gap_text(gap: Gap) -> str:
+    """`12.1 % by the cost model; a plan of this peak adds at least 12.0 %`."""
+    added, least = (seconds / gap.step_s if gap.step_s else 0.0 for seconds in (gap.added_s, gap.least_added_s))
+    if added - least < _SAME:
+        return f"{format_percent(added)} by the cost model; no plan of this peak adds less"
+    return f"{format_percent(added)} by the cost model; a plan of this peak adds at least {format_percent(least)}"
+
+
 def uncounted(graph: GraphReport) -> str:
     """What the predicted peak leaves out, as an appendix to the figure."""
     return "" if graph.counts_workspaces else ", without what library calls allocate inside themselves"
 
 
-LABELS = {"saved": "saved activations", "reserved": "reserved for others"}
+LABELS = {"saved": "saved activations", "reserved": "reserved for others", "arena": "arena of temporaries"}
 
 
 def memory_rows(graph: GraphReport) -> list[tuple[str, int]]:

@@ -38,6 +38,7 @@ class PartitionPlan:
     joint graph's order, with each recomputed value just before its first use.
     budget: what was asked for (None where the strategy takes none).
     curve: of the family that a budget chooses from: (peak in bytes, seconds of recompute) of each plan.
+    limit: the peak in bytes that the budget allows.
     """
 
     strategy: str
@@ -48,6 +49,7 @@ class PartitionPlan:
     budget: Budget | None = None
     schedule: tuple[str, ...] | None = None
     curve: tuple[tuple[int, float], ...] = ()
+    limit: int | None = None
 
     def __str__(self) -> str:
         lines = [

@@ -85,9 +85,27 @@ class MemoryTimeline:
         return [self.fixed_bytes + sum(instant) for instant in self.live]
 
     @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are alive at once."""
+        return self.fixed_bytes + sum(self.live[self.peak])
+
+    @property
     def memory(self) -> dict[str, int]:
         """Bytes at the peak, by category."""
         return {**self.fixed, **dict(zip(self.categories, self.live[self.peak], strict=True))}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """What recompute adds to a step, and what it must add: seconds by the cost model, op by op.
+
+    step_s: every op once; added_s: what the plan computes twice; least_added_s: what every plan whose peak is not
+    higher must compute twice, if not more.
+    """
+
+    step_s: float
+    added_s: float
+    least_added_s: float
 
 
 @dataclass(frozen=True)
@@ -105,8 +123,8 @@ class GraphReport:
 
     saved_bytes: distinct residual storages without parameters, buffers and batch.
     memory: predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients,
-        saved, temporaries, workspaces, outputs, reserved); workspaces: what library calls allocate inside themselves,
-        where counts_workspaces.
+        saved, temporaries, workspaces, outputs, reserved, arena); workspaces: what library calls allocate inside
+        themselves, where counts_workspaces; arena: temporaries that are used again from step to step.
     """
 
     mode: str  # "train": forward and backward; "inference": forward alone
@@ -138,6 +156,7 @@ class GraphReport:
     counts_workspaces: bool = True
     loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
     layouts: str = ""  # what was decided about the layouts of convolutions, and why; "" where there are none
+    gap: Gap | None = None  # None where nothing is trained
 
     @property
     def compile_s(self) -> float:

@@ -74,13 +74,13 @@ class MemoryPlan:
 
 
 def copied_bytes(node: fx.Node, library: str) -> int:
-    """What oneDNN copies for a product: a left operand that is not contiguous; of a product by its transpose also the
-    result, into the layout that its readers expect."""
+    """What oneDNN copies for a product: a left operand that is not contiguous. A product by its transpose copies its
+    right operand so, and once that copy is gone its result, into the layout that its readers expect."""
     if not library:
         return 0
     operands = [spec for source in node.all_input_nodes if (spec := spec_of(source)) is not None]
     left, right = operands[-2:]
     if library == "onednn transposed":
         own = spec_of(node)
-        return (own.nbytes if own is not None else 0) + (right.nbytes if right.stride[0] != 1 else 0)
+        return max(own.nbytes if own is not None else 0, right.nbytes if right.stride[0] != 1 else 0)
     return left.nbytes if left.stride[-1] != 1 else 0

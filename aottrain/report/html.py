@@ -232,6 +232,7 @@ _COLOURS = {
     "outputs": 7,
     LABELS["saved"]: 1,
     "gradients": 2,
+    LABELS["arena"]: 3,
     "temporaries": 3,
     "workspaces": 5,
 }

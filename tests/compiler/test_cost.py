@@ -32,6 +32,26 @@ def test_the_roofline_uses_the_rates_of_the_device(nodes, monkeypatch):
     assert node_seconds(nodes["mm"]) == pytest.approx(num_bytes / 1e6 + 1.0)
 
 
+def attention_seconds(queries: int, keys: int, causal: bool) -> dict[str, float]:
+    def attend(q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    joint = joint_of(attend, leaf(1, 2, queries, 8), leaf(1, 2, keys, 8, seed=1), leaf(1, 2, keys, 8, seed=2))
+    found = {str(node.target): node_seconds(node) for node in calls(joint.graph) if "attention" in str(node.target)}
+    return {"backward" if "backward" in name else "forward": seconds for name, seconds in found.items()}
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(32, 32), (16, 48), (48, 16)])
+def test_attention_costs_the_arithmetic_that_its_mask_leaves(queries: int, keys: int, monkeypatch) -> None:
+    only_arithmetic = Rates(bytes_per_s=1e18, op_overhead_s=0.0, flops_by_dtype={torch.float32: 1.0})
+    monkeypatch.setattr(cost, "rates_for", lambda device: only_arithmetic)
+    whole, causal = attention_seconds(queries, keys, False), attention_seconds(queries, keys, True)
+    scores = 1 * 2 * queries * keys
+    assert whole == {"forward": 2 * scores * (8 + 8), "backward": 2 * scores * (3 * 8 + 2 * 8)}
+    share = sum(j <= i for i in range(queries) for j in range(keys)) / (queries * keys)
+    assert causal == pytest.approx({name: share * seconds for name, seconds in whole.items()})
+
+
 def test_measured_prices_fall_back_to_the_roofline(nodes, monkeypatch):
     monkeypatch.setattr(
         cost, "call_seconds", lambda calls: tuple(7.0 if "mm" in str(call.target) else None for call in calls)

@@ -1,4 +1,4 @@
-"""predict_peak against the CPU allocator's own events: storages of the graphs, workspaces of library calls."""
+"""trace_memory against the CPU allocator's own events: storages of the graphs, workspaces of library calls."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import workspaces_of
-from aottrain.ir.graph import PRIMALS, InputKind
+from aottrain.ir.graph import PRIMALS, InputKind, info
 from aottrain.runtime.executor import aten_runner
 from tests.compiler.programs import captured, joint_inputs, joint_of, leaf
 
@@ -90,7 +90,7 @@ def test_prediction_equals_the_allocators_events(program, strategy):
     joint = joint_of(function, *args)
     parts = apply_partition(joint, plan_partition(joint, strategy))
     measured = measured_step(parts, joint_inputs(joint, args))
-    predicted = predict_peak(parts).total - sum(v.untyped_storage().nbytes() for v in args)
+    predicted = trace_memory(parts).peak_bytes - sum(v.untyped_storage().nbytes() for v in args)
     assert abs(predicted - measured) <= 0.01 * measured + 4 * KIB, (predicted / KIB, measured / KIB)
 
 
@@ -176,7 +176,7 @@ def test_prediction_with_workspaces_equals_the_allocators_events(program):
     for strategy, budget in PLANS:
         parts = apply_partition(joint, plan_partition(joint, strategy, budget))
         measured = measured_step(parts, joint_inputs(joint, primals))
-        predicted = predict_peak(parts, workspace=workspace).total - fixed
+        predicted = trace_memory(parts, workspace=workspace).peak_bytes - fixed
         assert abs(predicted - measured) <= 0.01 * measured, (strategy, budget, predicted / KIB, measured / KIB)
 
 
@@ -186,29 +186,29 @@ def test_items_of_a_tuple_live_until_the_last_of_them_is_taken():
     joint = joint_of(lambda x, w: (x * w).sort(0).values.exp().sin().cos().tanh(), *args)
     parts = apply_partition(joint, plan_partition(joint, "recompute_all"))
     measured = measured_step(parts, joint_inputs(joint, args))
-    predicted = predict_peak(parts, workspace=workspaces_of(joint.graph)).total - 2 * SIDE * SIDE * 4
+    predicted = trace_memory(parts, workspace=workspaces_of(joint.graph)).peak_bytes - 2 * SIDE * SIDE * 4
     assert abs(predicted - measured) <= 0.01 * measured, (predicted / KIB, measured / KIB)
 
 
 def test_a_workspace_is_added_to_the_instant_of_its_call():
     joint = joint_of(chain, leaf(SIDE, SIDE))
     parts = apply_partition(joint, plan_partition(joint, "save_all"))
-    at = predict_peak(parts).at
-    more = predict_peak(parts, workspace=lambda node: 10**6 if node.name == at else 0)
-    assert more.total == predict_peak(parts).total + 10**6 == sum(more.memory.values())
+    at = trace_memory(parts).at
+    more = trace_memory(parts, workspace=lambda node: 10**6 if info(node).name == at else 0)
+    assert more.peak_bytes == trace_memory(parts).peak_bytes + 10**6 == sum(more.memory.values())
 
 
 def test_categories_sum_to_the_total():
     joint = joint_of(branches, leaf(SIDE, SIDE), leaf(SIDE, SIDE, seed=1))
     for strategy in ("save_all", "min_cut", "recompute_all"):
-        peak = predict_peak(apply_partition(joint, plan_partition(joint, strategy)))
-        assert sum(peak.memory.values()) == peak.total and min(peak.memory.values()) >= 0
+        peak = trace_memory(apply_partition(joint, plan_partition(joint, strategy)))
+        assert sum(peak.memory.values()) == peak.peak_bytes and min(peak.memory.values()) >= 0
 
 
 def test_reserved_bytes_are_added():
     joint = joint_of(chain, leaf(SIDE, SIDE))
     parts = apply_partition(joint, plan_partition(joint, "min_cut"))
-    assert predict_peak(parts, reserved_bytes=1000).total == predict_peak(parts).total + 1000
+    assert trace_memory(parts, reserved_bytes=1000).peak_bytes == trace_memory(parts).peak_bytes + 1000
 
 
 def test_saving_less_never_predicts_more_for_a_deep_chain():
@@ -218,13 +218,14 @@ def test_saving_less_never_predicts_more_for_a_deep_chain():
         return x
 
     joint = joint_of(deep, leaf(SIDE, SIDE))
-    peak = {s: predict_peak(apply_partition(joint, plan_partition(joint, s))).total for s in ("save_all", "min_cut")}
+    programs = {s: apply_partition(joint, plan_partition(joint, s)) for s in ("save_all", "min_cut")}
+    peak = {strategy: trace_memory(parts).peak_bytes for strategy, parts in programs.items()}
     assert peak["min_cut"] <= peak["save_all"]
 
 
 def test_items_of_a_tuple_that_nothing_reads_are_there_while_the_op_runs():
     with torch.no_grad():
         joint = joint_of(lambda x: x.sort(0).values, torch.ones(SIDE, SIDE))
-    peak = predict_peak(apply_partition(joint, plan_partition(joint, "min_cut")))
+    peak = trace_memory(apply_partition(joint, plan_partition(joint, "min_cut")))
     unit = SIDE * SIDE * 4
-    assert peak.total == unit + unit + 2 * unit  # the input, the sorted values, and their int64 positions
+    assert peak.peak_bytes == unit + unit + 2 * unit  # the input, the sorted values, and their int64 positions

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 import aottrain
 from aottrain.compiler.partition.cost import node_flops
-from aottrain.compiler.partition.peak import predict_peak
 from aottrain.compiler.partition.peaked import Family, plan_of
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
+from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
@@ -97,7 +97,7 @@ def test_every_plan_of_the_family_is_lawful_and_has_the_peak_that_was_simulated(
         plan = plan_of(family, family.fixed_bytes + point.peak_bytes)
         parts = apply_partition(joint, plan)
         verify_partition(joint, parts)
-        assert predict_peak(parts, 0, workspace).total == family.fixed_bytes + point.peak_bytes
+        assert trace_memory(parts, 0, workspace).peak_bytes == family.fixed_bytes + point.peak_bytes
         assert simulate(graph, point.schedule).peak_bytes == point.peak_bytes
         assert all(plan.reasons[name] for name in (*plan.saved, *plan.recomputed))
 
@@ -117,7 +117,7 @@ def test_no_strategy_has_a_plan_that_the_family_lacks(traced) -> None:
     blocks = ["checkpoint"] if any("blocks" in module_of(node) for node in calls(joint.graph)) else []
     for strategy in ("save_all", "min_cut", "recompute_all", *blocks):
         parts = apply_partition(joint, plan_partition(joint, strategy))
-        peak = predict_peak(parts, 0, workspaces_of(joint.graph)).total
+        peak = trace_memory(parts, 0, workspaces_of(joint.graph)).peak_bytes
         assert family.frontier.within(peak - family.fixed_bytes) is not None, strategy
 
 
@@ -137,7 +137,7 @@ def test_bytes_bound_the_peak_and_what_cannot_be_met_names_the_least() -> None:
     assert least == 1000 + plan_family(joint).fixed_bytes + plan_family(joint).frontier.lowest.peak_bytes
     for budget in (least, least + 5000, 10 * least):
         parts = apply_partition(joint, plan_partition(joint, "budget", budget, 1000))
-        assert predict_peak(parts, 1000, workspaces_of(joint.graph)).total <= budget
+        assert trace_memory(parts, 1000, workspaces_of(joint.graph)).peak_bytes <= budget
     with pytest.raises(BudgetError, match=f"{least}B"):
         plan_partition(joint, "budget", least - 1, 1000)
 
@@ -173,8 +173,8 @@ def test_forgetting_at_the_cuts_keeps_one_stretch_of_the_forward_alive() -> None
 
 def test_the_whole_forward_need_not_be_alive_at_once_at_the_least_budget() -> None:
     joint = joint_of(Net(depth=12), torch.randn(2, 32, 16))
-    least = predict_peak(apply_partition(joint, plan_partition(joint, "budget", 0.0))).total
-    whole = predict_peak(apply_partition(joint, plan_partition(joint, "recompute_all"))).total
+    least = trace_memory(apply_partition(joint, plan_partition(joint, "budget", 0.0))).peak_bytes
+    whole = trace_memory(apply_partition(joint, plan_partition(joint, "recompute_all"))).peak_bytes
     assert least < 0.6 * whole
 
 

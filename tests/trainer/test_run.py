@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+import aottrain
+from aottrain.config import RecipeConfig, load_recipe
 from aottrain.errors import CheckpointError, ConfigError, NumericsError
 from aottrain.ir.report import CompileReport, Fallback
 from aottrain.ir.units import format_bytes
@@ -199,6 +201,28 @@ def test_the_predicted_peak_is_the_measured_one(tiny, left_by, accumulate):
     config = tiny("aot", trainer={"accumulate": accumulate}, model={"width": 32}, data={"batch_size": 8})
     assert train.run(config) == 0
     summary = left_by(config).summary
+    assert summary["predicted_peak_bytes"] == pytest.approx(summary["peak_bytes"], rel=0.01)
+
+
+SMALL_MODELS = {
+    "transformer": {"num_layers": 2, "width": 64, "num_heads": 2, "context": 64},
+    "llama": {"num_layers": 2, "width": 64, "num_heads": 4, "num_kv_heads": 2, "mlp_width": 128, "context": 64},
+    "resnet": {"num_blocks": 1},
+}
+
+
+@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
+@pytest.mark.parametrize("recipe", SMALL_MODELS)
+def test_with_memory_that_is_used_again_the_predicted_peak_is_the_measured_one(tiny, left_by, recipe, strategy):
+    """Generated kernels run in an arena and in blocks of residuals, which stay from step to step."""
+    aottrain.empty_cache()  # of other tests
+    model = load_recipe(recipe).Options(**SMALL_MODELS[recipe])
+    partition = {"strategy": strategy, "budget": None}
+    sections = {"kernel": {"name": "cpp"}, "partition": partition, "data": {"batch_size": 8}}
+    config = tiny("aot", **sections, recipe=RecipeConfig(name=recipe, model=model))
+    assert train.run(config) == 0
+    summary = left_by(config).summary
+    assert summary["kernel"] == "cpp"
     assert summary["predicted_peak_bytes"] == pytest.approx(summary["peak_bytes"], rel=0.01)
 
 

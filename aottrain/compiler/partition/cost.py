@@ -12,7 +12,7 @@ from aottrain.compat import tree_flatten, tree_map
 from aottrain.compiler.partition.repetition import once_for_alike
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
-from aottrain.ir.ops import OpKind, flop_formula
+from aottrain.ir.ops import OpKind, flop_formula, op_info
 from aottrain.ir.sizes import concrete, hint, is_symbolic
 from aottrain.runtime.rates import DEFAULT_RATES, rates_for
 from aottrain.runtime.timings import call_seconds
@@ -21,6 +21,8 @@ aten = torch.ops.aten
 
 # A Philox block is ten rounds of two wide products and six word operations for four numbers.
 _FLOPS_PER_DRAW = 20
+# Of pointwise calls within a kernel: an exponential is a polynomial of about this many operations.
+_FLOPS_PER_ELEMENT = 20
 
 
 # Of their first input they read as many elements as they give.
@@ -60,8 +62,36 @@ def node_seconds(node: fx.Node) -> float:
         return 0.0
     values = _tensors(node)
     rates = rates_for(values[0].device) if values else DEFAULT_RATES
-    arithmetic = node_flops(node) / rates.flops_per_s(values[0].dtype) if info(node).kind is OpKind.COMPUTE else 0.0
+    arithmetic = 0.0
+    if info(node).kind is OpKind.COMPUTE:
+        arithmetic = _unmasked_share(node) * node_flops(node) / rates.flops_per_s(values[0].dtype)
     return max(arithmetic, node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def vector_seconds(node: fx.Node, num_bytes: int) -> float:
+    """Of one call within a kernel that runs anyway, for which that kernel reads and writes so many bytes more."""
+    values = _tensors(node)
+    rates = rates_for(values[0].device) if values else DEFAULT_RATES
+    arithmetic = _FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
+    return max(arithmetic / rates.flops_by_dtype[torch.float32], num_bytes / rates.bytes_per_s)
+
+
+def _unmasked_share(node: fx.Node) -> float:
+    """Of the scores of causal attention, those that are computed: kernels leave out what the mask hides. 1 for others.
+
+    FLOPs, as `node_flops` and everybody else reports them, count masked scores, too.
+    """
+    if not op_info(node.target).name.startswith("aten._scaled_dot_product"):
+        return 1.0
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if not given.get("is_causal"):
+        return 1.0
+    query, key = value_of(given["query"]), value_of(given["key"])
+    num_queries, num_keys = hint(query.shape[-2]), hint(key.shape[-2])
+    short = min(num_queries, num_keys)
+    seen = short * (short + 1) // 2 + (num_queries - short) * num_keys
+    return seen / max(num_queries * num_keys, 1)
 
 
 def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:

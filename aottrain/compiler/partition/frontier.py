@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aottrain.compiler.partition.refinement import neighbours, reexecute, relax, trim
-from aottrain.compiler.partition.schedule import Emitter, Schedule, Timeline, simulate
+from aottrain.compiler.partition.schedule import Emitter, Schedule, Timeline, seconds_beyond, simulate
 from aottrain.compiler.partition.storages import StorageGraph
 
 # A round of the search is linear in the ops; deep graphs give up several values a round to stay within a second.
@@ -57,15 +57,22 @@ class Frontier:
         fitting = [point for point in self.points if point.peak_bytes <= peak_bytes]
         return min(fitting, key=lambda point: (point.seconds, point.peak_bytes), default=None)
 
+    def apart(self, ratio: float) -> list[Point]:
+        """Points of which each peaks at most at that share of the one before; the fastest and the lowest are there."""
+        found = [self.points[0]]
+        for point in self.points[1:]:
+            if point.peak_bytes <= ratio * found[-1].peak_bytes or point is self.lowest:
+                found.append(point)
+        return found
+
 
 def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Frontier:
     """others: saved sets of other strategies, by name; they join the family."""
     emitter = Emitter(graph)
-    base = _least_seconds(graph, emitter)
+    base = emitter.least_seconds()
 
     def point(timeline: Timeline, origin: str) -> Point:
-        ran = (*timeline.schedule.forward, *timeline.schedule.backward)
-        return Point(timeline, sum(graph.costs[i] for i in ran) - base, origin)
+        return Point(timeline, max(seconds_beyond(graph, timeline.schedule, base), 0.0), origin)
 
     plans = [(origin, saved, False) for origin, saved in others.items()]
     plans.append(("borders of blocks", _at_borders(graph, emitter), True))
@@ -74,9 +81,11 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
     rounds = max(_LEAST_ROUNDS, _ROUNDS_TIMES_OPS // max(len(graph.ops), 1))
     several = -(-3 * len(start.schedule.saved) // (2 * rounds))
     # Prices, and whether what is computed again is held for later uses: first so, then not, from where that ends.
-    searches: list[tuple[list[float], tuple[bool, ...]]] = [(graph.costs, (True, False))]
+    searches: list[tuple[list[float], tuple[bool, ...]]] = [(graph.again, (True, False))]
     if several == 1:
         searches.append(([op.fused_cost for op in graph.ops], (False,)))
+    if several == 1 and graph.again != graph.costs:
+        searches.append((graph.costs, (True, False)))
     for prices, kinds in searches:
         path = [start]
         for hold in kinds:
@@ -118,12 +127,6 @@ def _start(graph: StorageGraph) -> frozenset[int]:
         else:
             found.add(storage)
     return frozenset(found)
-
-
-def _least_seconds(graph: StorageGraph, emitter: Emitter) -> float:
-    """Every op once."""
-    schedule = emitter.emit(graph.demanded, False)
-    return sum(graph.costs[i] for i in {*schedule.forward, *schedule.backward})
 
 
 def _undominated(points: Iterable[Point]) -> tuple[Point, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from aottrain.compiler.partition.schedule import Emitter, Schedule, simulate
+from aottrain.compiler.partition.schedule import Emitter, Schedule, seconds_beyond, simulate
 from aottrain.compiler.partition.storages import StorageGraph
 from aottrain.ir.graph import PartitionedGraph, allocations, calls, view_source
 from aottrain.ir.plan import PartitionPlan
@@ -37,7 +37,7 @@ def marginals(
     saved = frozenset(by_name[name] for name in plan.saved)
     emitter = Emitter(graph)
     base = Schedule(saved, emitter.emit(saved, False).forward, backward)
-    base_peak, base_seconds = simulate(graph, base).peak_bytes, _seconds(graph, base)
+    base_peak, base_seconds = simulate(graph, base).peak_bytes, seconds_beyond(graph, base, 0.0)
     places = _Places(graph, base)
     found: dict[str, Marginal] = {}
     simulated = 0
@@ -54,7 +54,7 @@ def marginals(
         if simulated < num_simulated:
             simulated += 1
             change = simulate(graph, without).peak_bytes - base_peak
-        found[graph.roots[storage].name] = Marginal(_seconds(graph, without) - base_seconds, change)
+        found[graph.roots[storage].name] = Marginal(seconds_beyond(graph, without, base_seconds), change)
     return found
 
 
@@ -113,7 +113,3 @@ class _Places:
 def _first(places: dict[int, int], storages: Iterable[int], position: int) -> None:
     for storage in storages:
         places.setdefault(storage, position)
-
-
-def _seconds(graph: StorageGraph, schedule: Schedule) -> float:
-    return sum(graph.ops[i].cost for i in (*schedule.forward, *schedule.backward))

@@ -11,6 +11,7 @@ from torch import fx
 
 from aottrain.compiler.partition.cost import price_of
 from aottrain.compiler.partition.frontier import Frontier, Point, find_frontier
+from aottrain.compiler.partition.fused import Fused, fused_prices
 from aottrain.compiler.partition.schedule import Emitter, simulate
 from aottrain.compiler.partition.storages import StorageGraph, contract
 from aottrain.compiler.partition.workspace import workspaces_of
@@ -20,6 +21,10 @@ from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storag
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.units import format_bytes
+
+# Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them.
+_APART = 0.97
+_MOST_TRIES = 8
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,17 @@ class Family:
 
 
 def find_family(
-    joint: JointGraph, others: Iterable[PartitionPlan], marks: dict[fx.Node, Mark], reserved: int, cost: str
+    joint: JointGraph,
+    others: Iterable[PartitionPlan],
+    marks: dict[fx.Node, Mark],
+    reserved: int,
+    cost: str,
+    fused: Fused | None = None,
 ) -> Family:
-    """others: plans of other strategies, min_cut first; they join the family."""
+    """others: plans of other strategies, min_cut first; they join the family. fused: as `plan_partition`."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
+    if fused is not None:
+        graph.again = fused_prices(graph, fused.fits)
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
     graph.must = graph.must | (must & graph.demanded)
@@ -86,10 +98,27 @@ def free_bytes(device: torch.device) -> int:
     return int(0.95 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def plan_of(family: Family, budget: Budget) -> PartitionPlan:
-    """The family's plan for a budget: a fraction between the lowest peak and min_cut's, bytes (int), or "auto"."""
-    point = family.frontier.within(family.limit(budget))
-    assert point is not None
+def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> PartitionPlan:
+    """The family's plan for a budget: a fraction between the lowest peak and min_cut's, bytes (int), or "auto".
+
+    fused: where plans run as generated kernels. A kernel holds all that it reads and writes at once, and so may peak
+    above the plan, op by op. It is the first of the plans, the cheapest first, whose kernels peak within the budget:
+    as the order is none of the budget's, a smaller one has no higher peak. Where there is none it is the plan of a run
+    op by op.
+    """
+    limit = family.limit(budget)
+    if fused is not None:
+        tried = [point for point in family.frontier.apart(_APART) if point.peak_bytes <= limit]
+        for point in tried[:_MOST_TRIES]:
+            plan = _plan_at(family, point, budget, limit)
+            if fused.peak_bytes(plan) <= family.fixed_bytes + limit:
+                return plan
+    cheapest = family.frontier.within(limit)
+    assert cheapest is not None
+    return _plan_at(family, cheapest, budget, limit)
+
+
+def _plan_at(family: Family, point: Point, budget: Budget, limit: int) -> PartitionPlan:
     graph = family.frontier.graph
     schedule = point.schedule
     read = {s for i in schedule.backward for s in graph.ops[i].reads} | graph.gradients
@@ -104,6 +133,7 @@ def plan_of(family: Family, budget: Budget) -> PartitionPlan:
         budget,
         tuple(graph.ops[i].node.name for i in schedule.backward),
         family.curve(),
+        family.fixed_bytes + limit,
     )
 
 
@@ -123,6 +153,6 @@ def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[in
         op = graph.ops[i]
         random = info(op.node).kind is OpKind.RANDOM
         size = format_bytes(sum(graph.sizes[s] for s in op.writes))
-        text = f"computed again: {size} less held through the forward, for {op.cost * 1e6:.0f} us"
+        text = f"computed again: {size} less held through the forward, for {graph.again[i] * 1e6:.0f} us"
         reasons[op.node.name] = "drawn again from the saved seed" if random else text
     return reasons

@@ -55,7 +55,7 @@ class _Relaxation:
 
     def run(self) -> Schedule | None:
         graph = self.graph
-        worth = {i: graph.costs[i] / (graph.write_bytes[i] + 1) for i in self.accesses.runs}
+        worth = {i: graph.again[i] / (graph.write_bytes[i] + 1) for i in self.accesses.runs}
         for i in sorted(worth, key=lambda i: (-worth[i], i)):
             runs = self.accesses.runs[i]
             for position in reversed(runs[1:]):
@@ -167,7 +167,7 @@ def neighbours(emitter: Emitter, timeline: Timeline) -> Iterator[Timeline]:
     """Every schedule that is one move of `reexecute` away."""
     graph = emitter.graph
     for hold in (True, False):
-        for move in _candidates(graph, timeline, graph.costs, hold, set()):
+        for move in _candidates(graph, timeline, graph.again, hold, set()):
             yield simulate(graph, _apply(emitter, timeline.schedule, [move]))
 
 

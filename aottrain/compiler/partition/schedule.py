@@ -133,6 +133,12 @@ class Emitter:
         more = [s for s in saved if producers[s] >= 0 and producers[s] not in self.always]
         return tuple(sorted(self.always | _closure(self.graph, more))) if more else self._forward
 
+    def least_seconds(self) -> float:
+        """Every op once; what only the backward needs, where that is cheapest."""
+        graph, schedule = self.graph, self.emit(self.graph.demanded, False)
+        ran = {*schedule.forward, *schedule.backward}
+        return sum(graph.costs[i] if i in self.always else graph.again[i] for i in ran)
+
     def _recompute(self, missing: Iterable[int], present: bytearray) -> list[int]:
         """The early ops that make these storages from what is present, in program order."""
         graph = self.graph
@@ -157,6 +163,12 @@ class Emitter:
                 current = min(current, max(read))
             found[late] = current
         return found
+
+
+def seconds_beyond(graph: StorageGraph, schedule: Schedule, base: float) -> float:
+    """How much longer than `base` seconds both programs take."""
+    costs, again = graph.costs, graph.again
+    return sum(costs[i] for i in schedule.forward) + sum(again[i] for i in schedule.backward) - base
 
 
 def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:

@@ -55,7 +55,7 @@ class StorageGraph:
     at_hand: inputs that may be read at any time at no cost. must: storages that cannot be made a second time. outputs:
     the caller gets them; updates: written to their inputs once the forward is done; gradients; demanded: forward
     storages that the backward's own ops read. copied: inputs that the step updates: saving one copies it.
-    dropped: storages that the user asks not to save.
+    dropped: storages that the user asks not to save. again: by op, the seconds of a run in the backward.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -71,6 +71,7 @@ class StorageGraph:
     copied: frozenset[int] = frozenset()
     dropped: frozenset[int] = frozenset()
     tangent_bytes: int = 0
+    again: list[float] = field(default_factory=list)
 
     @cached_property
     def early(self) -> range:
@@ -148,6 +149,7 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
         fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
         graph.ops.append(Op(node, reads, writes, seconds, fused, workspace(node), order[node], node in late))
     _classify(graph, joint, number)
+    graph.again = graph.costs
     return graph
 
 

@@ -10,6 +10,7 @@ from torch import fx
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.chains import ends_of_chains
 from aottrain.compiler.partition.cost import node_seconds
+from aottrain.compiler.partition.fused import Fused
 from aottrain.compiler.partition.knapsack import dp
 from aottrain.compiler.partition.marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.min_cut import min_vertex_cut
@@ -116,10 +117,13 @@ def plan_partition(
     reserved_bytes: int = 0,
     cost: str = "roofline",
     modules: Sequence[str] = (),
+    fused: Fused | None = None,
 ) -> PartitionPlan:
     """The plan of one strategy; "budget" takes a fraction (float) between the lowest peak of any plan and that
     of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
     cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
+    fused: where the plan will run as generated kernels, what they are asked: a budget's recompute is priced as fused,
+    and the plan is one whose kernels peak within the budget, where there is one.
     A function ForwardValue -> "save" | "recompute" | "free" is a strategy of its own.
 
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
@@ -127,20 +131,22 @@ def plan_partition(
     """
     if strategy == "budget":
         assert budget is not None
-        return plan_of(plan_family(joint, reserved_bytes, cost), budget)
+        return plan_of(plan_family(joint, reserved_bytes, cost, fused), budget, fused)
     if strategy == "checkpoint":
         return checkpoint(joint, modules)
     demand = find_demand(joint)
     return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 
 
-def plan_family(joint: JointGraph, reserved_bytes: int = 0, cost: str = "roofline") -> Family:
-    """Every plan that a budget may choose from; cost: how recompute is priced, "roofline" or "measured"."""
+def plan_family(
+    joint: JointGraph, reserved_bytes: int = 0, cost: str = "roofline", fused: Fused | None = None
+) -> Family:
+    """Every plan that a budget may choose from; cost, fused: how recompute is priced, as in `plan_partition`."""
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
     blocks = repeated_blocks(_early(joint))
     others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
-    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost)
+    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fused)
 
 
 def save_all(demand: Demand) -> PartitionPlan:

@@ -24,7 +24,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.report import AliveRecord, MemoryTimeline
-from aottrain.ir.schedule import Schedule, copied_bytes
+from aottrain.ir.schedule import MemoryPlan, Schedule, copied_bytes
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -35,27 +35,28 @@ def trace_memory(
     reserved_bytes: int = 0,
     workspace: Workspace = no_workspace,
     schedules: Sequence[Schedule] = (),
+    memories: Sequence[MemoryPlan | None] = (),
 ) -> MemoryTimeline:
     """Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and residuals from the forward on;
     gradients until the end of the backward; `workspace(node)` bytes while the call runs.
 
-    schedules: of the forward and the backward, where they run as generated kernels; else they run op by op.
+    schedules: of the forward and the backward, where they run as generated kernels; else they run op by op. memories:
+    the plans of each, where memory is used again from step to step: then one arena for the temporaries of both, and
+    the blocks of residuals, are alive throughout.
     """
-    sizes = {kind: 0 for kind in InputKind}
-    for value in parts.signature.inputs:
-        sizes[value.kind] += value.spec.storage_bytes
-    fixed = {
-        "parameters": sizes[InputKind.PARAMETER],
-        "buffers": sizes[InputKind.BUFFER],
-        "batch": sizes[InputKind.BATCH] + (sizes[InputKind.RNG] if parts.num_draws else 0),  # a seed for each call
-        "reserved": reserved_bytes,
-    }
+    forward, backward = (*schedules, None, None)[:2]
+    first, second = (*memories, None, None)[:2]
+    fixed = _fixed(parts, reserved_bytes)
+    if arena_bytes := max((memory.arena_bytes for memory in (first, second) if memory is not None), default=0):
+        fixed["arena"] = arena_bytes
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
     values = results(parts.forward)
     outputs, residuals = _roots(values[:count]), _roots(values[count:])
     kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
-    forward, backward = (*schedules, None, None)[:2]
-    sweeps = [_sweep(_steps(parts.forward, forward), {}, kept, 0, workspace)]
+    blocks = frozenset() if first is None else first.residuals
+    block_bytes = sum(map(storage_bytes, blocks))
+    reused = blocks.union(() if first is None else first.offsets)
+    sweeps = [_sweep(_steps(parts.forward, forward), {}, kept, (0, block_bytes), workspace, reused)]
     made_by: dict[fx.Node, fx.Node] = {}  # the forward's node behind each residual that the backward is given
     if parts.backward is not None:
         inputs = placeholders(parts.backward)
@@ -69,7 +70,10 @@ def trace_memory(
         returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
         passed = sum(map(storage_bytes, [*returned, *tangents]))
         gradients = dict.fromkeys(_roots(results(parts.backward)), "gradients")
-        sweeps.append(_sweep(_steps(parts.backward, backward), held, gradients, passed, workspace))
+        reused = frozenset(node for node in held if node in made_by and storage_root(made_by[node]) in blocks)
+        reused = reused.union(() if second is None else second.offsets)
+        steps = _steps(parts.backward, backward)
+        sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
     top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
     num_forward = len(sweeps[0].live)
     return MemoryTimeline(
@@ -83,6 +87,19 @@ def trace_memory(
         alive=tuple(_alive(made_by.get(node, node), size, name) for node, size, name in top.alive[:_NUM_ALIVE]),
         num_alive=len(top.alive),
     )
+
+
+def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
+    """Bytes of what the caller holds, by category."""
+    sizes = {kind: 0 for kind in InputKind}
+    for value in parts.signature.inputs:
+        sizes[value.kind] += value.spec.storage_bytes
+    return {
+        "parameters": sizes[InputKind.PARAMETER],
+        "buffers": sizes[InputKind.BUFFER],
+        "batch": sizes[InputKind.BATCH] + (sizes[InputKind.RNG] if parts.num_draws else 0),  # a seed for each call
+        "reserved": reserved_bytes,
+    }
 
 
 @dataclass(frozen=True)
@@ -133,20 +150,25 @@ def _steps(graph: fx.Graph, schedule: Schedule | None) -> list[_Step]:
 
 
 def _library_step(node: fx.Node, library: str) -> _Step:
-    made = [] if view_source(node) is not None else allocations(node)
     touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
-    return _Step(node, made, touched, copied_bytes(node, library))
+    return _Step(node, allocations(node), touched, copied_bytes(node, library))
 
 
 def _sweep(
-    steps: Sequence[_Step], held: dict[fx.Node, int], kept: dict[fx.Node, str], passed: int, workspace: Workspace
+    steps: Sequence[_Step],
+    held: dict[fx.Node, int],
+    kept: dict[fx.Node, str],
+    throughout: tuple[int, int],
+    workspace: Workspace,
+    reused: frozenset[fx.Node],
 ) -> _Sweep:
-    """held: inputs that die at their last use; kept: storages that outlive the graph, with their category; passed:
-    bytes of outputs and tangents that are alive throughout."""
+    """held: inputs that die at their last use; kept: storages that outlive the graph, with their category; throughout:
+    bytes of outputs and tangents, and of blocks of residuals; reused: storages that lie there, or in the arena."""
     dying = _deaths(steps, kept)
     alive = dict(held)
     totals = dict.fromkeys(CATEGORIES, 0)
-    totals["outputs"], totals["saved"] = passed, sum(held.values())
+    totals["outputs"] = throughout[0]
+    totals["saved"] = throughout[1] + sum(size for node, size in held.items() if node not in reused)
 
     def category(root: fx.Node) -> str:
         return "saved" if root in held else kept.get(root, "temporaries")
@@ -157,14 +179,15 @@ def _sweep(
         node = step.node
         for root, size in step.made:
             alive[root] = size
-            totals[category(root)] += size
+            totals[category(root)] += 0 if root in reused else size
         if step.made:
             totals["workspaces"] = step.inside + (0 if step.kernel else workspace(node))
             live.append(tuple(totals.values()))
             if sum(live[-1]) > most:
                 best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
         for root in dying.get(i, []):
-            totals[category(root)] -= alive.pop(root, 0)
+            size = alive.pop(root, 0)
+            totals[category(root)] -= 0 if root in reused else size
     found = sorted(alive_then.items(), key=lambda pair: -pair[1])
     return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size])
 

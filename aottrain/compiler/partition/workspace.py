@@ -1,4 +1,4 @@
-"""Graph nodes as calls that can be measured: the workspace of each op, for predict_peak."""
+"""Graph nodes as calls that can be measured: the workspace of each op, for the memory timeline."""
 
 from __future__ import annotations
 

@@ -167,14 +167,30 @@ def _readers(node: fx.Node) -> list[fx.Node]:
     return found
 
 
+def one_kernel(first: fx.Node, second: fx.Node) -> bool:
+    """Whether a call fits into the loop nest of another, whose results it reads: what `fuse` asks of larger groups."""
+    rules, more = rules_for(first), rules_for(second)
+    group = start(0, first, rules) if rules and more else None
+    return group is not None and isinstance(_find_place(group, second, more), Placement)
+
+
 def _joins(group: Group, node: fx.Node, rules: Sequence[Rule], fusion: Fusion) -> bool:
     if too_large(group):
         fusion.reasons[node.name] = f"group {group.number} has as many buffers as a kernel may have"
         return False
+    placed = _find_place(group, node, rules)
+    if isinstance(placed, Placement):
+        join(group, node, placed)
+        return True
+    fusion.reasons[node.name] = f"not with {group.members[-1].node.name}: {placed}"
+    return False
+
+
+def _find_place(group: Group, node: fx.Node, rules: Sequence[Rule]) -> Placement | str:
+    """Where it would sit by the first of its rules that fits, or why it does not by the last one."""
+    placed: Placement | str = "it has no rule"
     for rule in preferred(node, rules) if group.inner is None else rules:
         placed = place(group, node, rule)
         if isinstance(placed, Placement):
-            join(group, node, placed)
-            return True
-        fusion.reasons[node.name] = f"not with {group.members[-1].node.name}: {placed}"
-    return False
+            break
+    return placed
