@@ -1,7 +1,7 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
 capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> plan_partition -> apply_partition
--> link
+-> plan_kernels -> make_kernels -> link
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import make_kernels
+from aottrain.compiler.backends import make_kernels, plan_kernels
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
@@ -73,9 +73,10 @@ def compile_call(
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    kernel, reason, fused = log.run("schedule", make_kernels, joint, parts, options)
-    program = log.run("link", link, parts, analysis, kernel, replay_of(step, functional), fused)
-    decided = Decided(replace(options, kernel=kernel), reason, tuple(fused), tuple(heads))
+    kernels = log.run("schedule", plan_kernels, joint, parts, options)
+    fused = log.run("make_kernels", make_kernels, kernels)
+    program = log.run("link", link, parts, analysis, kernels.kernel, replay_of(step, functional), fused)
+    decided = Decided(replace(options, kernel=kernels.kernel), kernels.reason, tuple(fused), tuple(heads))
     return program, step, analysis, describe(joint, plan, parts, decided, log.records)
 
 

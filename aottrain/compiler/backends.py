@@ -1,14 +1,15 @@
-"""choose_kernel: what a program's graphs run as, and why."""
+"""plan_kernels: what a program's graphs run as, and why."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
+from aottrain.compiler.codegen.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.timeline import trace_memory
@@ -47,10 +48,19 @@ def choose_kernel(kernel: Kernel, parts: PartitionedGraph) -> tuple[Kernel, str]
     return "cpp", ""
 
 
-def make_kernels(
-    joint: JointGraph, parts: PartitionedGraph, options: CompileOptions
-) -> tuple[Kernel, str, list[FusedGraph]]:
-    """The backend, the reason as of `choose_kernel`, and the graphs' kernels where they are generated.
+@dataclass(frozen=True)
+class KernelPlan:
+    """kernel: the backend, and the reason as of `choose_kernel`. planned: both graphs' schedules where kernels are
+    generated; reuse_memory: as `codegen.programs.fuse_program`."""
+
+    kernel: Kernel
+    reason: str
+    planned: Sequence[Planned] = ()
+    reuse_memory: bool = True
+
+
+def plan_kernels(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> KernelPlan:
+    """The backend, and which kernels are to be made.
 
     Under a budget they must not peak above what was planned op by op (or above the budget, where it is bytes): if
     kernels as large as can be do, smaller ones are tried, and then the graphs run op by op.
@@ -59,9 +69,9 @@ def make_kernels(
     if kernel not in GENERATED:
         if options.kernel in GENERATED:
             warnings.warn(f"kernel={options.kernel!r} runs as {kernel!r}: {reason}", stacklevel=2)
-        return kernel, reason, []
+        return KernelPlan(kernel, reason)
     if options.partition != "budget":
-        return kernel, reason, fuse_program(plan_program(parts), True, str(kernel))
+        return KernelPlan(kernel, reason, plan_program(parts))
     workspace = workspaces_of(joint.graph)
 
     def peak(schedules: Sequence[Schedule]) -> int:
@@ -72,8 +82,13 @@ def make_kernels(
     for local in (False, True):
         planned = plan_program(parts, local)
         if peak([schedule for _, _, schedule in planned]) <= limit:
-            return kernel, reason, fuse_program(planned, False, str(kernel))
-    return "aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows", []
+            return KernelPlan(kernel, reason, planned, False)
+    return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(limit)} that the budget allows")
+
+
+def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
+    """The kernels of both graphs, compiled; none where other backends run them."""
+    return fuse_program(plan.planned, plan.reuse_memory, str(plan.kernel)) if plan.planned else []
 
 
 def _too_small(parts: PartitionedGraph) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class StageLog:
 
     def run(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
         """`stage(*args)`; `check` raises where the stage broke its law. Verification counts into the stage's time."""
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), _processor_seconds()
         out = stage(*args)
         if check is not None:
             check(out)
@@ -45,6 +46,13 @@ class StageLog:
         num_nodes = len(calls(graph)) if isinstance(graph, fx.Graph) else self.num_nodes
         text = graph_text(graph) if isinstance(graph, fx.Graph) else ""
         seconds = time.perf_counter() - start
-        self.records.append(StageRecord(name, seconds, self.num_nodes, num_nodes, text))
+        cpu_seconds = _processor_seconds() - start_cpu
+        self.records.append(StageRecord(name, seconds, self.num_nodes, num_nodes, text, cpu_seconds=cpu_seconds))
         self.num_nodes = num_nodes
         return out
+
+
+def _processor_seconds() -> float:
+    """Of this process, and of the compilers that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

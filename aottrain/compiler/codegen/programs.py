@@ -19,9 +19,11 @@ from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
-from aottrain.runtime.native import load
+from aottrain.runtime.native import Source, load_all
 
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
+# A compiler takes 50 ms to start and as long for each kernel or two.
+_UNIT_KERNELS, _MOST_UNITS = 4, 8
 
 
 @dataclass(frozen=True)
@@ -75,27 +77,40 @@ def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend:
 
 def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
     """Equal kernels, as those of repeated blocks, are one function."""
-    source, functions = cpp_source(kernels)
-    if not functions:
-        return {}
-    library = load(source, FLAGS)
-    if library is None:
-        raise UnsupportedError("no C++ compiler works on this machine")
-    return {
-        call.kernel.name: cpp_launch(getattr(library, functions[call.kernel.name]), scratch_bytes(call.kernel))
-        for call in kernels
-    }
+    units, functions = cpp_units(kernels)
+    libraries = load_all([Source(text, FLAGS) for text in units])
+    launches: dict[str, Launch] = {}
+    found: dict[str, Launch] = {}
+    for call in kernels:
+        unit, name = functions[call.kernel.name]
+        library = libraries[unit]
+        if library is None:
+            raise UnsupportedError("no C++ compiler works on this machine")
+        if name not in launches:
+            launches[name] = cpp_launch(getattr(library.functions, name), scratch_bytes(call.kernel))
+        found[call.kernel.name] = launches[name]
+    return found
 
 
-def cpp_source(kernels: Sequence[KernelCall]) -> tuple[str, dict[str, str]]:
-    """One self-contained C++ text, and the function of each kernel."""
-    parts, known, functions = [LIBRARY], {}, {}  # type: tuple[list[str], dict[str, str], dict[str, str]]
+def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple[int, str]]]:
+    """Self-contained C++ texts, to be compiled side by side, and for each kernel its text's number and its function.
+
+    How many there are follows from the kernels alone, so that the same program has the same texts on every machine.
+    """
+    known: dict[str, str] = {}  # from a kernel's code to its function
+    names: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for call in kernels:
         kernel = call.kernel
-        text = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
-        if text not in known:
-            known[text] = f"kernel_{len(known)}"
+        code = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
+        if code not in known:
+            name = known[code] = f"kernel_{len(known)}"
             header = [f"// {line}" for line in str(kernel).splitlines() if line.strip()]
-            parts.append("\n".join(header) + "\n" + text.replace("static int KERNEL", f'extern "C" int {known[text]}'))
-        functions[kernel.name] = known[text]
-    return "\n".join(parts), functions
+            texts[name] = "\n".join(header) + "\n" + code.replace("static int KERNEL", f'extern "C" int {name}')
+        names[kernel.name] = known[code]
+    units: list[list[str]] = [[LIBRARY] for _ in range(min(_MOST_UNITS, -(-len(texts) // _UNIT_KERNELS)))]
+    places: dict[str, int] = {}
+    for name, text in texts.items():
+        places[name] = min(range(len(units)), key=lambda unit: sum(map(len, units[unit])))
+        units[places[name]].append(text)
+    return ["\n".join(parts) for parts in units], {kernel: (places[name], name) for kernel, name in names.items()}
