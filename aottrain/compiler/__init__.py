@@ -27,7 +27,7 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.simplification import simplify
-from aottrain.compiler.stages import StageLog
+from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import JointGraph
 from aottrain.ir.report import GraphReport
@@ -50,6 +50,7 @@ __all__ = [
 ]
 
 
+@collection_paused()
 def compile_call(
     function: Callable[..., Any],
     module: nn.Module | None,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,6 +19,19 @@ from aottrain.ir.report import StageRecord
 from aottrain.ir.text import graph_text
 
 T = TypeVar("T")
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Inside, no garbage is collected: graphs are many objects that live on, and to look through them again and again
+    takes an eighth of a compile."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass

@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.codegen.cpp_library import LIBRARY
-from aottrain.compiler.codegen.triton_programs import link_triton
 from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
@@ -19,8 +19,10 @@ from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
+from aottrain.runtime.loss_head import NATIVE
 from aottrain.runtime.native import Source, load_all
 
+_LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
 # A compiler takes 50 ms to start and as long for each kernel or two.
 _UNIT_KERNELS, _MOST_UNITS = 4, 8
@@ -67,18 +69,27 @@ def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend:
     """
     # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
     reuse_memory = reuse_memory and backend == "cpp"
-    link = _link if backend == "cpp" else link_triton
-    launches = link([call for _, _, plan in planned for call in plan.kernels])
+    kernels = [call for _, _, plan in planned for call in plan.kernels]
+    chunks = any(node.target is _LOSS_HEAD for graph, _, _ in planned for node in graph.nodes)
+    launches = _link(kernels, [NATIVE] * chunks) if backend == "cpp" else _link_triton(kernels)
     return [
         FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches, backend)
         for graph, count, plan in planned
     ]
 
 
-def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
-    """Equal kernels, as those of repeated blocks, are one function."""
+def _link_triton(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
+    # Here: a program of a CPU need not load another renderer.
+    from aottrain.compiler.codegen.triton_programs import link_triton
+
+    return link_triton(kernels)
+
+
+def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> dict[str, Launch]:
+    """Equal kernels, as those of repeated blocks, are one function. others: what the program's own ops will compile at
+    their first call, compiled beside them."""
     units, functions = cpp_units(kernels)
-    libraries = load_all([Source(text, FLAGS) for text in units])
+    libraries = load_all([*(Source(text, FLAGS) for text in units), *others])
     launches: dict[str, Launch] = {}
     found: dict[str, Launch] = {}
     for call in kernels:
