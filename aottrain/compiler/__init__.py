@@ -76,6 +76,7 @@ def compile_call(
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     kernels = log.run("schedule", plan_kernels, joint, parts, options)
     fused = log.run("make_kernels", make_kernels, kernels)
+    log.annotate(fused[0].note if fused else "")
     program = log.run("link", link, parts, analysis, kernels.kernel, replay_of(step, functional), fused)
     decided = Decided(replace(options, kernel=kernels.kernel), kernels.reason, tuple(fused), tuple(heads))
     return program, step, analysis, describe(joint, plan, parts, decided, log.records)

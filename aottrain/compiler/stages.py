@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import fx
@@ -50,6 +50,10 @@ class StageLog:
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
             raise UnsupportedError(f"{name}: {type(error).__name__}: {lines[0][:200]}") from error
+
+    def annotate(self, note: str) -> None:
+        """Say something about the stage that ran last."""
+        self.records[-1] = replace(self.records[-1], note=note)
 
     def run(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
         """`stage(*args)`; `check` raises where the stage broke its law. Verification counts into the stage's time."""

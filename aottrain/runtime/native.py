@@ -34,7 +34,7 @@ class Source(NamedTuple):
 
 
 class Library(NamedTuple):
-    """A loaded object. compiled: whether it was made now, not found on disk."""
+    """A loaded object. compiled: whether it was made now, not found in memory or on disk."""
 
     functions: ctypes.CDLL
     compiled: bool
@@ -52,10 +52,13 @@ def load(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
 def load_all(sources: Sequence[Source]) -> list[Library | None]:
     """As `load`, for several at a time: a compiler for each processor."""
     missing = [source for source in dict.fromkeys(sources) if source not in _loaded]
-    if missing:
-        with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
-            _loaded.update(zip(missing, pool.map(_load, missing), strict=True))
-    return [_loaded[source] for source in sources]
+    if not missing:
+        return [_loaded[source] for source in sources]
+    with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
+        new = dict(zip(missing, pool.map(_load, missing), strict=True))
+    for source, library in new.items():
+        _loaded[source] = None if library is None else library._replace(compiled=False)
+    return [new[source] if source in new else _loaded[source] for source in sources]
 
 
 @cache

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.codegen.programs import FLAGS, cpp_units
 from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.kernel import scratch_bytes
+from aottrain.ir.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
@@ -114,7 +114,8 @@ def link(planned: Sequence[Planned]) -> dict[str, Launch]:
         unit, name = functions[call.kernel.name]
         library = libraries[unit]
         assert library is not None, "the generated C++ does not compile"
-        found[call.kernel.name] = cpp_launch(getattr(library.functions, name), scratch_bytes(call.kernel))
+        function = getattr(library.functions, name)
+        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
     return found
 
 

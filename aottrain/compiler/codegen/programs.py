@@ -15,7 +15,7 @@ from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import PartitionedGraph, results
-from aottrain.ir.kernel import scratch_bytes
+from aottrain.ir.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
@@ -30,12 +30,17 @@ _UNIT_KERNELS, _MOST_UNITS = 4, 8
 
 @dataclass(frozen=True)
 class FusedGraph:
-    """One graph, planned: what runs, where its values live, and its kernels, ready to be called."""
+    """One graph, planned: what runs, where its values live, and its kernels, ready to be called.
+
+    num_functions, note: of the whole program, how many functions its kernels are, and how they came about.
+    """
 
     graph: fx.Graph
     schedule: Schedule
     memory: MemoryPlan | None
     launches: dict[str, Launch]
+    num_functions: int
+    note: str
     backend: str
 
     def runner(self) -> Runner:
@@ -71,36 +76,41 @@ def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend:
     reuse_memory = reuse_memory and backend == "cpp"
     kernels = [call for _, _, plan in planned for call in plan.kernels]
     chunks = any(node.target is _LOSS_HEAD for graph, _, _ in planned for node in graph.nodes)
-    launches = _link(kernels, [NATIVE] * chunks) if backend == "cpp" else _link_triton(kernels)
+    made = _link(kernels, [NATIVE] * chunks) if backend == "cpp" else _link_triton(kernels)
     return [
-        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches, backend)
+        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, *made, backend)
         for graph, count, plan in planned
     ]
 
 
-def _link_triton(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
+def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int, str]:
     # Here: a program of a CPU need not load another renderer.
     from aottrain.compiler.codegen.triton_programs import link_triton
 
-    return link_triton(kernels)
+    launches = link_triton(kernels)
+    return launches, len({id(launch) for launch in launches.values()}), ""
 
 
-def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> dict[str, Launch]:
-    """Equal kernels, as those of repeated blocks, are one function. others: what the program's own ops will compile at
-    their first call, compiled beside them."""
+def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict[str, Launch], int, str]:
+    """What runs each kernel, the number of functions, and how they came about.
+
+    Equal kernels, as those of repeated blocks, are one function. others: what the program's own ops will compile at
+    their first call, compiled beside them.
+    """
     units, functions = cpp_units(kernels)
     libraries = load_all([*(Source(text, FLAGS) for text in units), *others])
-    launches: dict[str, Launch] = {}
     found: dict[str, Launch] = {}
     for call in kernels:
         unit, name = functions[call.kernel.name]
         library = libraries[unit]
         if library is None:
             raise UnsupportedError("no C++ compiler works on this machine")
-        if name not in launches:
-            launches[name] = cpp_launch(getattr(library.functions, name), scratch_bytes(call.kernel))
-        found[call.kernel.name] = launches[name]
-    return found
+        function = getattr(library.functions, name)
+        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
+    compiled = sum(library.compiled for library in libraries if library is not None)
+    count = len({name for _, name in functions.values()})
+    note = f"{count} functions, {compiled} of {len(libraries)} objects compiled, the others found on disk"
+    return found, count, note if found else ""
 
 
 def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple[int, str]]]:
