@@ -1,6 +1,6 @@
 """The one place that hides private torch names, and what differs between torch 2.11 and 2.13.
 
-The compiler's own users of private names are capture, analysis, joint and functional; all else imports from here.
+Of the compiler capture, recording, analysis, joint and functional use private names; all else imports from here.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
+from torch.utils import _python_dispatch
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+# Before torch 2.13 tracers took every composite op apart.
+autograd_would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
 
 
 def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
@@ -50,7 +53,7 @@ def disable_autocast() -> torch._C._DisableAutocast:
 
 def disable_modes() -> Any:
     """Context manager: no dispatch mode sees the ops inside it."""
-    return _disable_current_modes()
+    return _python_dispatch._disable_current_modes()
 
 
 @contextmanager
@@ -159,9 +162,8 @@ def is_wrapped(value: torch.Tensor) -> bool:
 
 def operators_are_watched(inputs: Sequence[Any]) -> bool:
     """Whether something, such as a dispatch mode, stands between operators called on the inputs and their kernels."""
-    if torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None:
-        return True
-    return any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in inputs)
+    watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return watched or any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in inputs)
 
 
 def global_settings() -> tuple[Any, ...]:

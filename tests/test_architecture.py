@@ -24,6 +24,7 @@ LONG_FUNCTION_LINES = 40
 
 PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/capture.py",
+    "aottrain/compiler/recording.py",
     "aottrain/compiler/analysis.py",
     "aottrain/compiler/joint.py",
     "aottrain/compiler/functional.py",

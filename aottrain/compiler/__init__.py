@@ -1,7 +1,7 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
 capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> split_norms
--> choose_layouts -> plan_partition -> apply_partition -> schedule -> link
+-> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
-from aottrain.compiler.backends import choose_kernel, fused_by, make_kernels
+from aottrain.compiler.backends import choose_kernel, fused_by, make_kernels, plan_kernels
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.dynamic import SymbolicSizes
@@ -31,7 +31,7 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.simplification import simplify
-from aottrain.compiler.stages import StageLog
+from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.errors import BudgetError, UnsupportedError
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 
+@collection_paused()
 def compile_call(
     function: Callable[..., Any],
     module: nn.Module | None,
@@ -119,8 +120,10 @@ def _plan(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted, fused_by(joint, options))
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    kernel, reason, fused = log.run("schedule", make_kernels, joint, plan, parts, options)
-    return _Built(joint, plan, parts, kernel, reason, fused)
+    kernels = log.run("schedule", plan_kernels, joint, plan, parts, options)
+    fused = log.run("make_kernels", make_kernels, kernels)
+    log.annotate(fused[0].note if fused else "")
+    return _Built(joint, plan, parts, kernels.kernel, kernels.reason, fused)
 
 
 def capture_whole(

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from aottrain.compat import autocast_cache, flatten_values, tree_flatten, tree_map, view_origin
+from aottrain.compat import autocast_cache, flatten_values, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.hidden import hidden_writes
 from aottrain.compiler.overlap import check_overlap, is_injective
+from aottrain.compiler.recording import tensors_among
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
@@ -74,16 +75,16 @@ class _WatchMode(CaptureMode):
         self.addressed: set[int] = set()  # storages that as_strided has looked into
         self.of_inputs: set[int] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         writes = op_info(func).writes or hidden_writes(func, args)
         if writes:
             names = [argument.name for argument in func._schema.arguments]
             for i in writes:
-                value = args[i] if i < len(args) else (kwargs or {}).get(names[i])
+                value = args[i] if i < len(args) else kwargs.get(names[i])
                 targets = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
                 self.written |= {_storage_key(target) for target in targets}
                 if torch.Tag.inplace_view not in func.tags:
-                    read = [v for v in tree_flatten((args, kwargs))[0] if isinstance(v, Tensor)]
+                    read = list(tensors_among((args, kwargs)))
                     check_overlap(func, targets, read)
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
@@ -91,12 +92,12 @@ class _WatchMode(CaptureMode):
                 # Its gradient goes by the strides of a fake, which kernels may choose otherwise.
                 raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
-            for value in tree_flatten((args, kwargs))[0]:
-                if isinstance(value, Tensor) and not isinstance(value, FakeTensor):
+            for value in tensors_among((args, kwargs)):
+                if not isinstance(value, FakeTensor):
                     self.foreign[id(value)] = value
-            # An op whose inputs are all real would write to real memory.
-            args, kwargs = tree_map(self._stand_in, (args, kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+            if self.foreign:  # an op whose inputs are all real would write to real memory
+                args, kwargs = tree_map(self._stand_in, (args, kwargs))
+        return super().dispatch(func, types, args, kwargs)
 
     def _stand_in(self, value: Any) -> Any:
         if id(value) not in self.foreign:

@@ -38,18 +38,30 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
     its locks.
     """
     packages = _packages(function, module)
+    theirs: dict[int, bool] = {}  # by the identity of a module's globals, which `kept` keeps alive
+    kept: list[Any] = []
+
+    def is_theirs(frame: FrameType) -> bool:
+        """Nearly all that runs is torch's: this comes first, and must cost nothing."""
+        key = id(frame.f_globals)
+        known = theirs.get(key)
+        if known is None:
+            kept.append(frame.f_globals)
+            known = theirs[key] = _package(frame) in packages
+        return known
 
     def check(frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call":
-            known = called in _BUILTINS or _home(called) in _MODULES or called.__name__ in _SETTINGS
-            if known and _package(frame) in packages:
+            if not is_theirs(frame):
+                return
+            if called in _BUILTINS or _home(called) in _MODULES or called.__name__ in _SETTINGS:
                 raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
-        elif event == "call" and frame.f_back is not None:
+        elif event == "call" and frame.f_back is not None and is_theirs(frame.f_back):
             home = _package(frame)
             name = frame.f_code.co_name
-            if home == "torch" and _package(frame.f_back) in packages and _is_setting(frame):
+            if home == "torch" and _is_setting(frame):
                 raise UnsupportedError(f"the program reads a setting of torch, {name}")
-            if (home in _MODULES or (home, name) in _STACK) and _package(frame.f_back) in packages:
+            if home in _MODULES or (home, name) in _STACK:
                 raise UnsupportedError(f"the program calls {home}.{name}, which each call would do again")
 
     before = sys.getprofile()

@@ -1,14 +1,15 @@
-"""choose_kernel: what a program's graphs run as, and why; make_kernels: those that are generated."""
+"""choose_kernel: what a program's graphs run as, and why; plan_kernels and make_kernels: those that are generated."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
+from aottrain.compiler.codegen.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.fused import Fused
@@ -71,26 +72,42 @@ def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
     return Fused(one_kernel, peak_bytes)
 
 
-def make_kernels(
+@dataclass(frozen=True)
+class KernelPlan:
+    """kernel: the backend; reason: why it is not the one that was to run; planned: both graphs' schedules where kernels
+    are generated; reuse_memory: as `codegen.programs.fuse_program`."""
+
+    kernel: Kernel
+    reason: str = ""
+    planned: Sequence[Planned] = ()
+    reuse_memory: bool = True
+
+
+def plan_kernels(
     joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, options: CompileOptions
-) -> tuple[Kernel, str, list[FusedGraph]]:
-    """The backend, the reason where it is not options.kernel, and the graphs' kernels where they are generated.
+) -> KernelPlan:
+    """Which kernels are to be made for options.kernel.
 
     Under a budget they must not peak above it: if kernels as large as can be do, smaller ones are tried, and then the
     graphs run op by op.
     """
     kernel = options.kernel
     if kernel not in GENERATED:
-        return kernel, "", []
+        return KernelPlan(kernel)
     if plan.limit is None:
-        return kernel, "", fuse_program(plan_program(parts), True, str(kernel))
+        return KernelPlan(kernel, "", plan_program(parts))
     workspace = workspaces_of(joint.graph)
     for local in (False, True):
         planned = plan_program(parts, local)
         schedules = [schedule for _, _, schedule in planned]
         if trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes <= plan.limit:
-            return kernel, "", fuse_program(planned, False, str(kernel))
-    return "aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows", []
+            return KernelPlan(kernel, "", planned, False)
+    return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows")
+
+
+def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
+    """The kernels of both graphs, compiled; none where other backends run them."""
+    return fuse_program(plan.planned, plan.reuse_memory, str(plan.kernel)) if plan.planned else []
 
 
 def _too_small(graph: fx.Graph) -> str:

@@ -36,6 +36,7 @@ from aottrain.runtime.checks import checked_value
 from aottrain.runtime.rng import PhiloxMode, eager_draw
 
 aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
 
 
 @dataclass(frozen=True)
@@ -239,14 +240,16 @@ class CaptureMode(PhiloxMode):
         self.indexing = IndexingGradients()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # autograd asks this several times for each op
         profile = sys.getprofile()
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
-            return self._dispatch(func, types, args, kwargs or {})
+            return self.dispatch(func, types, args, kwargs or {})
         finally:
             sys.setprofile(profile)
 
-    def _dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         place = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)
@@ -275,7 +278,10 @@ class CaptureMode(PhiloxMode):
         return out
 
     def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
-        written = storages_of(_arguments_at(func, op_info(func).writes or hidden_writes(func, args), args, kwargs))
+        places = op_info(func).writes or hidden_writes(func, args)
+        if not (regions or (places and self.read_in_regions)):
+            return
+        written = storages_of(_arguments_at(func, places, args, kwargs))
         if written.keys() & self.read_in_regions.keys():
             raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
         for region in regions:
@@ -313,6 +319,7 @@ class Provenance:
         self.runs: Counter[str] = Counter()
         self.by_sequence: dict[int, Place] = {}
         self.last: fx.Node | None = None
+        self.graph: fx.Graph | None = None  # that is recorded; else that of torch's tracer
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -360,10 +367,12 @@ class Provenance:
 
     def mark(self, place: Place, marks: Marks) -> None:
         """Note the place and the marks on the nodes that were added since the last call."""
-        mode = get_proxy_mode()
-        if mode is None:
+        graph = self.graph
+        if graph is None and (mode := get_proxy_mode()) is not None:
+            graph = mode.tracer.graph
+        if graph is None:
             return
-        node = mode.tracer.graph._root._prev
+        node = graph._root._prev
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from aottrain.compiler.capture import (
     fake_primals,
 )
 from aottrain.compiler.fakes import KernelFakes
+from aottrain.compiler.recording import Recorder
 from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
@@ -74,14 +75,37 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
         tangents = [specs_out[i].empty(step.sizes) for i in differentiable] if wanted else []
         specs = [tensor_spec(value) for value in tangents]
         try:
-            module = make_fx(joint)(list(step.sizes.values()), primals, state, tangents)
+            if step.shape_env is None:
+                graph, constants = _record(joint, primals, state, tangents, provenance)
+            else:
+                module = make_fx(joint)(list(step.sizes.values()), primals, state, tangents)
+                graph, constants = module.graph, dict(module.named_buffers())
         except AssertionError as error:
             raise _explain(error) from error
-    constants = _lift_constants(module, fake_mode)
-    _move_after_primals(module.graph, len(step.sizes))
-    signature = _signature(step, analysis, wanted, specs, constants)
-    _name_placeholders(module.graph, signature)
-    return JointGraph(module.graph, signature, modes[-1].num_draws, tuple(constants), step.rng)
+    lifted = _lift_constants(graph, constants, fake_mode)
+    _move_after_primals(graph, len(step.sizes))
+    signature = _signature(step, analysis, wanted, specs, lifted)
+    _name_placeholders(graph, signature)
+    return JointGraph(graph, signature, modes[-1].num_draws, tuple(lifted), step.rng)
+
+
+def _record(
+    joint: Callable[..., Sequence[Tensor | None]],
+    primals: Sequence[Tensor],
+    state: Tensor,
+    tangents: Sequence[Tensor],
+    provenance: Provenance,
+) -> tuple[fx.Graph, Mapping[str, Any]]:
+    """The program without sizes, and the tensors that it makes of Python numbers, by name."""
+    recorder = Recorder()
+    for name, values in (("primals", primals), ("state", [state]), ("tangents", tangents)):
+        for value in values:
+            recorder.add_input(f"{name}_1", value)
+    provenance.graph = recorder.graph
+    with recorder:
+        outputs = joint([], primals, state, tangents)
+    recorder.add_outputs(outputs)
+    return recorder.graph, recorder.constants
 
 
 def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], step: CapturedStep) -> None:
@@ -120,26 +144,26 @@ def _num_references(node: Any) -> int:
     return sys.getrefcount(node.variable)
 
 
-def _lift_constants(module: fx.GraphModule, fake_mode: KernelFakes) -> list[Tensor]:
+def _lift_constants(graph: fx.Graph, known: Mapping[str, Any], fake_mode: KernelFakes) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
     found: dict[str, fx.Node] = {}
     constants: list[Tensor] = []
-    nodes = list(module.graph.nodes)
+    nodes = list(graph.nodes)
     first_after_primals = next(node for node in nodes if node.op == "placeholder" and node.name.startswith("state"))
     for node in nodes:
         if node.op != "get_attr":
             continue
         if node.target not in found:
-            value = getattr(module, node.target)
+            value = known[node.target]
             if isinstance(value, FakeTensor) or not isinstance(value, Tensor):
                 raise UnsupportedError(f"the program makes a constant of type {type(value).__name__}")
-            with module.graph.inserting_before(first_after_primals):
-                found[node.target] = module.graph.placeholder(f"constant{len(constants)}")
+            with graph.inserting_before(first_after_primals):
+                found[node.target] = graph.placeholder(f"constant{len(constants)}")
             # TorchDynamo's trace around ours has left a fake of its own mode.
             found[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
             constants.append(value)
         node.replace_all_uses_with(found[node.target])
-        module.graph.erase_node(node)
+        graph.erase_node(node)
     return constants
 
 

@@ -92,6 +92,7 @@ def describe(
         kernel_reason=decided.kernel_reason,
         library_calls=_library_calls(decided.fused),
         kernels=tuple(call.kernel.name for part in decided.fused for call in part.schedule.kernels),
+        num_kernel_functions=decided.fused[0].num_functions if decided.fused else 0,
         arena_bytes=max((part.memory.arena_bytes for part in decided.fused if part.memory is not None), default=0),
         timeline=timeline,
         counts_workspaces=measures,

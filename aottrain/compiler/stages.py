@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from torch import fx
@@ -16,6 +19,19 @@ from aottrain.ir.report import StageRecord
 from aottrain.ir.text import graph_text
 
 T = TypeVar("T")
+
+
+@contextmanager
+def collection_paused() -> Iterator[None]:
+    """Inside, no garbage is collected: graphs are many objects that live on, and to look through them again and again
+    takes an eighth of a compile."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass
@@ -35,9 +51,13 @@ class StageLog:
             lines = str(error).strip().splitlines() or [""]
             raise UnsupportedError(f"{name}: {type(error).__name__}: {lines[0][:200]}") from error
 
+    def annotate(self, note: str) -> None:
+        """Say something about the stage that ran last."""
+        self.records[-1] = replace(self.records[-1], note=note)
+
     def run(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
         """`stage(*args)`; `check` raises where the stage broke its law. Verification counts into the stage's time."""
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), _processor_seconds()
         out = stage(*args)
         if check is not None:
             check(out)
@@ -45,6 +65,13 @@ class StageLog:
         num_nodes = len(calls(graph)) if isinstance(graph, fx.Graph) else self.num_nodes
         text = graph_text(graph) if isinstance(graph, fx.Graph) else ""
         seconds = time.perf_counter() - start
-        self.records.append(StageRecord(name, seconds, self.num_nodes, num_nodes, text))
+        cpu_seconds = _processor_seconds() - start_cpu
+        self.records.append(StageRecord(name, seconds, self.num_nodes, num_nodes, text, cpu_seconds=cpu_seconds))
         self.num_nodes = num_nodes
         return out
+
+
+def _processor_seconds() -> float:
+    """Of this process, and of the compilers that it has waited for."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

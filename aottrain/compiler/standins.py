@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -192,13 +193,21 @@ class _StandInMode(TorchFunctionMode):
         self.inputs = inputs
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
-        if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
-            known = getattr(func, "__self__", func)
-            raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
+        profile = sys.getprofile()
+        sys.setprofile(None)  # the audit is of the user's code, and would slow this down
+        try:
+            of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
+            if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
+                known = getattr(func, "__self__", func)
+                raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
+            if self.table:
+                args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
+        finally:
+            sys.setprofile(profile)
+        kwargs = kwargs or {}
         if func is torch.nn.functional.one_hot:
-            return _one_hot(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
+            return _one_hot(*args, **kwargs)
         if func is torch.nn.functional.gaussian_nll_loss:
             with values_checked("var has negative entry/entries"):
-                return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
-        return func(*_swap(self.table, args), **_swap(self.table, kwargs or {}))
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)

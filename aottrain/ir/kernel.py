@@ -166,6 +166,24 @@ def _touched(kernel: KernelIR, buffer: int) -> int:
     return min(total, kernel.parameters[buffer].span)
 
 
+def draw_numbers(kernel: KernelIR) -> tuple[int, ...]:
+    """Which random draws of its program it makes. They may be told in each call, so that the dropouts of all blocks are
+    one function."""
+    constants = [kernel.body[value] for value in draw_constants(kernel)]
+    return tuple(int(constant.value) for constant in constants if isinstance(constant, Constant))
+
+
+def draw_constants(kernel: KernelIR) -> list[int]:
+    """The constants that are added to the offset of a state to number a draw."""
+    found: dict[int, None] = {}
+    for instruction in kernel.body:
+        if isinstance(instruction, Compute) and instruction.op == "philox":
+            number = kernel.body[instruction.args[1]]
+            if isinstance(number, Compute) and number.op == "add":
+                found.update((v, None) for v in number.args if isinstance(kernel.body[v], Constant))
+    return list(found)
+
+
 def operands(instruction: Instruction) -> tuple[int, ...]:
     """The values that an instruction reads."""
     if isinstance(instruction, Compute):

@@ -9,7 +9,8 @@ from aottrain.ir.budget import Budget
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage of the pipeline. `seconds` is wall time; `before` and `after` are graph texts ("" where not kept)."""
+    """One stage of the pipeline. `seconds` is wall time, `cpu_seconds` processor time, of compilers run beside too;
+    `after` is the graph's text ("" where not kept)."""
 
     name: str
     seconds: float
@@ -17,6 +18,7 @@ class StageRecord:
     num_nodes_after: int
     after: str = ""
     note: str = ""
+    cpu_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ class GraphReport:
     # Of each plan that a budget could choose: (peak in bytes, seconds of recompute).
     curve: tuple[tuple[int, float], ...] = ()
     kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
+    num_kernel_functions: int = 0  # that these kernels are: equal ones are one
     arena_bytes: int = 0
     kernel_reason: str = ""  # why `kernel` is not what was asked for
     library_calls: dict[str, int] = field(default_factory=dict)  # calls outside of generated kernels, by operator

@@ -140,8 +140,9 @@ def _last_uses(graph: fx.Graph, schedule: Schedule) -> dict[Any, Any]:
     return found
 
 
-def cpp_launch(function: Any, scratch_bytes: int) -> Launch:
-    """Runs `int function(void* const* p, char* scratch, int num_threads)`.
+def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launch:
+    """Runs `int function(void* const* p, char* scratch, int num_threads)`. draws: the numbers of the random draws that
+    it makes, whose address follows those of its buffers.
 
     Raises IndexError where the kernel met an index outside of what it indexes.
     """
@@ -149,12 +150,16 @@ def cpp_launch(function: Any, scratch_bytes: int) -> Launch:
     function.restype = ctypes.c_int
     threads = torch.get_num_threads
     pointer = Tensor.data_ptr
+    numbers = (ctypes.c_int64 * len(draws))(*draws)
+    more = (ctypes.addressof(numbers),) if draws else ()
+    known = len(more)
 
     def launch(buffers: Sequence[Tensor]) -> None:
         count = threads()
-        table = (ctypes.c_void_p * len(buffers))(*map(pointer, buffers))
+        table = (ctypes.c_void_p * (len(buffers) + known))(*map(pointer, buffers), *more)
         scratch = torch.empty(scratch_bytes * count, dtype=torch.uint8) if scratch_bytes else None
         if function(table, None if scratch is None else scratch.data_ptr(), count):
             raise IndexError("index out of range in self")
 
+    launch.numbers = numbers  # type: ignore[attr-defined]  # lives as long as what reads it
     return launch

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.runtime.native import load
+from aottrain.runtime.native import Source, load
 from aottrain.runtime.products import onednn_speed, product
 
 aten = torch.ops.aten
@@ -240,12 +240,15 @@ ENTRY(loss_rows_bfloat16, bf16)
 _FLAGS = ("-fopenmp", "-fno-trapping-math", "-std=c++17")
 
 
+NATIVE = Source(_NATIVE, _FLAGS)  # what `linear_cross_entropy` compiles on a CPU
+
+
 def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype) -> Any:
     """The same as `_aten_rule`, in one pass over each row and in place; None where it does not apply."""
     if hidden.device.type != "cpu" or softmax_dtype != torch.float32 or target.dtype != torch.int64:
         return None
     name = {torch.float32: "loss_rows_float32", torch.bfloat16: "loss_rows_bfloat16"}.get(hidden.dtype)
-    library = None if name is None else load(_NATIVE, _FLAGS)
+    library = None if name is None else load(*NATIVE)
     if library is None:
         return None
     function = getattr(library, name)

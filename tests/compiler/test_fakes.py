@@ -95,6 +95,7 @@ ARGUMENTS = {
         [True] * 3,
     ],
     aten.replication_pad2d_backward.default: lambda: [torch.rand(2, 4, 8, 8), images(), (1, 1, 1, 1)],
+    aten.roll.default: lambda: [images(), [1], [2]],
     aten.copysign.Tensor: lambda: [images(), images()[0]],
     aten.div.Tensor_mode: lambda: [images(), images()[0]],
     aten.floor_divide.default: lambda: [images(), images()[0]],
@@ -153,6 +154,16 @@ def test_booleans_are_not_subtracted(formula):
         formula(x)
     with pytest.raises(RuntimeError, match="Subtraction"), pytest.warns(UserWarning, match="runs this call eagerly"):
         aottrain.compile(formula, capture="trace")(x)
+
+
+@pytest.mark.parametrize("arguments", [([1],), ([1], [0]), ([1, 1], [0, 1]), ([1, 2], [2, 2]), ([0], [0]), ([-5], [1])])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_strides_of_rolled_values(layout, arguments):
+    value = LAYOUTS[layout](images())
+    mode = KernelFakes()
+    with mode:
+        found = aten.roll.default(mode.from_tensor(value), *arguments)
+    assert found.stride() == aten.roll.default(value, *arguments).stride()
 
 
 def test_each_rule_is_tested():

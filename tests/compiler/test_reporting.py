@@ -79,6 +79,7 @@ def test_stages_are_in_order_and_timed():
         "plan_partition",
         "apply_partition",
         "schedule",
+        "make_kernels",
         "link",
     ]
     assert [stage.name for stage in report.stages] == order

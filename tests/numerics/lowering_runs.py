@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
-from aottrain.compiler.codegen.programs import FLAGS, cpp_source
+from aottrain.compiler.codegen.programs import FLAGS, cpp_units
 from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.kernel import scratch_bytes
+from aottrain.ir.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
-from aottrain.runtime.native import load
+from aottrain.runtime.native import Source, load_all
 from tests.numerics.tolerance import RTOL_ATOL
 
 
@@ -107,13 +107,16 @@ def link(planned: Sequence[Planned]) -> dict[str, Launch]:
     kernels = [call for one in planned for call in one.schedule.kernels]
     if not kernels:
         return {}
-    source, functions = cpp_source(kernels)
-    library = load(source, FLAGS)
-    assert library is not None, "the generated C++ does not compile"
-    return {
-        call.kernel.name: cpp_launch(getattr(library, functions[call.kernel.name]), scratch_bytes(call.kernel))
-        for call in kernels
-    }
+    units, functions = cpp_units(kernels)
+    libraries = load_all([Source(text, FLAGS) for text in units])
+    found = {}
+    for call in kernels:
+        unit, name = functions[call.kernel.name]
+        library = libraries[unit]
+        assert library is not None, "the generated C++ does not compile"
+        function = getattr(library.functions, name)
+        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
+    return found
 
 
 def evaluated(planned: Planned) -> dict[str, Launch]:

@@ -35,6 +35,7 @@ from aottrain.ir.kernel import (
     Position,
     Reduce,
     Store,
+    draw_constants,
     levels,
     stages,
 )
@@ -52,6 +53,7 @@ class Renderer:
         self.kernel = kernel
         self.levels, self.stages = levels(kernel), stages(kernel)
         self.plan = plan_passes(kernel, kernel.row_size <= _LONGEST_BUFFER)
+        self.draws = draw_constants(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self._out)
 
@@ -60,6 +62,8 @@ class Renderer:
         parallel = kernel.num_rows * kernel.row_size >= _PARALLEL_FROM
         self._out(0, f"static int {kernel.name}(void* const* p, char* scratch, int num_threads) {{")
         self._parameters()
+        if self.draws:
+            self._out(1, f"const i64* const draws = (const i64*)p[{len(kernel.parameters)}];")
         self._out(1, "int failed = 0;")
         self._values(1, Level.CONSTANT, 0)
         single = not self._passes_needed() and not kernel.columns and kernel.num_outer == 0 and parallel
@@ -318,6 +322,8 @@ class Renderer:
             if instruction.guard is None:
                 return text
             return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"
+        if value in self.draws:
+            return f"draws[{self.draws.index(value)}]"
         if isinstance(instruction, Constant):
             return literal(instruction.value, instruction.dtype)
         if isinstance(instruction, Position):
@@ -333,6 +339,7 @@ class Renderer:
 def render_cpp(kernel: KernelIR) -> str:
     """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`.
 
-    p: the parameters' memory; scratch: `scratch_bytes` for each thread. It returns 1 for an index out of range.
+    p: the parameters' memory and, where it draws, that of its `draw_numbers`; scratch: `scratch_bytes` for each thread.
+    It returns 1 for an index out of range.
     """
     return Renderer(kernel).render()

@@ -6,32 +6,41 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.codegen.cpp_library import LIBRARY
-from aottrain.compiler.codegen.triton_programs import link_triton
 from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import PartitionedGraph, results
-from aottrain.ir.kernel import scratch_bytes
+from aottrain.ir.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
-from aottrain.runtime.native import load
+from aottrain.runtime.loss_head import NATIVE
+from aottrain.runtime.native import Source, load_all
 
+_LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
+# A compiler takes 50 ms to start and as long for each kernel or two.
+_UNIT_KERNELS, _MOST_UNITS = 4, 8
 
 
 @dataclass(frozen=True)
 class FusedGraph:
-    """One graph, planned: what runs, where its values live, and its kernels, ready to be called."""
+    """One graph, planned: what runs, where its values live, and its kernels, ready to be called.
+
+    num_functions, note: of the whole program, how many functions its kernels are, and how they came about.
+    """
 
     graph: fx.Graph
     schedule: Schedule
     memory: MemoryPlan | None
     launches: dict[str, Launch]
+    num_functions: int
+    note: str
     backend: str
 
     def runner(self) -> Runner:
@@ -65,37 +74,64 @@ def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend:
     """
     # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
     reuse_memory = reuse_memory and backend == "cpp"
-    link = _link if backend == "cpp" else link_triton
-    launches = link([call for _, _, plan in planned for call in plan.kernels])
+    kernels = [call for _, _, plan in planned for call in plan.kernels]
+    chunks = any(node.target is _LOSS_HEAD for graph, _, _ in planned for node in graph.nodes)
+    made = _link(kernels, [NATIVE] * chunks) if backend == "cpp" else _link_triton(kernels)
     return [
-        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, launches, backend)
+        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, *made, backend)
         for graph, count, plan in planned
     ]
 
 
-def _link(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
-    """Equal kernels, as those of repeated blocks, are one function."""
-    source, functions = cpp_source(kernels)
-    if not functions:
-        return {}
-    library = load(source, FLAGS)
-    if library is None:
-        raise UnsupportedError("no C++ compiler works on this machine")
-    return {
-        call.kernel.name: cpp_launch(getattr(library, functions[call.kernel.name]), scratch_bytes(call.kernel))
-        for call in kernels
-    }
+def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int, str]:
+    # Here: a program of a CPU need not load another renderer.
+    from aottrain.compiler.codegen.triton_programs import link_triton
+
+    launches = link_triton(kernels)
+    return launches, len({id(launch) for launch in launches.values()}), ""
 
 
-def cpp_source(kernels: Sequence[KernelCall]) -> tuple[str, dict[str, str]]:
-    """One self-contained C++ text, and the function of each kernel."""
-    parts, known, functions = [LIBRARY], {}, {}  # type: tuple[list[str], dict[str, str], dict[str, str]]
+def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict[str, Launch], int, str]:
+    """What runs each kernel, the number of functions, and how they came about.
+
+    Equal kernels, as those of repeated blocks, are one function. others: what the program's own ops will compile at
+    their first call, compiled beside them.
+    """
+    units, functions = cpp_units(kernels)
+    libraries = load_all([*(Source(text, FLAGS) for text in units), *others])
+    found: dict[str, Launch] = {}
+    for call in kernels:
+        unit, name = functions[call.kernel.name]
+        library = libraries[unit]
+        if library is None:
+            raise UnsupportedError("no C++ compiler works on this machine")
+        function = getattr(library.functions, name)
+        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
+    compiled = sum(library.compiled for library in libraries if library is not None)
+    count = len({name for _, name in functions.values()})
+    note = f"{count} functions, {compiled} of {len(libraries)} objects compiled, the others found on disk"
+    return found, count, note if found else ""
+
+
+def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple[int, str]]]:
+    """Self-contained C++ texts, to be compiled side by side, and for each kernel its text's number and its function.
+
+    How many there are follows from the kernels alone, so that the same program has the same texts on every machine.
+    """
+    known: dict[str, str] = {}  # from a kernel's code to its function
+    names: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for call in kernels:
         kernel = call.kernel
-        text = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
-        if text not in known:
-            known[text] = f"kernel_{len(known)}"
+        code = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
+        if code not in known:
+            name = known[code] = f"kernel_{len(known)}"
             header = [f"// {line}" for line in str(kernel).splitlines() if line.strip()]
-            parts.append("\n".join(header) + "\n" + text.replace("static int KERNEL", f'extern "C" int {known[text]}'))
-        functions[kernel.name] = known[text]
-    return "\n".join(parts), functions
+            texts[name] = "\n".join(header) + "\n" + code.replace("static int KERNEL", f'extern "C" int {name}')
+        names[kernel.name] = known[code]
+    units: list[list[str]] = [[LIBRARY] for _ in range(min(_MOST_UNITS, -(-len(texts) // _UNIT_KERNELS)))]
+    places: dict[str, int] = {}
+    for name, text in texts.items():
+        places[name] = min(range(len(units)), key=lambda unit: sum(map(len, units[unit])))
+        units[places[name]].append(text)
+    return ["\n".join(parts) for parts in units], {kernel: (places[name], name) for kernel, name in names.items()}

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import networkx as nx
-
 _NO_CUT = "a path from source to sink holds no vertex that may be cut"
 
 
@@ -130,6 +128,8 @@ def reference_cut(
     sinks: Iterable[int],
 ) -> tuple[int, set[int]]:
     """`min_vertex_cut` by networkx's preflow-push: short and slow."""
+    import networkx as nx  # here, because it takes a tenth of a second that no program need spend
+
     graph = nx.DiGraph()
     graph.add_nodes_from(["source", "sink"])
     for vertex, weight in weights.items():

@@ -1,0 +1,164 @@
+"""What compiling costs as a model grows: a small GPT of several depths, each compiled in fresh processes.
+
+    python scripts/bench_compile.py                        # 4, 12, 24 and 48 layers, cold and warm
+    python scripts/bench_compile.py --layers 4 --peers     # torch.compile beside it
+
+Cold: the folder of kept kernels and measurements is empty. Warm: a new process, the folder as the cold one left it.
+Times are of processor (of the compilers that run beside, too) and, in brackets, by the clock; below each depth's stand
+the stages, and how many times the smallest depth's they take. What every training process imports counts on its own:
+torch, and what torch.optim loads with the first optimizer (torch._dynamo and sympy).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+HEADS, VOCABULARY, BATCH, CONTEXT = 4, 8192, 8, 256
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, nargs="+", default=[4, 12, 24, 48])
+    parser.add_argument("--width", type=int, default=64, help=f"a multiple of {HEADS}; costs go by calls, not by size")
+    parser.add_argument("--repeats", type=int, default=1, help="of which the cheapest counts")
+    parser.add_argument("--peers", action="store_true", help="torch.compile of the smallest depth, too")
+    parser.add_argument("--child", help=argparse.SUPPRESS)  # the engine of one process
+    given = parser.parse_args()
+    if given.repeats < 1 or given.width < HEADS or given.width % HEADS or min(given.layers) < 1:
+        parser.error(f"--layers and --repeats: allowed are 1 and above; --width: multiples of {HEADS}")
+    if given.child:
+        print(json.dumps(measure(given.child, given.layers[0], given.width)))
+        return 0
+    depths = sorted(set(given.layers))
+    runs = {depth: _best(given, "aot", depth) for depth in depths}
+    print(_loading(next(iter(runs.values()))["warm"]))
+    for state in ("cold", "warm"):
+        print(f"\n{state}, processor seconds (by the clock)\n" + _table(state, runs))
+    if given.peers:
+        for state, run in _best(given, "torch_compile", depths[0]).items():
+            ours = runs[depths[0]][state]["wall_s"]["all"]
+            took, used = run["wall_s"]["all"], run["cpu_s"]["all"]
+            beside = f"{used:.2f} s of processor ({took:.2f} s by the clock)"
+            print(f"\ntorch.compile, {depths[0]} layers, {state}: {beside}")
+            print(f"aottrain: {ours / took:.3f} of that by the clock")
+    return 0
+
+
+def _best(given: argparse.Namespace, engine: str, depth: int) -> dict[str, dict[str, Any]]:
+    """The cheapest cold and the cheapest warm run of one depth."""
+    found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    for _ in range(given.repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            places = {"AOTTRAIN_CACHE_DIR": f"{folder}/aottrain", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+            for runs in found.values():
+                command = [sys.executable, str(Path(__file__).resolve()), "--child", engine]
+                command += ["--layers", str(depth), "--width", str(given.width)]
+                done = subprocess.run(command, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True)
+                runs.append(json.loads(done.stdout.splitlines()[-1]))
+    return {state: min(runs, key=lambda run: run["cpu_s"]["all"]) for state, runs in found.items()}
+
+
+def measure(engine: str, depth: int, width: int) -> dict[str, Any]:
+    """In this process: load, compile, run twice. Seconds of processor and by the clock of each part."""
+    cpu_s: dict[str, float] = {}
+    wall_s: dict[str, float] = {}
+
+    def timed(name: str, run: Callable[[], Any]) -> Any:
+        start, start_cpu = time.perf_counter(), _processor_seconds()
+        out = run()
+        wall_s[name], cpu_s[name] = time.perf_counter() - start, _processor_seconds() - start_cpu
+        return out
+
+    torch = timed("torch", lambda: __import__("torch"))
+    timed("torch.optim", lambda: torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1))
+    from scripts.bench_models import GPT
+
+    torch.manual_seed(0)
+    model = GPT(depth, width, HEADS)
+    batch = tuple(torch.randint(0, VOCABULARY, (BATCH, CONTEXT)) for _ in range(2))
+
+    def load() -> Any:
+        if engine == "torch_compile":
+            return torch.compile(model)
+        import aottrain
+
+        return aottrain.compile(model, capture="trace", on_unsupported="error")
+
+    compiled = timed("aottrain", load)
+    graph = timed("prepare", lambda: compiled.prepare(*batch)) if engine == "aot" else None
+    timed("first step", lambda: compiled(*batch).backward())
+    timed("second step", lambda: compiled(*batch).backward())
+    for seconds in (cpu_s, wall_s):
+        first_step = seconds["first step"] - seconds["second step"]
+        seconds["all"] = seconds["aottrain"] + seconds.get("prepare", 0.0) + first_step
+    known: dict[str, Any] = {"cpu_s": cpu_s, "wall_s": wall_s}
+    if graph is not None:
+        known["stages"] = [(stage.name, stage.cpu_seconds, stage.seconds) for stage in graph.stages]
+        known |= {"kernels": len(graph.kernels), "functions": graph.num_kernel_functions}
+        known["nodes"] = graph.num_nodes["joint"]
+    return known
+
+
+def _processor_seconds() -> float:
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _loading(run: dict[str, Any]) -> str:
+    parts = [f"{name} {run['cpu_s'][name]:.2f} s ({run['wall_s'][name]:.2f} s)" for name in ("torch", "torch.optim")]
+    return f"loaded before, counted nowhere below: {', '.join(parts)}"
+
+
+def _table(state: str, runs: dict[int, dict[str, dict[str, Any]]]) -> str:
+    from aottrain.ir.explain import table
+
+    first = next(iter(runs))
+    columns = {depth: _rows(run[state]) for depth, run in runs.items()}
+    rows = []
+    for name in columns[first]:
+        row = [name]
+        for depth, known in columns.items():
+            cpu, wall = known.get(name, (0.0, 0.0))
+            base = columns[first][name][0]
+            row += [f"{cpu:.2f} ({wall:.2f})", "" if depth == first or base < 0.02 else f"{cpu / base:.1f}x"]
+        rows.append(tuple(row))
+    for name in ("nodes", "kernels", "functions"):
+        rows.append((name, *(cell for run in runs.values() for cell in (f"{run[state][name]:,}", ""))))
+    header = ["", *(cell for depth in runs for cell in (f"{depth} layers", ""))]
+    return table(header, rows, right=range(1, len(header)))
+
+
+def _rows(run: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """For each row of the table its processor seconds and seconds by the clock; kernels are a part of all."""
+    both = {name: (run["cpu_s"][name], run["wall_s"][name]) for name in run["cpu_s"]}
+    stages: dict[str, tuple[float, float]] = {}
+    for name, cpu, wall in run["stages"]:
+        known = stages.get(name, (0.0, 0.0))
+        stages[name] = known[0] + cpu, known[1] + wall
+    rest = [both["prepare"][i] - sum(part[i] for part in stages.values()) for i in (0, 1)]
+    kernels = [sum(stages.get(name, (0.0, 0.0))[i] for name in ("schedule", "make_kernels", "link")) for i in (0, 1)]
+    first_step = [both["first step"][i] - both["second step"][i] for i in (0, 1)]
+    return {
+        "load aottrain": both["aottrain"],
+        **stages,
+        "other": (rest[0], rest[1]),
+        "first step": (first_step[0], first_step[1]),
+        "kernels": (kernels[0], kernels[1]),
+        "all": both["all"],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

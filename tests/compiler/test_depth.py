@@ -1,0 +1,78 @@
+"""Depth: more blocks are more calls of the same kernels, and a new process compiles nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import aottrain
+from aottrain.ir.report import GraphReport
+from aottrain.runtime import native
+from aottrain.runtime.native import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1)
+
+
+def compiled(depth: int) -> tuple[nn.Module, GraphReport]:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(Block() for _ in range(depth)))
+    step = aottrain.compile(model, capture="trace", kernel="cpp", on_unsupported="error")
+    return step, step.prepare(torch.ones(8, 16))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", {})
+    return tmp_path
+
+
+def making(report: GraphReport) -> str:
+    return next(stage.note for stage in report.stages if stage.name == "make_kernels")
+
+
+def test_blocks_share_their_kernels(folder):
+    _, shallow = compiled(3)
+    _, deep = compiled(6)
+    assert len(shallow.kernels) < len(deep.kernels)
+    assert 0 < shallow.num_kernel_functions == deep.num_kernel_functions < len(shallow.kernels)
+
+
+def test_a_warm_start_compiles_nothing_and_computes_the_same(folder):
+    def run() -> tuple[list[Tensor], str]:
+        step, report = compiled(3)
+        torch.manual_seed(1)
+        step(torch.ones(8, 16)).sum().backward()
+        return [parameter.grad for parameter in step.parameters()], making(report)
+
+    cold, note = run()
+    assert " 0 of " not in note
+    objects = {path: path.stat().st_mtime_ns for path in folder.glob("*.so")}
+    native._loaded.clear()  # as in a new process
+    warm, note = run()
+    assert " 0 of " in note and "found on disk" in note
+    assert {path: path.stat().st_mtime_ns for path in folder.glob("*.so")} == objects
+    assert all(torch.equal(one, other) for one, other in zip(cold, warm, strict=True))
+
+
+def test_garbage_is_collected_again_after_compiling(folder):
+    import gc
+
+    assert gc.isenabled()
+    compiled(1)
+    assert gc.isenabled()
+    with pytest.raises(aottrain.errors.UnsupportedError):
+        step = aottrain.compile(lambda x: print(x), capture="trace", on_unsupported="error")
+        step(torch.ones(2))
+    assert gc.isenabled()

@@ -1,0 +1,40 @@
+"""The benchmark of compiling runs, and shows that depth adds no kernels."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aottrain.runtime.native import find_compiler
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "scripts" / "bench_compile.py"), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
+def test_deeper_models_have_more_kernels_and_no_more_functions():
+    if find_compiler() is None:
+        pytest.skip("there is no C++ compiler on this machine")
+    done = run("--layers", "4", "6", "--width", "32")
+    assert done.returncode == 0, done.stderr
+    _, cold, warm = re.split(r"\n(?=cold|warm)", done.stdout)
+    for table in (cold, warm):
+        rows = {(cells := re.split(r"  +", line))[0]: cells[1:] for line in table.splitlines()}
+        kernels, functions = ([int(cell) for cell in rows[name] if cell] for name in ("kernels", "functions"))
+        assert len(kernels) == 2 and kernels[0] < kernels[1]
+        assert functions[0] == functions[1] > 0
+        assert {"analyse", "trace_joint", "schedule", "make_kernels", "first step", "all"} <= rows.keys()
+
+
+def test_bad_input_is_refused():
+    done = run("--layers", "0")
+    assert done.returncode == 2 and "allowed are 1 and above" in done.stderr
