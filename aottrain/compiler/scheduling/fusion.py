@@ -71,9 +71,13 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     fusion, order = Fusion(), _Order()
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
+    effects: list[fx.Node] = []
     border = 0  # the first unit that may still grow
     for node in calls(graph):
         sources = {order.unit[source] for source in node.all_input_nodes if source in order.unit}
+        if info(node).kind is OpKind.EFFECT:  # these run in program order
+            sources |= {order.unit[effect] for effect in effects[-1:]}
+            effects.append(node)
         if info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
             # Free, so it is no work of its own: what reads it depends on what it views.
             if sources:

@@ -8,6 +8,7 @@ from aottrain.compiler.scheduling.fusion import Fusion, fuse
 from aottrain.compiler.scheduling.groups import Group, results_of
 from aottrain.compiler.scheduling.kernels import lower
 from aottrain.compiler.scheduling.products import choose_products, placed_convolutions
+from aottrain.errors import VerificationError
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
@@ -26,6 +27,7 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
     escapes = _escaping(graph, fusion)
     done: set[fx.Node | int] = set()
+    begun: set[fx.Node | int] = set()  # their needs come first
     found: list[KernelCall | fx.Node] = []
     previous: dict[fx.Node, fx.Node] = {}
     effects = [node for node in calls(graph) if info(node).kind is OpKind.EFFECT]
@@ -55,6 +57,9 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             waiting = [fusion.home.get(_producer(source), source) for source in needs(unit)]
             waiting = [w for w in waiting if (w if isinstance(w, fx.Node) else w.number) not in done]
             if waiting:
+                if any((w if isinstance(w, fx.Node) else w.number) in begun for w in waiting):
+                    raise VerificationError(f"kernels and calls wait for each other around {waiting[0]}")
+                begun.add(key)
                 stack.extend(reversed(waiting))
                 continue
             done.add(key)
