@@ -58,7 +58,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             waiting = [w for w in waiting if (w if isinstance(w, fx.Node) else w.number) not in done]
             if waiting:
                 if any((w if isinstance(w, fx.Node) else w.number) in begun for w in waiting):
-                    raise VerificationError(f"kernels and calls wait for each other around {waiting[0]}")
+                    raise VerificationError(f"{_name(unit)} and {_name(waiting[0])} wait for each other")
                 begun.add(key)
                 stack.extend(reversed(waiting))
                 continue
@@ -79,6 +79,10 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
         if result is not None and result.op == "call_function" and fusion.home.get(_producer(result)) is None:
             emit(result)
     return found
+
+
+def _name(unit: fx.Node | Group) -> str:
+    return unit.name if isinstance(unit, fx.Node) else f"the kernel of {unit.members[0].node.name}"
 
 
 def _producer(node: fx.Node) -> fx.Node:
