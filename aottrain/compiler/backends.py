@@ -59,17 +59,17 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
 
 
 def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
-    """What a budget asks of the kernels that the program will run as; None where it will run op by op."""
-    if options.partition != "budget" or options.kernel not in GENERATED:
+    """What planning asks of the kernels that the program will run as; None where it will run op by op."""
+    if options.kernel not in GENERATED:
         return None
-    workspace = workspaces_of(joint.graph)
 
     def peak_bytes(plan: PartitionPlan) -> int:
+        workspace = workspaces_of(joint.graph)  # measured once, then known
         parts = apply_partition(joint, plan)
         schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
         return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
 
-    return Fused(one_kernel, peak_bytes)
+    return Fused(one_kernel, lambda node: not rules_for(node), peak_bytes)
 
 
 @dataclass(frozen=True)

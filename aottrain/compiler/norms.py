@@ -191,6 +191,7 @@ class _Rows:
         distance = add_call(self.node, aten.sub.Tensor, (value, mean))
         return add_call(self.node, aten.mul.Tensor, (distance, rstd))
 
+
 def _viewed(like: fx.Node, value: fx.Node, shape: Sequence[int]) -> fx.Node:
     return add_call(like, aten.view.default, (value, list(shape)))
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from aottrain.errors import UnsupportedError
 from aottrain.ir.values import PLAIN_TYPES
+from aottrain.runtime.codes import codes_of, globals_of, names_of
 from aottrain.runtime.guards import describe
 
 # Containers longer than this are guarded by the identity of their items, and of what those hold.
@@ -156,7 +157,7 @@ class StateGuard:
         if not functions and package in self._packages and package != "aottrain":
             # Handed over by something that is not looked into.
             functions = [value for value in gc.get_referrers(code) if isinstance(value, types.FunctionType)]
-        for inner in _codes(code):  # what it defines reads its variables, and the globals that are guarded with its own
+        for inner in codes_of(code):  # what it defines reads its variables, and globals that are guarded with its own
             self._ran.add(inner)
             functions += self._functions.pop(inner, [])
         for function in functions:
@@ -325,7 +326,7 @@ class StateGuard:
             self._functions.setdefault(function.__code__, []).append(function)
 
     def _visit_body(self, function: types.FunctionType, depth: int) -> None:
-        names = _global_names(function.__code__)
+        names = names_of(function.__code__)
         for cell in function.__closure__ or ():
             table = _Cell(cell)
             self._slot(table, None, table.get(None, None), depth)
@@ -334,7 +335,7 @@ class StateGuard:
             self._slot(_Attributes(function), name, getattr(function, name), depth)
         self._visit_table(vars(function), depth)
         if depth <= _MAX_DEPTH:
-            for name in names & function.__globals__.keys():
+            for name in globals_of(function.__code__) & function.__globals__.keys():
                 self._slot(function.__globals__, name, function.__globals__[name], depth)
                 self._visit_names(function.__globals__[name], names, depth)
             for name in names & sys.modules.keys():  # imported inside
@@ -358,18 +359,6 @@ class StateGuard:
 
 def _read(table: Any, key: Any) -> Any:
     return dict.get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)
-
-
-def _global_names(code: types.CodeType) -> set[str]:
-    return {name for inner in _codes(code) for name in inner.co_names}
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The code of a function, and of all functions and comprehensions that it defines."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from aottrain.compiler.backends import fused_by
+from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, knapsack_cut, plan_partition
 from aottrain.ir.graph import calls, info
@@ -80,6 +82,13 @@ def test_a_short_chain_of_reductions_and_a_long_one_of_pointwise_work_are_comput
 
     assert plan_partition(joint_of(pointwise, leaf(32, 64)), "min_cut").saved_bytes == 0
     assert plan_partition(joint_of(lambda x, w: norms(x, w, 1), leaf(32, 64), leaf(64)), "min_cut").saved_bytes == 0
+
+
+def test_min_cut_runs_no_library_call_twice_where_all_else_is_kernels():
+    joint = joint_of(lambda x: x.cumsum(0).exp().sin(), leaf(32, 64))
+    assert plan_partition(joint, "min_cut").saved_bytes == 0
+    plan = plan_partition(joint, "min_cut", fused=fused_by(joint, CompileOptions(kernel="cpp")))
+    assert len(plan.saved) == 1 and "cumsum" not in plan.recomputed
 
 
 def test_recompute_all_saves_nothing_and_runs_everything_again():

@@ -12,6 +12,8 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler import apply_partition, plan_partition
+from aottrain.compiler.backends import fused_by
+from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.scheduling.fusion import fuse
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.ir.graph import calls, info
@@ -24,7 +26,9 @@ from tests.numerics.tolerance import assert_close
 def schedules(function: Callable[..., Any], *args: Any) -> tuple[Schedule, Schedule, int]:
     """Of the forward and of the backward; and the number of residuals that are no inputs."""
     joint = joint_of(function, *args)
-    parts = apply_partition(joint, plan_partition(joint, "min_cut"))
+    parts = apply_partition(
+        joint, plan_partition(joint, "min_cut", fused=fused_by(joint, CompileOptions(kernel="cpp")))
+    )
     assert parts.backward is not None
     return schedule(parts.forward), schedule(parts.backward), len(parts.residuals)
 
@@ -61,6 +65,19 @@ def test_blocks_of_norms_are_few_kernels_and_move_what_they_must():
     large = [call.kernel for call in backward.kernels if call.kernel.num_bytes >= n * 64 * 4]
     assert len(forward.kernels) == 1 and len(large) == 2  # of two blocks each
     assert all(kernel.num_bytes < 3.1 * n * 64 * 4 for kernel in large)
+
+
+def test_a_sum_over_everything_and_a_run_of_draws_have_rows():
+    """Threads share them; a row of draws is made at once."""
+    forward, _, _ = schedules(lambda x: F.dropout(x, 0.1).square().mean(), leaf(96, 1024))
+    kernel = next(call.kernel for call in forward.kernels if call.kernel.num_bytes > 96 * 1024)
+    assert kernel.ranges == (24, 4096) and kernel.num_outer == 1
+
+
+def test_reductions_across_memory_are_the_librarys():
+    forward, backward, _ = schedules(lambda x: x.softmax(1).exp(), leaf(8, 256, 32))
+    assert library_calls(forward) == ["aten._softmax.default"]
+    assert library_calls(backward) == ["aten._softmax_backward_data.default"]
 
 
 def test_bytes_of_a_part_are_those_of_the_part():

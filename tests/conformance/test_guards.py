@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+import aottrain
 from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
 
 _SCALE = 2.0
@@ -1027,6 +1028,27 @@ def inference_tensors_as_arguments(comp):
     with torch.no_grad():
         b = g(i, w)
     return a, b.tolist()
+
+
+_scale = [1.0]
+
+
+def test_an_attribute_is_not_the_global_of_its_name():
+    """`x._scale` reads no global: what a script keeps under that name may change without another program."""
+
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self._scale = 2.0
+
+        def forward(self, x):
+            return x * self._scale
+
+    compiled = aottrain.compile(Holder(), capture="trace")
+    for i in range(3):
+        _scale.append(float(i))
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert len(compiled.report.graphs) == 1
 
 
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -235,24 +235,25 @@ def compare(wanted: Observation, got: Observation, rounding: bool = False) -> tu
         return f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}", {WRONG}
     if len(wanted.seen) != len(got.seen):
         return f"{len(wanted.seen)} observations became {len(got.seen)}", {WRONG}
+    coarsest = _coarsest(wanted.seen) if rounding else None
     found = [
         (f"{a[0]}: {text}", kind)
         for a, b in zip(wanted.seen, got.seen, strict=True)
-        for text, kind in _differ(a, b, rounding)
+        for text, kind in _differ(a, b, coarsest)
     ]
     found.sort(key=lambda pair: pair[1] != WRONG)
     return found[0][0] if found else "", {kind for _, kind in found}
 
 
-def _differ(wanted: Any, got: Any, rounding: bool) -> Iterator[tuple[str, str]]:
+def _differ(wanted: Any, got: Any, coarsest: torch.dtype | None) -> Iterator[tuple[str, str]]:
     what, flags, value = wanted
     _, other_flags, other = got
     if flags != other_flags:
         strides_alone = flags and other_flags and flags[:2] == other_flags[:2] and flags[3:] == other_flags[3:]
         yield f"{flags} became {other_flags}", STRIDED if strides_alone else WRONG
     if value is not None and other is not None and value.shape == other.shape and not same_bits(value, other):
-        may_round = rounding or "gradient" in what or "afterwards" in what
-        close = may_round and value.dtype == other.dtype and _close(value, other, rounding)
+        may_round = coarsest is not None or "gradient" in what or "afterwards" in what
+        close = may_round and value.dtype == other.dtype and _close(value, other, coarsest)
         yield f"{value.flatten()[:6].tolist()} became {other.flatten()[:6].tolist()}", ROUNDED if close else WRONG
 
 
@@ -266,12 +267,18 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(nan, b.isnan()) and bool((((a == b) & (a.signbit() == b.signbit())) | nan).all())
 
 
-def _close(a: Tensor, b: Tensor, rounding: bool = False) -> bool:
-    """rounding: a double may have been computed from a float that was rounded otherwise."""
+def _coarsest(seen: Iterable[Any]) -> torch.dtype:
+    """Of the types that can be seen: numbers of a wider one may have been made from rounded ones of it."""
+    dtypes = {value.dtype for _, _, value in seen if value is not None}
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes), torch.float32)
+
+
+def _close(a: Tensor, b: Tensor, coarsest: torch.dtype | None) -> bool:
+    """coarsest: of the types from which the numbers may have been made; None: they are rounded to their own alone."""
     if a.is_complex():
         return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
     if a.dtype not in RTOL_ATOL:
         return same_bits(a, b)
     scale = float(a.double().abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
-    rtol, atol = RTOL_ATOL[torch.float32 if rounding and a.dtype is torch.float64 else a.dtype]
+    rtol, atol = max(RTOL_ATOL[a.dtype], RTOL_ATOL[coarsest or a.dtype])
     return torch.allclose(a, b, rtol=10 * rtol, atol=10 * atol * max(scale, 1.0), equal_nan=True)

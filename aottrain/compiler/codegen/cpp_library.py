@@ -19,7 +19,7 @@ double exp(double); double expm1(double); double log(double); double log1p(doubl
 double cos(double); double tanh(double); double erf(double); double erfc(double); double pow(double, double);
 double tan(double); double atan(double); double atan2(double, double); double exp2(double); double log2(double);
 double log10(double); float powf(float, float); float sinf(float); float cosf(float); float tanf(float);
-float atanf(float); float atan2f(float, float); float erfcf(float); float log1pf(float); float expm1f(float);
+float atanf(float); float atan2f(float, float); float erfcf(float);
 double asin(double); double acos(double); double sinh(double); double cosh(double); double fmod(double, double);
 float asinf(float); float acosf(float); float sinhf(float); float coshf(float); float fmodf(float, float);
 float log10f(float); float log2f(float); float exp2f(float);
@@ -83,6 +83,24 @@ INLINE float log_(float x) {
   const float y = fma_(k, 0.693145752f, f + tail);
   const float inf = __builtin_inff();
   return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
+}
+// exp(r) - 1 is kept apart from 1, so that it loses nothing near zero; 2^n - 1 is exact where it matters.
+INLINE float expm1_(float x) {
+  const float c = x > 40.0f ? 40.0f : (x < -40.0f ? -40.0f : x);
+  const float n = __builtin_rintf(c * 1.44269504f);
+  float r = fma_(n, -0.693145752f, c);
+  r = fma_(n, -1.42860677e-6f, r);
+  float p = fma_(0.0013813141f, r, 0.0083694197f);
+  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
+  const float scale = bits_<float>(((i32)n + 127) << 23);
+  const float y = fma_(scale, fma_(r * r, p, r), scale - 1.0f);
+  return x == 0.0f || x != x ? x : (x > 40.0f ? exp_(x) : y);
+}
+// log(u) of the rounded u = 1 + x, and what rounding has left of x.
+INLINE float log1p_(float x) {
+  const float u = 1.0f + x, rest = x - (u - 1.0f);
+  const float y = log_(u) + rest / u;
+  return x == 0.0f ? x : (u > 0.0f && u < __builtin_inff() ? y : (x == x && u > 0.0f ? x : log_(u)));
 }
 INLINE float tanh_(float x) {
   const float t = __builtin_fabsf(x), s = x * x;

@@ -21,10 +21,10 @@ _INFIX = {
     "ge": ">=", "and": "&", "or": "|", "xor": "^",
 }  # fmt: skip
 _LIBM = (
-    "expm1", "log1p", "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
+    "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
     "fmod",
 )  # fmt: skip
-_OWN = ("exp", "log", "tanh", "erf", "sin", "cos")
+_OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos")
 
 
 def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True) -> str:

@@ -213,8 +213,7 @@ def _hardswish_backward(node: fx.Node) -> Rule | None:
         g, x = v
         dtype = b.dtype(x)
         slope = b.compute("add", b.compute("div", x, b.constant(3, dtype)), b.constant(0.5, dtype))
-        # A NaN has the gradient of what lies above: it is not less than 3.
-        middle = b.compute("where", b.compare("lt", x, b.constant(3, dtype)), b.compute("mul", g, slope), g)
+        middle = b.compute("where", b.compare("ge", x, b.constant(3, dtype)), g, b.compute("mul", g, slope))
         return b.compute("where", b.compare("le", x, b.constant(-3, dtype)), b.constant(0, dtype), middle)
 
     return mixed(node, arguments(node)[:2], formula)

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering.rules import (
+    NEIGHBOURS,
     Builder,
     Operand,
     Output,
@@ -24,9 +25,6 @@ from aottrain.compiler.lowering.rules import (
     wide,
 )
 from aottrain.ir.tensor import TensorSpec
-
-# From this many on, neighbours that are kept fill a vector.
-_NEIGHBOURS = 16
 
 
 def reduced_dims(node: fx.Node, given: Any) -> tuple[int, ...]:
@@ -50,7 +48,7 @@ def _is_across(facts: TensorSpec, dims: tuple[int, ...]) -> bool:
     is reduced. In a kernel each element would be a load of its own; the libraries add such vectors up."""
     order = sorted((d for d, size in enumerate(facts.shape) if size > 1), key=lambda d: -facts.stride[d])
     reduced = [i for i, d in enumerate(order) if d in dims]
-    if facts.device.type != "cpu" or not reduced or facts.shape[order[-1]] < _NEIGHBOURS:
+    if facts.device.type != "cpu" or not reduced or facts.shape[order[-1]] < NEIGHBOURS:
         return False
     return order[-1] not in dims and reduced != list(range(len(reduced)))
 

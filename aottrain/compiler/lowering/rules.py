@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,11 @@ class Rule:
         return any(output.column is not None for output in self.outputs)
 
 
+# From this many on, neighbours that are kept fill a vector.
+NEIGHBOURS = 16
+# Fewer elements stay in the cache, in whatever order they are read.
+_MANY = 1 << 15
+
 RuleMaker = Callable[[fx.Node], "list[Rule] | Rule | None"]
 _MAKERS: dict[str, RuleMaker] = {}
 
@@ -95,7 +101,21 @@ def rules_for(node: fx.Node) -> list[Rule]:
     if found is None:
         return []
     rules = [found] if isinstance(found, Rule) else found
+    if all(rule.reduced and not rule.columns and _is_scattered(rule) for rule in rules):
+        return []
     return [rule for rule in rules if all(size > 0 for size in rule.shape)]
+
+
+def _is_scattered(rule: Rule) -> bool:
+    """Whether the elements of a row lie far apart, and neighbours are kept: each would be a load of its own, and on a
+    CPU the libraries do such rows side by side."""
+    operand = max((o for o in rule.operands if not o.free), key=lambda o: spec(o.node).numel, default=None)
+    if operand is None or spec(operand.node).device.type != "cpu" or math.prod(rule.shape) < _MANY:
+        return False
+    steps = [(stride, rule.shape[d], d) for stride, d in zip(spec(operand.node).stride, operand.dims, strict=True)
+             if d is not None and rule.shape[d] > 1 and stride > 0]  # fmt: skip
+    _, size, nearest = min(steps, default=(0, 0, -1))
+    return size >= NEIGHBOURS and nearest not in rule.reduced
 
 
 def _plain(node: fx.Node) -> bool:

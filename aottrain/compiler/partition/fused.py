@@ -25,9 +25,11 @@ Fits = Callable[[fx.Node, fx.Node], bool]
 
 @dataclass(frozen=True)
 class Fused:
-    """What planning asks of generated kernels. peak_bytes: at which a plan's programs peak as small kernels."""
+    """What planning asks of generated kernels. alone: whether a library does a call; peak_bytes: at which a plan's
+    programs peak as small kernels."""
 
     fits: Fits
+    alone: Callable[[fx.Node], bool]
     peak_bytes: Callable[[PartitionPlan], int]
 
 

@@ -123,7 +123,7 @@ def plan_partition(
     of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
     cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
     fused: where the plan will run as generated kernels, what they are asked: a budget's recompute is priced as fused,
-    and the plan is one whose kernels peak within the budget, where there is one.
+    and the plan is one whose kernels peak within the budget, where there is one; min_cut runs no library call twice.
     A function ForwardValue -> "save" | "recompute" | "free" is a strategy of its own.
 
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
@@ -135,6 +135,8 @@ def plan_partition(
     if strategy == "checkpoint":
         return checkpoint(joint, modules)
     demand = find_demand(joint)
+    if strategy == "min_cut" and fused is not None:
+        return min_cut(demand, alone=fused.alone)
     return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 
 
@@ -173,12 +175,26 @@ def recompute_all(demand: Demand) -> PartitionPlan:
     return _plan("recompute_all", demand, must, lambda node: _must_reason(node, demand))
 
 
-def min_cut(demand: Demand, strategy: str = "min_cut") -> PartitionPlan:
+def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node], bool] | None = None) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice, nor a long chain of
-    reductions."""
-    banned = {node for node in demand.region if _runs_once(node, demand)}
-    banned |= {node for node in _chain_ends(demand, banned) if node not in demand.marks}
-    return _plan(strategy, demand, _cut(demand, banned), lambda node: _cut_reason(node, demand, banned))
+    reductions. alone: where all else runs as kernels, what does not, and is as little computed twice."""
+    once = {node for node in demand.region if _runs_once(node, demand)}
+    again = {node for node in demand.region - once if alone is not None and _is_work(node, demand) and alone(node)}
+    ends = {node for node in _chain_ends(demand, once | again) if node not in demand.marks}
+
+    def reason(node: fx.Node) -> str:
+        if producer_of(node) in again and not _must_save(node, demand):
+            return f"{info(producer_of(node)).label}: a library would do it again"
+        return _cut_reason(node, demand, once | ends)
+
+    return _plan(strategy, demand, _cut(demand, once | again | ends), reason)
+
+
+def _is_work(node: fx.Node, demand: Demand) -> bool:
+    """Neither a view nor what follows from no value at all, and nothing that a checkpoint has marked."""
+    if node.op != "call_function" or info(node).kind is not OpKind.CHEAP or not node.all_input_nodes:
+        return False
+    return not any(known in demand.marks for known in (node, *(node.users if is_tuple(node) else ())))
 
 
 def _chain_ends(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:

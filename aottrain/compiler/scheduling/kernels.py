@@ -28,6 +28,9 @@ from aottrain.ir.kernel import (
 )
 from aottrain.ir.schedule import KernelCall
 
+# Of the rows that a long loop is cut into: they stay in the nearest cache.
+_LONGEST_ROW = 4096
+
 
 class _Buffers:
     """Parameters in the order in which they are met."""
@@ -184,13 +187,22 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
     affines = list(dict.fromkeys(_affines(kernel)))
     outer_order, names = _merge(outer_order, loops, affines, {})
     inner_order, names = _merge(inner_order, loops, affines, names)
+    cut: tuple[int, int, int, int] | None = None
     if inner is None and outer_order:
         outer_order, inner_order = outer_order[:-1], outer_order[-1:]
+        if not outer_order and (rows := _row_of(kernel, loops[inner_order[0]])):
+            number = max(loops) + 1
+            cut = inner_order[0], number, number + 1, rows
+            loops |= {number: loops[inner_order[0]] // rows, number + 1: rows}
+            outer_order, inner_order = [number], [number + 1]
     order = outer_order + inner_order
     numbers = {loop: i for i, loop in enumerate(order)}
 
     def change(position: Affine) -> Affine:
-        return Affine.of({numbers[loop]: c for loop, c in position.terms if loop not in names}, position.constant)
+        position = Affine.of({loop: c for loop, c in position.terms if loop not in names}, position.constant)
+        if cut is not None:
+            position = position.split(*cut)
+        return Affine.of({numbers[loop]: c for loop, c in position.terms}, position.constant)
 
     def changed(instruction: Instruction) -> Instruction:
         if isinstance(instruction, Load):
@@ -207,6 +219,15 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
         stores=tuple(replace(s, address=replace(s.address, offset=change(s.address.offset))) for s in kernel.stores),
         columns=tuple(replace(c, address=replace(c.address, offset=change(c.address.offset))) for c in kernel.columns),
     )
+
+
+def _row_of(kernel: KernelIR, size: int) -> int | None:
+    """The length of the rows that one long loop is cut into, where that pays: threads share the rows of a sum over
+    everything, and a row of draws is made at once."""
+    draws = any(isinstance(i, Compute) and i.op == "philox" for i in kernel.body)
+    if size <= _LONGEST_ROW or not (draws or kernel.columns):
+        return None
+    return next((row for row in range(_LONGEST_ROW, _LONGEST_ROW // 16, -1) if size % row == 0), None)
 
 
 def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
