@@ -22,7 +22,7 @@ def test_a_recipe_runs_from_the_command_line(name, tmp_path, monkeypatch, capsys
     line = [f"recipe={name}", *SMALL[name], "debug=fast", "partition.budget=0.3", "hydra.run.dir=run"]
     assert main([*line, "engine.on_unsupported=error"]) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["recipe"] == name and summary["fallbacks"] == 0 and summary["verify_max_error"] == 0
+    assert summary["recipe"] == name and summary["fallbacks"] == 0 and summary["verify_max_error"] < 1e-5
     assert summary["samples_per_s"] > 0 and summary["model_flops_per_s"] > 0 and summary["val_loss"] > 0
     assert summary["saved_bytes"] < 0.9 * summary["eager_saved_bytes"]
 
