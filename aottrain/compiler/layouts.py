@@ -24,7 +24,6 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.runtime.calls import OpCall
-from aottrain.runtime.rates import DEFAULT_RATES as DEFAULT_RATES
 from aottrain.runtime.rates import rates_for
 from aottrain.runtime.timings import call_seconds
 
