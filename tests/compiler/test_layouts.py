@@ -13,6 +13,7 @@ import aottrain
 from aottrain.compiler import layouts
 from aottrain.runtime.convolutions import can_convolve_into, convolve_into
 from aottrain.runtime.native import find_compiler
+from aottrain.runtime.rates import DEFAULT_RATES
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -127,7 +128,7 @@ def test_the_oracle_keeps_the_programs_own_layouts():
 def test_the_decision_is_by_measured_times(monkeypatch, slower, words):
     monkeypatch.setenv("AOTTRAIN_RATES", "measured")
     monkeypatch.setattr(layouts, "call_seconds", lambda calls: (0.1, 0.1 * slower))
-    monkeypatch.setattr(layouts, "rates_for", lambda device: layouts.DEFAULT_RATES)
+    monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
     call = aottrain.compile(Block(True), capture="trace", kernel="cpp")
     assert words in call.prepare(torch.randn(4, 8, 16, 16)).layouts
 
