@@ -1,14 +1,15 @@
 """bisect: which stage of the compiler, and which node of its graph, first gives another value than eager.
 
-The ladder is eager -> joint -> functional -> simplified -> what is rewritten for kernels -> partitioned -> kernel. Each
-rung runs on the same inputs, (seed, offset) and tangents; the first whose outputs, state updates or gradients differ is
+The ladder is eager -> joint -> functional -> simplified -> what is rewritten for kernels -> partitioned -> scheduled
+(loop nests evaluated in plain torch) -> kernel (as they are compiled, each also held against its loop nest). Each rung
+runs on the same inputs, (seed, offset) and tangents; the first whose outputs, state updates or gradients differ is
 guilty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
 from aottrain.compiler.capture import CapturedStep, enter_primals
-from aottrain.compiler.codegen.programs import fuse_program, plan_program
+from aottrain.compiler.codegen.evaluation import evaluate, memory_of
+from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import choose_layouts
@@ -34,7 +36,9 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
+from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
+from aottrain.runtime.launch import Launch
 from aottrain.runtime.philox import new_state
 from aottrain.runtime.rng import PhiloxMode
 from aottrain.runtime.state import StateGuard
@@ -77,6 +81,7 @@ class _Rung:
     results: Results
     values: Values
     nodes: dict[str, fx.Node]
+    wrong_kernels: tuple[KernelIR, ...] = ()  # in the order in which they ran
 
 
 def bisect(
@@ -201,6 +206,8 @@ def _ladder(
         rungs.append(whole("split norms", lambda: split_norms(list(stages.values())[-1])))
         rungs.append(whole("layouts", lambda: _laid_out(stages["split norms"])))
     rungs.append(halves("partitioned", "aten"))
+    if options.kernel in GENERATED:
+        rungs.append(halves("scheduled", "evaluate"))
     return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
 
 
@@ -217,10 +224,11 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     tangents = len(joint.inputs_of(InputKind.TANGENT))
     primals, late = given[: len(given) - tangents], given[len(given) - tangents :]
     nodes = {node.name: node for node in parts.forward.nodes}
+    wrong: list[KernelIR] = []
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        fused = fuse_program(plan_program(parts), backend=str(kernel)) if kernel in GENERATED else []
+        fused = _kernels(parts, str(kernel), wrong) if kernel in (*GENERATED, "evaluate") else []
         runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
         values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs
@@ -237,7 +245,38 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
             gradients = runner([*residuals.values(), *late])
         flat += list(gradients)
     results = _named(joint, flat) | {f"residual {key}": value for key, value in residuals.items() if kernel != "aten"}
-    return _Rung(name, results, values | residuals, nodes)
+    return _Rung(name, results, values | residuals, nodes, tuple(wrong))
+
+
+def _kernels(parts: PartitionedGraph, backend: str, wrong: list[KernelIR]) -> list[FusedGraph]:
+    """Both graphs, run by kernels. wrong: gets each kernel that does not give what its evaluation gives."""
+    planned = plan_program(parts)
+    known = {call.kernel.name: call.kernel for _, _, schedule in planned for call in schedule.kernels}
+    if backend == "evaluate":
+        launches = {name: _evaluated(kernel) for name, kernel in known.items()}
+        return [FusedGraph(graph, schedule, None, launches, 0, "", backend) for graph, _, schedule in planned]
+    made = fuse_program(planned, backend=backend)
+    checked = {name: _checked(kernel, made[0].launches[name], wrong) for name, kernel in known.items()}
+    return [replace(one, launches=checked) for one in made]
+
+
+def _evaluated(kernel: KernelIR) -> Launch:
+    def launch(buffers: Sequence[Tensor]) -> None:
+        evaluate(kernel, [memory_of(value, p.span) for value, p in zip(buffers, kernel.parameters, strict=True)])
+
+    return launch
+
+
+def _checked(kernel: KernelIR, run: Launch, wrong: list[KernelIR]) -> Launch:
+    def launch(buffers: Sequence[Tensor]) -> None:
+        memory = [memory_of(value, p.span) for value, p in zip(buffers, kernel.parameters, strict=True)]
+        expected = [value.clone() for value in memory]
+        evaluate(kernel, expected)
+        run(buffers)
+        if any(_difference(a, b) for a, b in zip(expected, memory, strict=True)):
+            wrong.append(kernel)
+
+    return launch
 
 
 def _named(joint: JointGraph, outputs: Sequence[Any]) -> Results:
@@ -277,7 +316,12 @@ _UNKNOWN = object()
 
 
 def _blame(last: _Rung, rung: _Rung, what: str, error: float, folder: str | Path | None) -> Guilty:
-    """The first node, in program order, whose inputs agree with the rung before and whose value does not."""
+    """The first node, in program order, whose inputs agree with the rung before and whose value does not; of kernels
+    the first to run that does not give what its loop nest says."""
+    if rung.wrong_kernels:
+        kernel = rung.wrong_kernels[0]
+        ops = ", ".join(line.split(" = ")[0] for line in kernel.sources)
+        return Guilty(rung.name, what, f"{kernel.name} ({ops})", error=error)
     wrong = {
         name for name, value in rung.values.items() if name in last.values and _difference(last.values[name], value)
     }

@@ -1,6 +1,7 @@
 """aottrain.bisect names the stage, and the node, that first differs from eager. Each bug here is planted."""
 
 import runpy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,11 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler import bisection
+from aottrain.compiler.codegen import cpp_text
+from aottrain.compiler.scheduling import kernels, order
+from aottrain.ir.kernel import Constant
 from aottrain.ir.plan import PartitionPlan
+from aottrain.runtime.native import find_compiler
 
 aten = torch.ops.aten
 
@@ -87,3 +92,37 @@ def test_a_wrong_kernel_is_found(net):
 
     found = aottrain.bisect(net, (torch.randn(6, 4),), kernel=scaled)
     assert found.stage == "kernel" and "kernel" in str(found)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_kernels_agree_and_a_wrongly_compiled_one_is_named(monkeypatch):
+    def program(x):
+        return F.softmax(x.tanh() @ x.t(), dim=-1).exp()
+
+    x = torch.randn(6, 6, requires_grad=True)
+    assert aottrain.bisect(program, (x,), kernel="cpp").stage is None
+    right = cpp_text._function
+    wrong = {"tanh": "sin"}
+    monkeypatch.setattr(cpp_text, "_function", lambda op, args, kind: right(wrong.get(op, op), args, kind))
+    found = aottrain.bisect(program, (x,), kernel="cpp")
+    assert found.stage == "kernel" and found.what == "output 0"
+    assert found.node.startswith("forward_kernel_") and "(tanh)" in found.node
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_a_wrong_loop_nest_is_found_before_anything_is_compiled(monkeypatch):
+    def program(x):
+        return x.sin() * 2
+
+    right = kernels.lower
+    monkeypatch.setattr(order, "lower", lambda group, name, escapes: _doubled(right(group, name, escapes)))
+    found = aottrain.bisect(program, (torch.randn(6, 6),), kernel="cpp")
+    assert found.stage == "scheduled" and found.what == "output 0"
+
+
+def _doubled(call):
+    """With twice its constants."""
+    body = tuple(
+        replace(part, value=2 * part.value) if isinstance(part, Constant) else part for part in call.kernel.body
+    )
+    return replace(call, kernel=replace(call.kernel, body=body))
