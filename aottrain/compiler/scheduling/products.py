@@ -17,6 +17,8 @@ aten = torch.ops.aten
 # A smaller product is over before a library's choice matters.
 _SMALLEST_FLOPS = 1 << 20
 _FASTER = 1.05
+# Below so many terms of a sum, the copies that a transposed product needs take longer than what it saves.
+_MANY_TERMS = 1024
 
 
 def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tuple[str, str]]:
@@ -67,7 +69,9 @@ def _is_tall_transposed(node: fx.Node) -> bool:
     left = node.args[0]
     facts, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
     assert own is not None
-    return facts is not None and facts.stride[0] == 1 and facts.stride[1] > 1 and own.shape[0] >= 2 * own.shape[1]
+    if facts is None or facts.stride[0] != 1 or facts.stride[1] <= 1 or facts.shape[1] < _MANY_TERMS:
+        return False
+    return own.shape[0] >= 2 * own.shape[1]
 
 
 def placed_convolutions(graph: fx.Graph) -> frozenset[fx.Node]:
