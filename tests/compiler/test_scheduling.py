@@ -102,15 +102,29 @@ class Block(nn.Module):
         return F.dropout(F.gelu(self.norm(x)), 0.1)
 
 
-def test_a_norm_an_activation_and_a_dropout_are_two_kernels_each_way():
-    """The mask, with what it multiplies; and the rest, with the gradients of weight and bias. A draw reads nothing
-    that the norm's group has, so it starts a group of its own."""
+def test_a_norm_an_activation_and_a_dropout_are_one_kernel_and_two_backward():
+    """The mask is drawn where it is read, and written nowhere. In the backward it multiplies the gradient before
+    anything reads the norm."""
     forward, backward, _ = schedules(Block(96), leaf(64, 96))
-    assert (len(forward.kernels), library_calls(forward)) == (2, [])
+    assert (len(forward.kernels), library_calls(forward)) == (1, [])
     assert (len(backward.kernels), library_calls(backward)) == (2, [])
-    mask, rest = (call.kernel for call in backward.kernels)
-    assert "philox" in str(mask)
-    assert len(rest.columns) == 2
+    (kernel,) = (call.kernel for call in forward.kernels)
+    assert "philox" in str(kernel) and kernel.num_bytes < 2.1 * 64 * 96 * 4
+    mask, _ = (call.kernel for call in backward.kernels)
+    assert "philox" in str(mask) and mask.num_bytes < 2.1 * 64 * 96 * 4
+
+
+def test_draws_join_a_chain_of_norms_and_dropouts():
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(*(Block(96) for _ in range(3)))
+
+        def forward(self, x):
+            return self.blocks(x)
+
+    forward, _, _ = schedules(Chain(), leaf(64, 96))
+    assert len(forward.kernels) == 1 and str(forward.kernels[0].kernel).count("philox(") == 3
 
 
 def graph_of(function: Callable[..., Any], *args: Any) -> Any:

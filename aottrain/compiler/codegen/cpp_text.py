@@ -95,6 +95,8 @@ def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     if target is torch.bool:
         return f"{text} != 0"
     kind = COMPUTED[target]
+    if source is torch.bool and kind in ("float", "double"):
+        return f"{text} ? {literal(1.0, target)} : {literal(0.0, target)}"  # g++ vectorises no cast of a truth value
     return text if kind == COMPUTED[source] else f"({kind}){text}"
 
 

@@ -51,6 +51,18 @@ class _Order:
         """Whether nothing that the sources need, themselves aside, depends on the unit."""
         return all(source == unit or not (self.above[source] >> unit) & 1 for source in sources)
 
+    def floats(self, group: Group) -> bool:
+        """Whether a group reads nothing of the size of what it makes, as draws, and nothing depends on it yet: it may
+        as well be made where it is read."""
+        return not group.reads and not any((known >> group.number) & 1 for known in self.above)
+
+    def needs(self, sources: set[int], others: Sequence[Group]) -> set[int]:
+        """The sources, with what the others depend on in their place."""
+        found = sources - {other.number for other in others}
+        for other in others:
+            found |= {unit for unit in range(other.number) if (self.above[other.number] >> unit) & 1}
+        return found
+
     def add(self, unit: int, sources: set[int]) -> None:
         """The unit now also depends on these sources, and so does what depends on the unit."""
         extra = self.closure(sources - {unit}) & ~self.above[unit]
@@ -91,15 +103,18 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             wanted = _unit_of_readers(node, order)
             if wanted in candidates:
                 candidates = [wanted, *candidates]
+            floating = [known for unit in sources if (known := units[unit]) is not None and order.floats(known)]
+            candidates.sort(key=lambda unit: units[unit] in floating)
             for unit in candidates:
                 known = units[unit]
-                if (
-                    known is not None
-                    and unit >= border
-                    and order.allows(unit, sources)
-                    and _joins(known, node, rules, fusion)
-                ):
-                    order.add(unit, sources)
+                if known is None or unit < border:
+                    continue
+                others = [other for other in floating if other is not known]
+                needs = order.needs(sources, others)
+                if order.allows(unit, needs) and _joins_with(known, node, rules, others, fusion):
+                    order.add(unit, needs)
+                    for other in others:
+                        _move(other, known, fusion, order, units, readers)
                     group = known
                     break
             if group is None:
@@ -176,6 +191,42 @@ def one_kernel(first: fx.Node, second: fx.Node) -> bool:
     rules, more = rules_for(first), rules_for(second)
     group = start(0, first, rules) if rules and more else None
     return group is not None and isinstance(_find_place(group, second, more), Placement)
+
+
+def _joins_with(group: Group, node: fx.Node, rules: Sequence[Rule], others: Sequence[Group], fusion: Fusion) -> bool:
+    """Whether the call joins the group, after all that the others make has; if not, the group stays as it was."""
+    if not others:
+        return _joins(group, node, rules, fusion)
+    before = group.copy()
+    members = [member.node for other in others for member in other.members]
+    if all(_joins(group, member, rules_for(member), fusion) for member in members) and _joins(
+        group, node, rules, fusion
+    ):
+        return True
+    group.restore(before)
+    return False
+
+
+def _move(
+    other: Group,
+    group: Group,
+    fusion: Fusion,
+    order: _Order,
+    units: list[Group | None],
+    readers: dict[fx.Node, list[Group]],
+) -> None:
+    """The other's calls are the group's by now."""
+    fusion.groups.remove(other)
+    units[other.number] = None
+    for member in other.members:
+        fusion.home[member.node] = group
+        for known in (member.node, *member.node.users):
+            if order.unit.get(known) == other.number:
+                order.unit[known] = group.number
+        for operand in member.rule.operands:
+            root = storage_root(operand.node)
+            if root in readers:
+                readers[root] = [group if reader is other else reader for reader in readers[root]]
 
 
 def _joins(group: Group, node: fx.Node, rules: Sequence[Rule], fusion: Fusion) -> bool:

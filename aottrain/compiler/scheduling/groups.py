@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import fx
@@ -101,6 +101,17 @@ class Group:
         self.members = [
             Member(m.node, m.rule, tuple(change(position) for position in m.index), m.stage) for m in self.members
         ]
+
+    def copy(self) -> Group:
+        """A group of its own that changes of this one leave as it is."""
+        reads = {node: list(found) for node, found in self.reads.items()}
+        known = dict(self.loops), self.inner, list(self.members), dict(self.values), dict(self.stages)
+        return Group(self.number, *known, set(self.columns), reads, self.next_loop)
+
+    def restore(self, before: Group) -> None:
+        """Be again what `copy` has kept."""
+        for known in fields(self):
+            setattr(self, known.name, getattr(before, known.name))
 
     @property
     def outer(self) -> frozenset[int]:
