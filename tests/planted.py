@@ -399,7 +399,7 @@ attribute(
     "training flag and attributes unguarded", served.changed_training_flag, state.StateGuard, "holds", lambda self: True
 )
 attribute("closures unguarded", served.changed_closure, state.StateGuard, "_visit_function", lambda *_: None)
-attribute("globals unguarded", served.changed_global, state, "_global_names", lambda code: set())
+attribute("globals unguarded", served.changed_global, state, "globals_of", lambda code: frozenset())
 attribute(
     "replaced buffers unguarded",
     served.replaced_buffer,
