@@ -9,6 +9,8 @@ import logging
 from collections import Counter
 
 import pytest
+import torch
+from torch import Tensor
 
 from tests.numerics.fuzz_checking import (
     EAGER,
@@ -18,15 +20,19 @@ from tests.numerics.fuzz_checking import (
     ROUNDED,
     STRIDED,
     WRONG,
+    Observation,
     check,
+    compare,
     legal,
     minimised,
 )
 from tests.numerics.fuzz_ops import KINDS, RANDOM_KINDS, WRITES
 from tests.numerics.fuzzing import Program, generate, minimise
+from tests.numerics.rounding_noise import RandomRounding
 
 NUM_PROGRAMS = 200
 NUM_DYNAMO_PROGRAMS = 12
+NUM_KERNEL_PROGRAMS = 12
 PART = 20
 _counts: Counter[str] = Counter()
 
@@ -60,6 +66,48 @@ def test_random_programs_through_dynamo(seed):
     program = legal(generate(seed))
     verdict = check(program, "dynamo")
     assert verdict.kind != WRONG, f"{verdict.detail}\n{program}"
+
+
+@pytest.mark.parametrize("seed", range(2000, 2000 + NUM_KERNEL_PROGRAMS))
+def test_random_programs_by_generated_kernels(seed):
+    program = legal(generate(seed))
+    verdict = check(program, kernel="cpp")
+    assert verdict.kind != WRONG, f"{verdict.detail}\n{program}"
+
+
+def run_of(value: Tensor) -> Observation:
+    found = Observation()
+    found.see("output 0", value)
+    return found
+
+
+def test_rounding_noise_excuses_only_what_it_reaches():
+    """The sign of a difference that is zero but for rounding may be any; a difference of 1e-3 may not."""
+    exact = torch.linspace(1, 2, 64)
+    noise = []
+    for seed in range(4):
+        with RandomRounding(seed):
+            found = run_of(((exact * 3) / 3 - exact).sign())
+            found.see("output 1", exact * 3)
+        noise.append(found)
+    wanted = run_of(((exact * 3) / 3 - exact).sign())
+    wanted.see("output 1", exact * 3)
+    other_signs, off = run_of(wanted.seen[0][2].neg()), run_of(wanted.seen[0][2])
+    other_signs.see("output 1", exact * 3)
+    off.see("output 1", exact * 3 * 1.001)
+    assert WRONG in compare(wanted, other_signs, rounding=True)[1]
+    assert WRONG not in compare(wanted, other_signs, rounding=True, noise=noise)[1]
+    assert WRONG in compare(wanted, off, rounding=True, noise=noise)[1]
+
+
+def test_rounding_at_random_leaves_the_programs_draws():
+    with RandomRounding(0):
+        torch.manual_seed(3)
+        torch.rand(4)
+        state = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.rand(4)
+    assert torch.equal(state, torch.get_rng_state())
 
 
 def test_programs_use_every_kind_of_statement():
