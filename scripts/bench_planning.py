@@ -25,6 +25,7 @@ from aottrain.compiler import functional_joint
 from aottrain.compiler.partition.bound import least_added_seconds
 from aottrain.compiler.partition.schedule import Emitter
 from aottrain.compiler.partition.strategies import plan_family
+from aottrain.compiler.stages import collection_paused
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
 from aottrain.ir.graph import JointGraph
@@ -70,8 +71,9 @@ def seconds_to_plan(joint: JointGraph, repeats: int) -> tuple[float, float]:
     """By the clock and of processor time, each the best of a few: other processes only ever add to them."""
     times = []
     for _ in range(repeats):
-        start, start_cpu = time.perf_counter(), time.process_time()
-        aottrain.plan_partition(joint, "budget", 0.3)
+        with collection_paused():  # as a compile does
+            start, start_cpu = time.perf_counter(), time.process_time()
+            aottrain.plan_partition(joint, "budget", 0.3)
         times.append((time.perf_counter() - start, time.process_time() - start_cpu))
     return min(wall for wall, _ in times), min(cpu for _, cpu in times)
 

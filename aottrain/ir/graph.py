@@ -229,6 +229,15 @@ def storage_root(node: fx.Node) -> fx.Node:
     return node
 
 
+def storage_roots(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """`storage_root` of each of the nodes, which stand in program order."""
+    found: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        source = view_source(node)
+        found[node] = node if source is None else found.get(source) or storage_root(source)
+    return found
+
+
 def storage_bytes(node: fx.Node) -> int:
     """Bytes of the storage that a tensor node lives in; 0 for tuples and non-tensors."""
     spec = spec_of(node)

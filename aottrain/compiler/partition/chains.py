@@ -7,12 +7,12 @@ the backward begins, and held: no fewer bytes than if they had been saved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import fx
 
-from aottrain.ir.graph import info, is_size, storage_root, value_of
+from aottrain.ir.graph import info, is_size, storage_root, storage_roots, value_of
 from aottrain.ir.ops import OpKind
 
 # Reductions one after the other that may lie between what is saved and what is computed from it again: those of one
@@ -30,7 +30,8 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
 
     nodes: the forward, in program order; needed: what the backward could need; kept: what is never computed again.
     """
-    last = _last_reads(nodes)
+    roots = storage_roots(nodes)
+    last = _last_reads(nodes, roots)
     final = max((i for i, node in enumerate(nodes) if node in needed and _reduces(node)), default=-1)
     found: set[fx.Node] = set()
     depth: dict[fx.Node, int] = {}
@@ -43,7 +44,7 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
             continue
         sources = [depth[source] for source in node.all_input_nodes if source in depth]
         depth[node] = max(sources, default=0) + _reduces(node)
-        root = storage_root(node)
+        root = roots[node]
         if root.op != "placeholder" and root not in kept and isinstance(value_of(root), torch.Tensor):
             open_values.add(root)
         open_values = {value for value in open_values if last[value] > i}
@@ -56,12 +57,12 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
     return found
 
 
-def _last_reads(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
+def _last_reads(nodes: Sequence[fx.Node], roots: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
     """For each storage's node the position of its last reader among the nodes; its own, where there is none."""
-    last = {storage_root(node): i for i, node in enumerate(nodes)}
+    last = {roots[node]: i for i, node in enumerate(nodes)}
     for i, node in enumerate(nodes):
         for source in node.all_input_nodes:
-            last[storage_root(source)] = i
+            last[roots.get(source) or storage_root(source)] = i
     return last
 
 

@@ -4,7 +4,6 @@ value that lies unused through it and computing it again just before its next us
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -24,16 +23,13 @@ class Accesses:
 
     def __init__(self, graph: StorageGraph, backward: tuple[int, ...]):
         self.runs: dict[int, list[int]] = {}
-        self.touched: defaultdict[int, list[int]] = defaultdict(list)
-        reads, writes, touched = graph.early_reads, graph.writes, self.touched
-        num_early = len(graph.early)
+        self.touched: list[list[int]] = [[] for _ in graph.sizes]
+        touches, touched, num_early = graph.touches, self.touched, len(graph.early)
         for position, i in enumerate(backward):
-            for storage in reads[i]:
+            for storage in touches[i]:
                 touched[storage].append(position)
             if i < num_early:
                 self.runs.setdefault(i, []).append(position)
-                for storage in writes[i]:
-                    touched[storage].append(position)
 
 
 def relax(emitter: Emitter, timeline: Timeline) -> Timeline:

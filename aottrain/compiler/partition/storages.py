@@ -25,6 +25,7 @@ from aottrain.ir.graph import (
     is_tuple,
     storage_bytes,
     storage_root,
+    storage_roots,
     view_source,
 )
 from aottrain.ir.ops import OpKind, is_pure
@@ -107,6 +108,13 @@ class StorageGraph:
         return [tuple(s for s in op.reads if s not in late and s not in self.at_hand) for op in self.ops]
 
     @cached_property
+    def touches(self) -> list[tuple[int, ...]]:
+        """What each op reads of those, and what it makes if it is an early one."""
+        num_early = len(self.early)
+        pairs = zip(self.early_reads, self.writes, strict=True)
+        return [reads + writes if i < num_early else reads for i, (reads, writes) in enumerate(pairs)]
+
+    @cached_property
     def repeatable(self) -> list[int]:
         """Storages of early ops that may be made a second time, and are not alive anyway."""
         banned = self.must | self.outputs | self.gradients
@@ -139,11 +147,12 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
         graph.roots.append(root)
         return number[root]
 
+    roots = storage_roots(joint.graph.nodes)
     for node in joint.placeholders:
         add(node, storage_bytes(node), -1)
     for node in sorted(allocating, key=lambda node: node in late):
         index = len(graph.ops)
-        reads = _distinct(number[storage_root(s)] for s in node.all_input_nodes if not is_size(s) and not is_tuple(s))
+        reads = _distinct(number[roots[s]] for s in node.all_input_nodes if not is_size(s) and not is_tuple(s))
         writes = tuple(add(root, size, index) for root, size in allocations(node))
         seconds = price(node)
         fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
