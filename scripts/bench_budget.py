@@ -3,7 +3,8 @@
 A recipe is `task=pareto` with sizes and budgets for a claim: its table says of every run the predicted and the measured
 peak, the step time with its spread, the ratio to eager and whether another one dominates; below it, who is faster at
 an equal peak. `--recipe trunk` is a bare stack of 12 pre-norm blocks (width 128, 4 x 256 tokens, forward and backward
-alone): the time that it takes to bring activations down, against eager's and against those of budget 1.0.
+alone), `--recipe gpt` the same with embeddings and a chunked loss over 8,192 words: the time that it takes to bring
+activations down, against eager's and against those of budget 1.0. All run by eager's kernels, or `--kernel auto`.
 
 Every run is in a process of its own; all take turns. Wants about 0.5 GB for each run, and a quiet machine.
 """
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,6 +33,7 @@ from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from aottrain.tasks.points import Point, Ratio, judged, ratio  # noqa: E402
 from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
 from aottrain.trainer.blocks import checkpointed, repeated_blocks  # noqa: E402
+from scripts.bench_models import GPT, VOCABULARY, Block  # noqa: E402
 
 BUDGETS = "1.0,0.8,0.6,0.4,0.2,0.1,0.0"
 TORCH_BUDGETS = "1.0,0.5,0.2,0.1,0.0"
@@ -42,27 +43,9 @@ MODELS = {
     "llama": ["recipe.model.context=256", "data.batch_size=8"],
     "resnet": ["data.batch_size=32"],
 }
+NUM_LAYERS, WIDTH, NUM_HEADS, SHAPE = 12, 128, 4, (4, 256)
 # MB (10^6 bytes) over what is alive before the step: a known prototype's points on this trunk.
 TRUNK_TARGETS_MB = (60, 43, 34, 25.5, 22.9, 19.5, 16.9)
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))"""
-
-    def __init__(self, width: int, num_heads: int):
-        super().__init__()
-        self.num_heads = num_heads
-        self.attention_norm, self.mlp_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.expand, self.contract = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, tokens, width = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(batch, tokens, 3, self.num_heads, -1)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind()
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))
-        return x + self.contract(F.gelu(self.expand(self.mlp_norm(x))))
 
 
 class Trunk(nn.Module):
@@ -70,7 +53,7 @@ class Trunk(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(128, 4) for _ in range(12))
+        self.blocks = nn.ModuleList(Block(WIDTH, NUM_HEADS) for _ in range(NUM_LAYERS))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -78,26 +61,39 @@ class Trunk(nn.Module):
         return x.square().mean()
 
 
+def trunk() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Trunk(), (torch.randn(*SHAPE, WIDTH),)
+
+
+def gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    words, following = (torch.randint(0, VOCABULARY, SHAPE) for _ in range(2))
+    return GPT(NUM_LAYERS, WIDTH, NUM_HEADS), (words, following)
+
+
+STACKS = {"trunk": trunk, "gpt": gpt}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--recipe", action="append", choices=(*MODELS, "trunk"), help="may be given several times")
+    parser.add_argument("--recipe", action="append", choices=(*MODELS, *STACKS), help="may be given several times")
     parser.add_argument("--steps", type=whole, default=5, help="timed steps of each run in each round")
     parser.add_argument("--rounds", type=whole, default=10)
     parser.add_argument("--budgets", default=BUDGETS, help="fractions and bytes, with commas between")
     parser.add_argument("--torch-budgets", default=TORCH_BUDGETS, help="torch's own ratio, as a list")
     parser.add_argument("--torch-backends", default="aot_eager,inductor", help="aot_eager: eager's kernels")
+    parser.add_argument("--kernel", default="aten", help="of ours: aten, or auto for generated kernels")
     parser.add_argument("--threads", type=whole, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_budget") / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    parser.add_argument("--point", help=argparse.SUPPRESS)  # a trunk's run, in its own process
+    parser.add_argument("--point", help=argparse.SUPPRESS)  # a stack's run, in its own process
     options, overrides = parser.parse_known_args()
     torch.set_num_threads(options.threads)
     if options.point:
-        return serve(lambda: begin_trunk(options.point))
+        return serve(lambda: begin_stack(options.recipe[0], options.point, options.kernel))
     codes = []
-    for name in options.recipe or ("transformer", "llama", "trunk"):
+    for name in options.recipe or ("transformer", "llama", "trunk", "gpt"):
         print(f"\n=== {name}, torch {torch.__version__}, {options.threads} threads", flush=True)
-        if name == "trunk":
-            codes.append(bench_trunk(options, options.out / name))
+        if name in STACKS:
+            codes.append(bench_stack(name, options, options.out / name))
         else:
             codes.append(bench_recipe(name, options, overrides))
     return max(codes)
@@ -117,7 +113,7 @@ def bench_recipe(name: str, options: argparse.Namespace, overrides: list[str]) -
         f"recipe={name}",
         *MODELS[name],
         "logger=csv",
-        "kernel=aten",
+        f"kernel={options.kernel}",
         f"trainer.num_threads={options.threads}",
         f"pareto.budgets=[{options.budgets}]",
         f"pareto.torch_budgets=[{options.torch_budgets}]",
@@ -129,19 +125,19 @@ def bench_recipe(name: str, options: argparse.Namespace, overrides: list[str]) -
     return subprocess.run([sys.executable, "-m", "aottrain", *settings, *overrides], cwd=ROOT).returncode
 
 
-def begin_trunk(point: str) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
+def begin_stack(name: str, point: str, kernel: str) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
     """point: eager, eager_checkpoint, or a budget: a fraction, or bytes over what is alive before a step."""
     torch.manual_seed(0)
-    model, x = Trunk(), torch.randn(4, 256, 128)
-    alive = sum(parameter.nbytes for parameter in model.parameters()) + x.nbytes
-    call: Callable[[torch.Tensor], torch.Tensor] = model
+    model, batch = STACKS[name]()
+    alive = sum(value.nbytes for value in (*model.parameters(), *batch))
+    call: Callable[..., torch.Tensor] = model
     saved = predicted = None
     if point == "eager_checkpoint":
         call = checkpointed(model, repeated_blocks(model))
     elif point != "eager":
         budget = f"{alive + int(point[:-1])}B" if point.endswith("B") else float(point)
-        compiled = aottrain.compile(model, capture="trace", kernel="aten", budget=budget)
-        compiled.prepare(x)
+        compiled = aottrain.compile(model, capture="trace", kernel=kernel, budget=budget, loss_head="chunked")
+        compiled.prepare(*batch)
         graph, call = compiled.report.graphs[-1], compiled
         saved, predicted = graph.saved_bytes, graph.predicted_peak_bytes - alive
 
@@ -149,7 +145,7 @@ def begin_trunk(point: str) -> tuple[Mapping[str, Any], Callable[[int], list[flo
         times = []
         for _ in range(count):
             start_s = time.perf_counter()
-            call(x).backward()
+            call(*batch).backward()
             times.append((time.perf_counter() - start_s) * 1e3)
             model.zero_grad(set_to_none=True)
         return times
@@ -160,13 +156,14 @@ def begin_trunk(point: str) -> tuple[Mapping[str, Any], Callable[[int], list[flo
     return {"peak_bytes": peak.num_bytes, "predicted_peak_bytes": predicted, "saved_bytes": saved}, take
 
 
-def bench_trunk(options: argparse.Namespace, folder: Path) -> int:
+def bench_stack(stack: str, options: argparse.Namespace, folder: Path) -> int:
     """Activations are all bytes over those alive before the step: saved values, temporaries and gradients."""
     runs: dict[str, TimedRun] = {}
     points: dict[str, Point] = {}
 
     def add(name: str, point: str) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), "--point", point, "--threads", str(options.threads)]
+        settings = ["--recipe", stack, "--point", point, "--kernel", options.kernel, "--threads", str(options.threads)]
+        command = [sys.executable, str(Path(__file__).resolve()), *settings]
         run = TimedRun(command, folder / f"{name.replace(' ', '_').replace('/', 'by')}.txt")
         try:
             figures = run.start()
@@ -180,7 +177,7 @@ def bench_trunk(options: argparse.Namespace, folder: Path) -> int:
             add(name, name)
         for name in ("eager", "1.0"):
             add(f"1/4 of {name}", f"{(points[name].peak_bytes or 0) // 4}B")
-        for target in TRUNK_TARGETS_MB:
+        for target in TRUNK_TARGETS_MB if stack == "trunk" else ():
             add(f"{target} MB", f"{int(target * 1e6)}B")
         add("0.0", "0.0")
         times: dict[str, list[float]] = {name: [] for name in runs}
@@ -191,11 +188,11 @@ def bench_trunk(options: argparse.Namespace, folder: Path) -> int:
     finally:
         for run in runs.values():
             run.close()
-    _print_trunk(judged([points[name].timed(times[name]) for name in points]))
+    _print_stack(judged([points[name].timed(times[name]) for name in points]))
     return 0
 
 
-def _print_trunk(points: list[Point]) -> None:
+def _print_stack(points: list[Point]) -> None:
     header = ("point", "predicted MB", "activations MB", "saved MB", "step (median)", "vs eager", "vs 1.0", "dominated")
     known = {point.name: point for point in points}
 

@@ -57,7 +57,7 @@ def test_a_wrong_flag_is_refused(script, monkeypatch, capsys, flags):
 def test_the_trunk_s_activations_are_counted(script):
     peaks = {}
     for point in ("eager", "eager_checkpoint"):
-        figures, take = script.begin_trunk(point)
+        figures, take = script.begin_stack("trunk", point, "aten")
         peaks[point] = figures["peak_bytes"]
         assert len(take(2)) == 2
     # 12 blocks: two norms, qkv, attention, its log-sum-exp, products; then what the last backward op needs.
