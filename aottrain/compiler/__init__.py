@@ -105,8 +105,9 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     if options.kernel in GENERATED:
         ready = log.run("split_norms", split_norms, joint, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
-        ready = ready if choice.graph is None else joint.with_graph(choice.graph)
-        _verify_whole(ready)
+        if choice.graph is not None:
+            ready = joint.with_graph(choice.graph)
+            _verify_whole(ready)
         with suppress(BudgetError):
             built = _plan(ready, options, log)
             if built.kernel == options.kernel or ready is joint:

@@ -8,7 +8,7 @@ guilty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
 from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
+from aottrain.compiler.backends import KernelPlan, choose_kernel, fused_by, make_kernels, plan_kernels
 from aottrain.compiler.capture import CapturedStep, enter_primals
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
-from aottrain.compiler.codegen.programs import FusedGraph, fuse_program, plan_program
+from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import choose_layouts
@@ -168,7 +169,8 @@ def _differentiable(analysis: Analysis) -> list[bool]:
 
 def _ladder(
     step: CapturedStep, analysis: Analysis, options: CompileOptions, state: Tensor, tangents: Sequence[Tensor]
-) -> list[Callable[[], _Rung]]:
+) -> Iterator[Callable[[], _Rung]]:
+    """Each rung is to be climbed before the next is asked for: it starts from what the last one made."""
     stages: dict[str, Any] = {}
 
     def inputs(joint: JointGraph) -> list[Tensor]:
@@ -189,26 +191,30 @@ def _ladder(
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
             joint: JointGraph = list(stages.values())[-1]
-            plan = plan_partition(joint, options.partition, options.budget, modules=options.modules)
+            wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
+            plan = plan_partition(joint, *wanted, fused_by(joint, options))
             parts = apply_partition(joint, plan)
-            return _run_halves(name, joint, parts, kernel, inputs(joint))
+            kernels = plan_kernels(joint, plan, parts, options)
+            return _run_halves(name, joint, parts, kernels, kernel, inputs(joint))
 
         return climb
 
-    rungs = [
-        whole("joint", lambda: trace_joint(step, analysis)),
-        whole("functional", lambda: functionalize(stages["joint"])),
-        whole("simplified", lambda: simplify(stages["functional"])),
-    ]
+    yield whole("joint", lambda: trace_joint(step, analysis))
+    yield whole("functional", lambda: functionalize(stages["joint"]))
+    yield whole("simplified", lambda: simplify(stages["functional"]))
     if options.chunks_loss_head:
-        rungs.append(whole("chunked loss head", lambda: _chunk(stages["simplified"])))
-    if options.kernel in GENERATED:
-        rungs.append(whole("split norms", lambda: split_norms(list(stages.values())[-1])))
-        rungs.append(whole("layouts", lambda: _laid_out(stages["split norms"])))
-    rungs.append(halves("partitioned", "aten"))
-    if options.kernel in GENERATED:
-        rungs.append(halves("scheduled", "evaluate"))
-    return rungs if options.kernel == "aten" else [*rungs, halves("kernel", options.kernel)]
+        yield whole("chunked loss head", lambda: _chunk(stages["simplified"]))
+    kernel, _ = choose_kernel(options.kernel, list(stages.values())[-1])
+    options = replace(options, kernel=kernel)
+    if kernel in GENERATED:
+        yield whole("split norms", lambda: split_norms(list(stages.values())[-1]))
+    if kernel == "cpp":
+        yield whole("layouts", lambda: _laid_out(stages["split norms"]))
+    yield halves("partitioned", "aten")
+    if kernel in GENERATED:
+        yield halves("scheduled", "evaluate")
+    if kernel != "aten":
+        yield halves("kernel", kernel)
 
 
 def _laid_out(joint: JointGraph) -> JointGraph:
@@ -220,7 +226,9 @@ def _chunk(joint: JointGraph) -> JointGraph:
     return chunk_loss_heads(joint, find_loss_heads(joint))
 
 
-def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: Kernel, given: list[Tensor]) -> _Rung:
+def _run_halves(
+    name: str, joint: JointGraph, parts: PartitionedGraph, kernels: KernelPlan, kernel: Kernel, given: list[Tensor]
+) -> _Rung:
     tangents = len(joint.inputs_of(InputKind.TANGENT))
     primals, late = given[: len(given) - tangents], given[len(given) - tangents :]
     nodes = {node.name: node for node in parts.forward.nodes}
@@ -228,7 +236,7 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     if kernel == "aten":
         values, outputs = _record(parts.forward, primals)
     else:
-        fused = _kernels(parts, str(kernel), wrong) if kernel in (*GENERATED, "evaluate") else []
+        fused = _kernels(kernels, kernel == "evaluate", wrong) if kernels.planned else []
         runner = fused[0].runner() if fused else build_runner(parts.forward, kernel)
         values, outputs = {}, runner(list(primals))
     count = parts.num_forward_outputs
@@ -248,14 +256,13 @@ def _run_halves(name: str, joint: JointGraph, parts: PartitionedGraph, kernel: K
     return _Rung(name, results, values | residuals, nodes, tuple(wrong))
 
 
-def _kernels(parts: PartitionedGraph, backend: str, wrong: list[KernelIR]) -> list[FusedGraph]:
+def _kernels(plan: KernelPlan, evaluated: bool, wrong: list[KernelIR]) -> list[FusedGraph]:
     """Both graphs, run by kernels. wrong: gets each kernel that does not give what its evaluation gives."""
-    planned = plan_program(parts)
-    known = {call.kernel.name: call.kernel for _, _, schedule in planned for call in schedule.kernels}
-    if backend == "evaluate":
+    known = {call.kernel.name: call.kernel for _, _, schedule in plan.planned for call in schedule.kernels}
+    if evaluated:
         launches = {name: _evaluated(kernel) for name, kernel in known.items()}
-        return [FusedGraph(graph, schedule, None, launches, 0, "", backend) for graph, _, schedule in planned]
-    made = fuse_program(planned, backend=backend)
+        return [FusedGraph(graph, schedule, None, launches, 0, "", "evaluate") for graph, _, schedule in plan.planned]
+    made = make_kernels(plan)
     checked = {name: _checked(kernel, made[0].launches[name], wrong) for name, kernel in known.items()}
     return [replace(one, launches=checked) for one in made]
 

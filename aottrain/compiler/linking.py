@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import fx
@@ -103,11 +103,15 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
     """The runner; but the graph op by op while something watches or replaces operators, such as a dispatch mode, or a
     batched gradient: generated kernels would run past it, or find no memory behind what they are given."""
 
+    @cache
+    def by_operators() -> Runner:
+        return aten_runner(graph)
+
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         if not operators_are_watched(inputs):
             return runner(inputs)
         # The other half of the program may run as kernels, which count on these strides.
-        given = zip(aten_runner(graph)(inputs), results(graph), strict=True)
+        given = zip(by_operators()(inputs), results(graph), strict=True)
         return [_as_traced(value, node) for value, node in given]
 
     return run

@@ -110,6 +110,27 @@ def test_kernels_agree_and_a_wrongly_compiled_one_is_named(monkeypatch):
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("settings", [{"kernel": "auto"}, {"kernel": "cpp", "budget": 0.3}])
+def test_the_kernels_are_those_that_a_compile_makes(monkeypatch, settings):
+    """auto makes them for this much work, and a budget makes smaller ones."""
+
+    def program(x):
+        for _ in range(3):
+            x = F.softmax(x.tanh() @ x, dim=-1)
+        return x
+
+    x = torch.randn(400, 400, requires_grad=True)
+    compiled = aottrain.compile(program, capture="trace", **settings)
+    compiled(x)
+    wanted = compiled.report.graphs[0].kernels
+    ran = []
+    right = bisection.make_kernels
+    monkeypatch.setattr(bisection, "make_kernels", lambda plan: ran.append(right(plan)) or ran[-1])
+    assert aottrain.bisect(program, (x,), **settings).stage is None
+    assert wanted and tuple(call.kernel.name for part in ran[0] for call in part.schedule.kernels) == wanted
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 def test_a_wrong_loop_nest_is_found_before_anything_is_compiled(monkeypatch):
     def program(x):
         return x.sin() * 2
