@@ -73,8 +73,10 @@ class _Network:
                 following = self.target[edge]
                 if self.room[edge] and level[following] < 0:
                     level[following] = level[node] + 1
+                    if following == sink:  # nodes as far away as the sink are on no shortest path
+                        return level
                     queue.append(following)
-        return level if level[sink] >= 0 else None
+        return None
 
     def _block(self, source: int, sink: int, level: list[int], enough: int) -> int:
         """Push along shortest paths until none is left. One path is kept and cut back to where it is full."""

@@ -91,11 +91,13 @@ class _Relaxation:
     def _save(self, op: int, position: int) -> None:
         """Save the results instead of computing them in the backward, where there is room."""
         graph = self.graph
+        if op not in self.emitter.always:
+            return
         death, end = graph.forwards[self.schedule.forward][1], self.start + position
         if self.peak < end and all(death.get(s, 0) <= self.peak for s in graph.writes[op] if s not in self.saved):
             return  # they would lie through the peak
         wanted = self._wanted(op, position)
-        if op not in self.emitter.always or graph.dropped.intersection(wanted):
+        if graph.dropped.intersection(wanted):
             return
         spans = [(death.get(s, self.start - 1), end, graph.sizes[s]) for s in wanted]
         if self._take([span for span, s in zip(spans, wanted, strict=True) if s not in graph.outputs], position):

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from aottrain.compiler.partition.storages import StorageGraph
+import numpy as np
+
+from aottrain.compiler.partition.storages import Array, StorageGraph
 
 # What is alive at a cut, relative to the largest storage alive.
 _BESIDE_A_CUT = 1.25
@@ -174,60 +176,61 @@ def seconds_beyond(graph: StorageGraph, schedule: Schedule, base: float) -> floa
 def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:
     """Exact for programs that free each storage after its last use. Outputs live from the forward on, tangents through
     the whole backward, gradients until its end, residuals until their last use."""
-    sizes, outputs = graph.sizes, graph.outputs - graph.at_hand
-    read, freed = _releases(graph, schedule)
+    outputs = graph.outputs - graph.at_hand
+    ops = np.fromiter(schedule.backward, np.int64, len(schedule.backward))
+    read, freed = _releases(graph, schedule.saved, ops)
     residuals = [s for s in schedule.saved if read[s] and s not in outputs]
-    live = _forward_bytes(graph, schedule.forward, residuals)
-    now = sum(sizes[s] for s in (*outputs, *residuals)) + graph.tangent_bytes
-    made, workspaces = graph.write_bytes, graph.workspaces
-    for i, gone in zip(schedule.backward, freed, strict=True):
-        now += made[i]
-        live.append(now + workspaces[i])
-        now -= gone
-    return Timeline(schedule, tuple(live), live.index(max(live)))
+    start = sum(graph.sizes[s] for s in (*outputs, *residuals)) + graph.tangent_bytes
+    made = graph.op_bytes[:, 0][ops]
+    late = start + np.cumsum(made) - np.cumsum(freed) + freed + graph.op_bytes[:, 1][ops]
+    live = np.concatenate([_forward_bytes(graph, schedule.forward, residuals), late])
+    return Timeline(schedule, tuple(live.tolist()), int(live.argmax()))
 
 
-def _releases(graph: StorageGraph, schedule: Schedule) -> tuple[bytearray, list[int]]:
-    """By storage, whether the backward reads it from outside; and the bytes that die with each op of the backward: what
-    is read last there, and what it makes that nothing reads."""
-    sizes, reads, writes = graph.sizes, graph.reads, graph.writes
-    alive = bytearray(graph.at_hand_flags)
-    is_saved = bytearray(len(sizes))
-    for storage in (*graph.gradients, *(graph.outputs & schedule.saved)):
-        alive[storage] = 1
-    for storage in schedule.saved:
-        is_saved[storage] = 1
-    freed: list[int] = []
-    for i in reversed(schedule.backward):
-        total = 0
-        for storage in writes[i]:
-            if alive[storage] and not is_saved[storage]:  # what is saved is read, not its copy
-                alive[storage] = 0
-            else:
-                total += sizes[storage]
-        for storage in reads[i]:
-            if not alive[storage]:
-                alive[storage] = 1
-                total += sizes[storage]
-        freed.append(total)
-    freed.reverse()
-    return alive, freed
+def _releases(graph: StorageGraph, saved: frozenset[int], ops: Array) -> tuple[Array, Array]:
+    """By storage, whether the backward reads it from outside; and the bytes that die with each of its ops: what is read
+    last there, and what it makes that nothing reads.
+
+    All accesses, sorted by storage and then by time: a storage dies with its last one, or with the last before it is
+    made again. What is saved is read, not its copy: that dies at once.
+    """
+    sizes = graph.size_array
+    accesses = graph.accesses
+    count = accesses.starts[ops + 1] - accesses.starts[ops]
+    ends = np.cumsum(count)
+    chosen = np.arange(ends[-1] if len(ends) else 0) + np.repeat(accesses.starts[ops] - (ends - count), count)
+    storages, makes, times = accesses.storages[chosen], accesses.makes[chosen], np.repeat(np.arange(len(ops)), count)
+    kept, is_saved = np.zeros(len(sizes), bool), np.zeros(len(sizes), bool)
+    kept[[*graph.gradients, *(graph.outputs & saved)]] = True
+    is_saved[[*saved]] = True
+    copies = makes & is_saved[storages]
+    freed = np.zeros(len(ops))
+    freed += np.bincount(times[copies], sizes[storages[copies]], len(ops))
+    storages, makes, times = storages[~copies], makes[~copies], times[~copies]
+    order = np.argsort(storages, kind="stable")
+    storages, makes, times = storages[order], makes[order], times[order]
+    last = np.append(storages[1:] != storages[:-1], True)[: len(storages)]
+    dies = np.where(last, ~kept[storages], np.append(makes[1:], False)[: len(storages)])
+    freed += np.bincount(times[dies], sizes[storages[dies]], len(ops))
+    first = np.append(True, last[:-1])[: len(storages)]
+    kept[storages[first]] = ~makes[first]
+    return kept, freed.astype(np.int64)  # sums of whole numbers below 2^53 are exact
 
 
-def _forward_bytes(graph: StorageGraph, order: tuple[int, ...], residuals: Iterable[int]) -> list[int]:
+def _forward_bytes(graph: StorageGraph, order: tuple[int, ...], residuals: Iterable[int]) -> Array:
     """Bytes alive while each op of the forward runs, and at its end."""
     if order not in graph.forwards:
         graph.forwards[order] = _forward_alone(graph, order)
     alone, death = graph.forwards[order]
     kept = graph.outputs | graph.updates
-    more = [0] * (len(order) + 1)
+    more = np.zeros(len(order) + 1, np.int64)
     for storage in residuals:
         if storage not in kept:
             more[death.get(storage, -1)] += graph.sizes[storage]
-    return list(map(int.__add__, alone, accumulate(more)))
+    return alone + np.cumsum(more)
 
 
-def _forward_alone(graph: StorageGraph, order: tuple[int, ...]) -> tuple[list[int], dict[int, int]]:
+def _forward_alone(graph: StorageGraph, order: tuple[int, ...]) -> tuple[Array, dict[int, int]]:
     """Bytes alive while each op runs and at the end where nothing is saved; and the position from which on each storage
     is dead, if it dies."""
     sizes = graph.sizes
@@ -245,4 +248,4 @@ def _forward_alone(graph: StorageGraph, order: tuple[int, ...]) -> tuple[list[in
         changes[position] -= sizes[storage]
     live = [now + graph.workspaces[i] for now, i in zip(accumulate(changes), order, strict=False)]
     # Updates that are inputs or views of inputs that the step writes are copied last.
-    return [*live, sum(sizes[s] for s in kept if s not in graph.at_hand)], death
+    return np.array([*live, sum(sizes[s] for s in kept if s not in graph.at_hand)], np.int64), death

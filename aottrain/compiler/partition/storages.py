@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import fx
 
 from aottrain.compiler.partition.workspace import Workspace
@@ -31,6 +34,16 @@ from aottrain.ir.graph import (
 from aottrain.ir.ops import OpKind, is_pure
 
 Price = Callable[[fx.Node], float]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Of op i those from starts[i] to before starts[i + 1]. makes: whether it makes the storage, or reads it."""
+
+    starts: Array
+    storages: Array
+    makes: Array
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,26 @@ class StorageGraph:
         return [tuple(s for s in op.reads if s not in late and s not in self.at_hand) for op in self.ops]
 
     @cached_property
+    def accesses(self) -> Accesses:
+        """What each op makes, and what it reads of what is not alive anyway."""
+        starts, storages, makes = [0], list[int](), list[bool]()
+        for op in self.ops:
+            reads = [s for s in op.reads if s not in self.at_hand]
+            storages += [*op.writes, *reads]
+            makes += [True] * len(op.writes) + [False] * len(reads)
+            starts.append(len(storages))
+        return Accesses(np.array(starts), np.array(storages, np.int32), np.array(makes, bool))
+
+    @cached_property
+    def size_array(self) -> Array:
+        return np.array(self.sizes, np.int64)
+
+    @cached_property
+    def op_bytes(self) -> Array:
+        """(ops, 2): of each, what it allocates for its results, and within itself."""
+        return np.array([*zip(self.write_bytes, self.workspaces, strict=True)], np.int64).reshape(-1, 2)
+
+    @cached_property
     def touches(self) -> list[tuple[int, ...]]:
         """What each op reads of those, and what it makes if it is an early one."""
         num_early = len(self.early)
@@ -121,7 +154,7 @@ class StorageGraph:
         return [s for i in self.early for s in self.ops[i].writes if s not in banned]
 
     @cached_property
-    def forwards(self) -> dict[tuple[int, ...], tuple[list[int], dict[int, int]]]:
+    def forwards(self) -> dict[tuple[int, ...], tuple[Array, dict[int, int]]]:
         """What schedule.simulate found of each forward program."""
         return {}
 
