@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from aottrain.runtime.native import find_compiler
 from tests.numerics.comparison import PLANS, assert_trains_like_eager, compiled
 from tests.numerics.programs import PROGRAMS
 
@@ -22,6 +23,18 @@ def test_three_steps_equal_eager(program, plan):
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_three_steps_equal_eager_through_dynamo(program):
     target = assert_trains_like_eager(*PROGRAMS[program], 0.1, capture="dynamo")
+    assert target.report.num_fallbacks == 0
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("plan", ["recompute_all", 1.0, 0.5, 0.1, 0.0])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_three_steps_by_generated_kernels(program, plan):
+    """The forward's own draws, and the state that it read, whatever is computed again."""
+    target = assert_trains_like_eager(*PROGRAMS[program], plan, kernel="cpp")
+    (graph,) = target.report.graphs
+    # In so small a program the buffers of one kernel may be more than a budget allows.
+    assert graph.kernels or (plan != "recompute_all" and "would peak above" in graph.kernel_reason)
     assert target.report.num_fallbacks == 0
 
 
