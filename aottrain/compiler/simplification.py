@@ -112,7 +112,8 @@ def _is_result(node: fx.Node) -> bool:
 
 
 def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
-    """copy(x, value) reads only x's layout: with equal layouts it is the value, or the value converted."""
+    """copy(x, value) reads only x's layout: with equal layouts it is the value, or the value converted. A value that
+    starts elsewhere in its memory is copied: views of the copy are known, and as_strided counts, from its start."""
     if node.target is not aten.copy.default:
         return
     value = node.args[1]
@@ -122,13 +123,19 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
     if not into.same_layout(source) or into.device != source.device:
         return
     if into.dtype == source.dtype:
-        if not _is_result(node):
+        if not _is_result(node) and _start(value) == _start(node) is not None:
             node.replace_all_uses_with(value)
         return
     with graph.inserting_before(node):
         converted = graph.call_function(aten._to_copy.default, (value,), {"dtype": into.dtype})
     converted.meta = dict(node.meta)
     node.replace_all_uses_with(converted)
+
+
+def _start(node: fx.Node) -> int | None:
+    """Where in its memory a value begins; None for what only symbols tell."""
+    start = value_of(node).storage_offset()
+    return start if isinstance(start, int) else None
 
 
 def _drop_running_statistics(node: fx.Node) -> None:

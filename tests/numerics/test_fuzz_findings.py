@@ -9,6 +9,12 @@ from torch import Tensor
 
 import aottrain
 import tests.planted_checks as checks
+from aottrain import compiler
+from aottrain.compiler.rewriting import fake_result
+from aottrain.ir.graph import value_of, view_source
+from aottrain.runtime.native import find_compiler
+from tests.numerics.fuzz_checking import check, legal
+from tests.numerics.fuzzing import generate
 from tests.planted_checks import PLAIN, SQUARE, runs
 
 FOUND = {
@@ -46,6 +52,41 @@ FOUND = {
         wanted="ran eagerly",
     ),
 }
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_views_of_what_took_the_place_of_a_copy_begin_where_it_begins() -> None:
+    def function(x: Tensor) -> Tensor:
+        v = x.sum(0)
+        v.copy_(x.unbind(0)[-1])
+        v.transpose(0, -1).add_(-1)
+        return v
+
+    x = torch.linspace(-2, 5, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+    call = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")
+    torch.testing.assert_close(call(x), function(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_every_view_lies_where_its_op_puts_it(first, monkeypatch) -> None:
+    """Kernels go by the layouts that are noted of values: they have to be those of the graph as it is."""
+    graphs = []
+    for stage in ("simplify", "split_norms"):
+        made = getattr(compiler, stage)
+        monkeypatch.setattr(compiler, stage, lambda *args, made=made: graphs.append(made(*args)) or graphs[-1])
+    for seed in range(first, first + 20):
+        check(legal(generate(seed)), kernel="cpp")
+    views = 0
+    for joint in graphs:
+        for node in joint.graph.nodes:
+            if view_source(node) is None or not isinstance(value_of(node), Tensor):
+                continue
+            known, again = value_of(node), fake_result(node.target, node.args, node.kwargs)
+            assert (known.shape, known.stride(), known.storage_offset(), known.dtype) == (
+                (again.shape, again.stride(), again.storage_offset(), again.dtype)
+            ), f"{node.format_node()}"
+            views += 1
+    assert views > 100
 
 
 @pytest.mark.parametrize("name", FOUND)
