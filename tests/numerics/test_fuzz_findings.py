@@ -67,7 +67,7 @@ def test_views_of_what_took_the_place_of_a_copy_begin_where_it_begins() -> None:
     torch.testing.assert_close(call(x), function(x), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("first", range(0, 60, 20))
+@pytest.mark.parametrize("first", [0, 20, 1360])
 def test_every_view_lies_where_its_op_puts_it(first, monkeypatch) -> None:
     """Kernels go by the layouts that are noted of values: they have to be those of the graph as it is."""
     graphs = []
