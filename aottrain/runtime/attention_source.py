@@ -13,6 +13,7 @@ _TYPES = """\
 #include <cstring>
 #include <initializer_list>
 extern "C" int omp_get_thread_num(void);
+#define UNROLL _Pragma("GCC unroll 8")
 #define INLINE static inline __attribute__((always_inline))
 #ifdef __AVX512F__
 constexpr int64_t LANES = 16, R = 8;
@@ -52,18 +53,18 @@ template <int C>
 static __attribute__((noinline)) void tile(int64_t n, const float* a, int64_t a_row, int64_t a_step, const float* b,
                                            int64_t b_step, float* out, int64_t out_row, bool adds) {
   vec sum[R][C];
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) sum[r][c] = vec{};
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) sum[r][c] = vec{};
   for (int64_t k = 0; k < n; k++) {
     vec right[C];
-    for (int c = 0; c < C; c++) right[c] = load(b + k * b_step + c * LANES);
-    for (int r = 0; r < R; r++) {
+    UNROLL for (int c = 0; c < C; c++) right[c] = load(b + k * b_step + c * LANES);
+    UNROLL for (int r = 0; r < R; r++) {
       const float left = a[r * a_row + k * a_step];
-      for (int c = 0; c < C; c++) sum[r][c] += left * right[c];
+      UNROLL for (int c = 0; c < C; c++) sum[r][c] += left * right[c];
     }
   }
-  for (int r = 0; r < R; r++)
-    for (int c = 0; c < C; c++) {
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) {
       float* place = out + r * out_row + c * LANES;
       save(place, adds ? load(place) + sum[r][c] : sum[r][c]);
     }
