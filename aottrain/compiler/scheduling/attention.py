@@ -61,8 +61,8 @@ def _is_plain(node: fx.Node) -> bool:
     if any(spec is None or spec.symbolic is not None or not spec.numel for spec in specs):
         return False
     assert query is not None and key is not None and value is not None
-    rest = (*node.args[place.stop + 2 * (node.target is _BACKWARD) :], 0.0)
-    if rest[0] != 0.0 or node.kwargs.get("attn_mask") is not None:
+    dropout = (*node.args[place.stop + 2 * (node.target is _BACKWARD) :], node.kwargs.get("dropout_p", 0.0))[0]
+    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
         return False
     same = key.shape == value.shape and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
     same &= query.shape[1] % key.shape[1] == 0
