@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.ir.attention import scratch_floats
 from aottrain.ir.graph import spec_of
 from aottrain.ir.kernel import KernelIR
 
@@ -75,10 +76,16 @@ class MemoryPlan:
 
 def copied_bytes(node: fx.Node, library: str) -> int:
     """What oneDNN copies for a product: a left operand that is not contiguous. A product by its transpose copies its
-    right operand so, and once that copy is gone its result, into the layout that its readers expect."""
+    right operand so, and once that copy is gone its result, into the layout that its readers expect. Of attention what
+    the threads compute in."""
     if not library:
         return 0
     operands = [spec for source in node.all_input_nodes if (spec := spec_of(source)) is not None]
+    if library.startswith("own attention"):
+        backward = library.endswith("backward")
+        query, key = operands[backward : backward + 2]
+        floats = scratch_floats(query.shape[2], key.shape[2], query.shape[3], backward)
+        return 4 * floats * torch.get_num_threads()
     left, right = operands[-2:]
     if library == "onednn transposed":
         own = spec_of(node)

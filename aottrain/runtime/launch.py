@@ -14,11 +14,13 @@ from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, val
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.runtime.arena import ArenaLayout, residual
+from aottrain.runtime.attention import ATTENTIONS
 from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.products import PRODUCTS
 
 Launch = Callable[[Sequence[Tensor]], None]
+_LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS}
 
 
 def scheduled_runner(
@@ -105,7 +107,7 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
     text = call_text(node, names)
     if library:
         function = library.replace(" ", "_")
-        names[function] = PRODUCTS[library]
+        names[function] = _LIBRARIES[library]
         text = f"{function}({text.split('(', 1)[1]}"
     lines = [f"    {node.name} = {text}"]
     facts = spec_of(node)

@@ -157,7 +157,7 @@ def _aten_rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
 
 
 # Rows of logits to losses and, in place, to gradients. A row is read while it is in the cache: its maximum, the sum of
-# its exponentials, its result. Sums go over 16 lanes and blocks of 1024, as pairwise sums do. NaN and infinities come
+# its exponentials, its result. Sums go over lanes and blocks of 1024, as pairwise sums do. NaN and infinities come
 # out as from the ops that this stands for; a row that does not count has the gradient 0 * softmax.
 _NATIVE = """\
 #include <cstdint>
@@ -183,16 +183,11 @@ INLINE float exp_(float x) {
   const float y = (1.0f + __builtin_fmaf(r * r, p, r)) * __builtin_bit_cast(float, (h + 127) << 23);
   return x != x ? x : y * __builtin_bit_cast(float, (k - h + 127) << 23);
 }
-constexpr int LANES = 16, BLOCK = 1024;
+constexpr int BLOCK = 1024;
 template <class T> INLINE float largest(const T* x, int64_t count) {
-  float lane[LANES];
-  for (int j = 0; j < LANES; j++) lane[j] = -__builtin_inff();
-  int64_t i = 0;
-  for (; i + LANES <= count; i += LANES)
-    for (int j = 0; j < LANES; j++) { const float v = widen(x[i + j]); lane[j] = v > lane[j] ? v : lane[j]; }
   float m = -__builtin_inff();
-  for (; i < count; i++) m = widen(x[i]) > m ? widen(x[i]) : m;
-  for (int j = 0; j < LANES; j++) m = lane[j] > m ? lane[j] : m;
+  #pragma omp simd reduction(max : m)
+  for (int64_t i = 0; i < count; i++) { const float v = widen(x[i]); m = v > m ? v : m; }
   return m;
 }
 template <class T> INLINE double sum_exp(const T* x, int64_t count, float m, float* e) {

@@ -12,11 +12,13 @@ from aottrain.compiler.codegen.cpp_circular import with_far_angles
 from aottrain.compiler.codegen.cpp_columns import Columns
 from aottrain.compiler.codegen.cpp_text import (
     COMPUTED,
+    SELECTING,
     STORED,
     affine_text,
     arithmetic,
     combined,
     folded,
+    holds,
     identity,
     literal,
     rounded,
@@ -304,7 +306,8 @@ class Renderer:
 
     def _store(self, depth: int, store: Store) -> None:
         dtype = self.kernel.parameters[store.buffer].dtype
-        self._out(depth, f"p{store.buffer}[{self._address(store.address)}] = {to_stored(dtype, f'v{store.value}')};")
+        text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
+        self._out(depth, f"p{store.buffer}[{self._address(store.address)}] = {text};")
 
     def _address(self, address: Address) -> str:
         parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
@@ -329,8 +332,13 @@ class Renderer:
         if isinstance(instruction, Position):
             return affine_text(instruction.offset)
         assert isinstance(instruction, Compute)
-        kinds = [self.kernel.body[v].dtype for v in instruction.args]
-        return rounded(instruction.dtype, arithmetic(instruction, kinds, self.levels[value] is Level.ELEMENT))
+        operands = [self.kernel.body[v] for v in instruction.args]
+        text = arithmetic(instruction, [i.dtype for i in operands], self.levels[value] is Level.ELEMENT)
+        if instruction.dtype in (torch.bfloat16, torch.float16) and instruction.op in SELECTING:
+            chosen = operands[1:] if instruction.op == "where" else operands
+            if all(holds(operand, instruction.dtype) for operand in chosen):
+                return text
+        return rounded(instruction.dtype, text)
 
     def _out(self, depth: int, text: str) -> None:
         self.lines.append("  " * depth + text)

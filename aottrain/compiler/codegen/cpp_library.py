@@ -44,6 +44,8 @@ INLINE bf16 to_bf16(float x) {
   const u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return bf16{(u16)(x != x ? 0x7fc0u : rounded)};
 }
+// Of a number that is one already.
+INLINE bf16 upper_bf16(float x) { return bf16{(u16)(bits_<u32>(x) >> 16)}; }
 INLINE float round_bf16(float x) { return widen(to_bf16(x)); }
 INLINE float round_f16(float x) { return (float)(f16)x; }
 INLINE float max_(float a, float b) { return (a > b || a != a) ? a : b; }

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import Compute, Reduce
+from aottrain.ir.kernel import Compute, Constant, Instruction, Load, Reduce
 
 STORED = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16", torch.float16: "f16",
@@ -24,6 +24,8 @@ _LIBM = (
     "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
     "fmod",
 )  # fmt: skip
+# What they give is one of their operands, but for its sign.
+SELECTING = ("where", "max", "min", "neg", "abs")
 _OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos")
 
 
@@ -107,9 +109,19 @@ def rounded(dtype: torch.dtype, text: str) -> str:
     return f"round_f16({text})" if dtype is torch.float16 else text
 
 
-def to_stored(dtype: torch.dtype, text: str) -> str:
+def holds(instruction: Instruction, dtype: torch.dtype) -> bool:
+    """Whether every value that it gives is one of this low precision already, so that rounding would change nothing."""
+    literals = [instruction.value] if isinstance(instruction, Constant) else []
+    if isinstance(instruction, Load) and instruction.guard is not None:
+        literals = [instruction.other]
+    exact = all(float(torch.tensor(float(value), dtype=dtype)) == value for value in literals)
+    return exact and (instruction.dtype is dtype or isinstance(instruction, Constant))
+
+
+def to_stored(dtype: torch.dtype, text: str, value: Instruction | None = None) -> str:
+    """value: what has computed it, where that may have rounded it."""
     if dtype is torch.bfloat16:
-        return f"to_bf16({text})"
+        return f"{'upper' if value is not None and holds(value, dtype) else 'to'}_bf16({text})"
     return f"(f16)({text})" if dtype is torch.float16 else text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from aottrain.compiler.scheduling.attention import choose_attentions
 from aottrain.compiler.scheduling.fusion import Fusion, fuse
 from aottrain.compiler.scheduling.groups import Group, results_of
 from aottrain.compiler.scheduling.kernels import lower
@@ -21,7 +22,8 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     """
     fusion = fuse(graph, local)
     calls_in_order = tuple(_ordered(graph, fusion, prefix))
-    return Schedule(calls_in_order, fusion.reasons, choose_products(graph, not local), placed_convolutions(graph))
+    libraries = choose_products(graph, not local) | ({} if local else choose_attentions(graph))
+    return Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph))
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:

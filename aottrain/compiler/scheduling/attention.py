@@ -1,0 +1,69 @@
+"""choose_attentions: which attention our own function does instead of ATen's, and why. Measured, forward and backward
+each on its own: both keep the same of a row, so either may follow either.
+
+It takes a few times as much memory as ATen's while it runs, so not where memory is what matters most.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.partition.workspace import call_of
+from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.units import format_seconds
+from aottrain.runtime.attention import DTYPES
+from aottrain.runtime.calls import OpCall
+from aottrain.runtime.native import find_compiler
+from aottrain.runtime.timings import call_seconds
+
+aten, own = torch.ops.aten, torch.ops.aottrain
+
+_FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# The op that stands in for it, its name among libraries, and the place of the query, the key and the value.
+_OWN: dict[Any, tuple[Any, str, slice]] = {
+    _FORWARD: (own.attention.default, "own attention", slice(0, 3)),
+    _BACKWARD: (own.attention_backward.default, "own attention backward", slice(1, 4)),
+}
+_FASTER = 1.05
+
+
+def choose_attentions(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
+    """For each attention that our own function does: its name in `runtime.attention.ATTENTIONS`, and the reason."""
+    found: dict[fx.Node, tuple[str, str]] = {}
+    for node in calls(graph):
+        if node.target in _OWN and _is_plain(node):
+            theirs, ours = _seconds(node)
+            if theirs is not None and ours is not None and theirs > _FASTER * ours:
+                reason = f"{format_seconds(ours)}, ATen's own {format_seconds(theirs)}"
+                found[node] = _OWN[node.target][1], reason
+    return found
+
+
+def _seconds(node: fx.Node) -> tuple[float | None, float | None]:
+    """Of ATen's call and of ours; unknown where nothing is to be measured, or no compiler is found."""
+    given = call_of(node)
+    if given is None or os.environ.get("AOTTRAIN_RATES") == "default" or find_compiler() is None:
+        return None, None
+    ours = OpCall(_OWN[node.target][0], given.args, given.kwargs, given.result_bytes)
+    return call_seconds([given, ours])  # type: ignore[return-value]
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """Heads of one fixed size and one type that the function knows, no mask, no dropout."""
+    _, _, place = _OWN[node.target]
+    query, key, value = (spec_of(operand) for operand in node.args[place])  # type: ignore[arg-type]
+    specs = [spec_of(operand) for operand in node.all_input_nodes]
+    if any(spec is None or spec.symbolic is not None or not spec.numel for spec in specs):
+        return False
+    assert query is not None and key is not None and value is not None
+    dropout = (*node.args[place.stop + 2 * (node.target is _BACKWARD) :], node.kwargs.get("dropout_p", 0.0))[0]
+    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
+        return False
+    same = key.shape == value.shape and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
+    same &= query.shape[1] % key.shape[1] == 0
+    return same and query.dtype in DTYPES and query.device.type == "cpu"

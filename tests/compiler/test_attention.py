@@ -1,0 +1,113 @@
+"""Which attention our own function does instead of ATen's, and what comes of it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aottrain
+from aottrain.compiler.scheduling import attention, order
+from aottrain.runtime.native import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+class Attention(nn.Module):
+    def __init__(self, masked: bool = False):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.masked = masked
+
+    def forward(self, x):
+        query, key, value = (part.unflatten(-1, (2, 32)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mask = torch.zeros(x.shape[1], x.shape[1], dtype=query.dtype) if self.masked else None
+        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=not self.masked)
+        return self.out(mixed.transpose(1, 2).flatten(2)).square().sum()
+
+
+@pytest.fixture
+def faster(monkeypatch):
+    monkeypatch.setattr(attention, "_seconds", lambda node: (2.0, 1.0))
+
+
+def run(call, model, x, dtype):
+    model.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.bfloat16):
+        loss = call(x)
+    loss.backward()
+    return [loss.detach(), x.grad, *(p.grad.clone() for p in model.parameters())]
+
+
+def compiled(masked=False, kernel="cpp", **options):
+    torch.manual_seed(0)
+    model = Attention(masked)
+    return model, aottrain.compile(model, capture="trace", kernel=kernel, on_unsupported="error", **options)
+
+
+def library_calls(call):
+    return call.report.graphs[0].library_calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_are_as_exact_as_those_of_eager(faster, dtype):
+    model, call = compiled()
+    x = torch.randn(2, 70, 64)
+    ours, theirs = run(call, model, x, dtype), run(model, model, x, dtype)
+    exact_model = copy.deepcopy(model).double()
+    exact = run(exact_model, exact_model, x.double(), torch.float64)
+    found = library_calls(call)
+    assert found[f"{FORWARD} (own attention)"] and found[f"{BACKWARD} (own attention backward)"]
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        unit = torch.finfo(torch.float32).eps * c.abs().max()
+        assert (a - c).abs().max() <= 1.5 * (b - c).abs().max() + 4 * unit
+
+
+def test_each_is_decided_on_its_own(monkeypatch):
+    monkeypatch.setattr(attention, "_seconds", lambda node: (2.0, 1.0 if node.target is attention._BACKWARD else 1.99))
+    model, call = compiled()
+    run(call, model, torch.randn(2, 70, 64), torch.bfloat16)
+    assert library_calls(call)[FORWARD] == 1 and library_calls(call)[f"{BACKWARD} (own attention backward)"] == 1
+
+
+def test_stays_where_nothing_is_measured():
+    model, call = compiled()
+    run(call, model, torch.randn(2, 70, 64), torch.float32)
+    assert library_calls(call)[FORWARD] == library_calls(call)[BACKWARD] == 1
+
+
+def test_a_mask_stays_with_aten(faster):
+    model, call = compiled(masked=True)
+    run(call, model, torch.randn(2, 70, 64), torch.float32)
+    assert library_calls(call)[FORWARD] == 1
+
+
+def test_takes_no_memory_that_a_budget_counts(faster):
+    model, call = compiled(budget=0.5)
+    run(call, model, torch.randn(2, 70, 64), torch.float32)
+    assert library_calls(call).get(FORWARD, 0) >= 1 and library_calls(call)[BACKWARD] == 1
+
+
+def test_the_reference_is_atens(faster):
+    model, call = compiled(kernel="aten")
+    x = torch.randn(2, 70, 64)
+    ours, theirs = run(call, model, x, torch.bfloat16), run(model, model, x, torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_says_both_times(monkeypatch):
+    found = {}
+    choose = attention.choose_attentions
+    monkeypatch.delenv("AOTTRAIN_RATES")
+    monkeypatch.setattr(attention, "call_seconds", lambda calls: (2e-3, 1e-3))
+    monkeypatch.setattr(order, "choose_attentions", lambda graph: found.update(choose(graph)) or found)
+    model, call = compiled()
+    run(call, model, torch.randn(2, 70, 64), torch.float32)
+    reason = "1.00 ms, ATen's own 2.00 ms"
+    assert sorted(found.values()) == [("own attention", reason), ("own attention backward", reason)]

@@ -1,0 +1,117 @@
+"""Attention by our own function: against float64, and against ATen's own, whose place it takes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from aottrain.ir.attention import scratch_floats
+from aottrain.runtime.attention import attention, attention_backward
+from aottrain.runtime.native import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+aten = torch.ops.aten
+
+# Batch, heads (of queries, of keys), queries, keys, width: blocks that are full, cut off, one, many; more keys than
+# queries, and fewer.
+SHAPES = [(2, 3, 3, 65, 65, 32), (1, 2, 2, 256, 256, 48), (2, 1, 1, 7, 7, 8), (1, 2, 2, 30, 300, 64),
+          (1, 2, 2, 300, 64, 20), (1, 1, 1, 1, 1, 16), (3, 1, 1, 129, 33, 80), (2, 6, 2, 70, 70, 32)]  # fmt: skip
+
+
+def made(shape, dtype, spread=1.0):
+    """Query, key, value and a gradient of the result; queries as a linear layer leaves them, keys in heads."""
+    batch, heads, key_heads, queries, keys, width = shape
+    torch.manual_seed(0)
+    rows = torch.randn(batch, queries, 2, heads, width)
+    query, gradient = (part.transpose(1, 2) for part in rows.unbind(2))
+    key, value = (torch.randn(batch, key_heads, keys, width) for _ in range(2))
+    return [x.to(dtype) for x in (spread * query, key, value, gradient)]
+
+
+def by_aten(query, key, value, gradient, causal, scale=None):
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+    given = (gradient, query, key, value, out, sums, 0.0, causal)
+    return out, sums, *aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, scale=scale)
+
+
+def by_us(query, key, value, gradient, causal, scale=None):
+    out, sums = attention(query, key, value, 0.0, causal, scale=scale)
+    given = (gradient, query, key, value, out, sums, 0.0, causal)
+    return out, sums, *attention_backward(*given, scale=scale)
+
+
+def exactly(query, key, value, gradient, causal, scale=None):
+    inputs = [x.double().requires_grad_() for x in (query, key, value)]
+    keys, values = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in inputs[1:])
+    scores = inputs[0] @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    out = scores.softmax(-1) @ values
+    return out, scores.logsumexp(-1), *torch.autograd.grad(out, inputs, gradient.double())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_is_as_exact_as_aten(shape, dtype, causal):
+    inputs = made(shape, dtype)
+    results = (function(*inputs, causal, 0.3) for function in (by_us, by_aten, exactly))
+    for ours, theirs, exact in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        # A rounding to the type, or a few of the terms of a short sum.
+        rounding = max(torch.finfo(dtype).eps / 2, 8 * torch.finfo(torch.float32).eps) * exact.abs().max()
+        assert (ours - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + rounding
+
+
+def test_long_sums_keep_their_digits():
+    inputs = made((1, 1, 1, 1500, 1500, 32), torch.float32)
+    for ours, exact in zip(by_us(*inputs, True), exactly(*inputs, True), strict=True):
+        assert (ours - exact).abs().max() <= 4e-7 * exact.abs().max() + 1e-6
+
+
+def test_large_scores_are_exact():
+    """Rows whose probabilities are 0 and 1, and sums of exponentials that no float32 holds."""
+    inputs = made((1, 2, 2, 100, 100, 32), torch.float32, spread=300.0)
+    results = (function(*inputs, True) for function in (by_us, by_aten, exactly))
+    for ours, theirs, exact in zip(*results, strict=True):
+        assert ours.isfinite().all()
+        assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6 * exact.abs().max()
+
+
+def test_not_a_number_stays_in_its_rows():
+    query, key, value, gradient = made((1, 2, 2, 70, 70, 32), torch.float32)
+    query[0, 1, 5, 3] = math.nan
+    out, sums, dq, dk, _ = by_us(query, key, value, gradient, True)
+    assert out[0, 1, 5].isnan().all() and sums[0, 1, 5].isnan() and dq[0, 1, 5].isnan().all()
+    assert dk[0, 1, :6].isnan().all() and dk[0, 0].isfinite().all()
+    out[0, 1, 5], dq[0, 1, 5] = 0.0, 0.0
+    assert out.isfinite().all() and dq.isfinite().all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_do_not_change_it(threads):
+    inputs = made((2, 6, 3, 65, 65, 32), torch.bfloat16)
+    expected = by_us(*inputs, True)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert all(torch.equal(a, b) for a, b in zip(expected, by_us(*inputs, True), strict=True))
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_results_lie_as_those_of_aten(contiguous):
+    inputs = made((2, 3, 3, 16, 16, 32), torch.float32)
+    inputs[0] = inputs[0].contiguous() if contiguous else inputs[0].transpose(1, 2).contiguous().transpose(1, 2)
+    for ours, theirs in zip(by_us(*inputs, True), by_aten(*inputs, True), strict=True):
+        assert ours.stride() == theirs.stride()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_scratch_is_less_than_the_scores(backward):
+    found = scratch_floats(2048, 2048, 64, backward)
+    assert found < 2048 * 2048 / 3 and found % 16 == 0
