@@ -35,6 +35,7 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
+from aottrain.compiler.sums import join_sums
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
@@ -203,6 +204,7 @@ def _ladder(
     if options.chunks_loss_head:
         rungs.append(whole("chunked loss head", lambda: _chunk(stages["simplified"])))
     if options.kernel in GENERATED:
+        rungs.append(whole("join sums", lambda: join_sums(list(stages.values())[-1])))
         rungs.append(whole("split norms", lambda: split_norms(list(stages.values())[-1])))
         rungs.append(whole("layouts", lambda: _laid_out(stages["split norms"])))
     rungs.append(halves("partitioned", "aten"))

@@ -80,7 +80,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def copied_bytes(node: fx.Node, library: str) -> int:
-    """What is copied for a product by oneDNN: a left operand that is not contiguous, and a right one that is a part of a
+    """What is copied for a product by oneDNN: a left operand that is not contiguous, a right one that is a part of a
     matrix. A product by its transpose copies its right operand so, and once that copy is gone its result, into the
     layout that its readers expect."""
     if not library:
