@@ -34,6 +34,15 @@ INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c)
 
 _FUNCTIONS = """\
 template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }
+// a or b by their bits: compilers turn a choice into one whether to compute a at all, and then make no vectors.
+template <class T> INLINE T blend_(bool first, T a, T b) { return (T)((a & (T)-(T)first) | (b & (T)((T)first - 1))); }
+INLINE bool blend_(bool first, bool a, bool b) { return (a & first) | (b & !first); }
+INLINE float blend_(bool first, float a, float b) {
+  return bits_<float>(blend_(first, bits_<i32>(a), bits_<i32>(b)));
+}
+INLINE double blend_(bool first, double a, double b) {
+  return bits_<double>(blend_(first, bits_<i64>(a), bits_<i64>(b)));
+}
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE float widen(f16 x) { return (float)x; }

@@ -107,6 +107,11 @@ def rounded(dtype: torch.dtype, text: str) -> str:
     return f"round_f16({text})" if dtype is torch.float16 else text
 
 
+def widened(dtype: torch.dtype, text: str) -> str:
+    """What is stored in low precision, as the type that it is computed in."""
+    return f"widen({text})" if dtype in (torch.bfloat16, torch.float16) else text
+
+
 def to_stored(dtype: torch.dtype, text: str) -> str:
     if dtype is torch.bfloat16:
         return f"to_bf16({text})"
