@@ -23,10 +23,10 @@ from aottrain.compiler.codegen.cpp_text import (
     folded,
     identity,
     literal,
+    loaded,
     rounded,
     to_stored,
     tracks_nan,
-    widened,
 )
 from aottrain.compiler.codegen.passes import is_element, plan_passes, store_stage
 from aottrain.ir.affine import Affine
@@ -163,10 +163,10 @@ class Renderer:
             self._out(depth, f"const {kind} v{value} = {literal(self.segment.answers[value], torch.bool)};")
             return
         if isinstance(instruction, Load) and (parts := self._address_in_any_case(instruction)) is not None:
-            text = widened(instruction.dtype, f"q{value}[{affine_text(parts[1])}]")
+            text = loaded(instruction.dtype, f"q{value}", affine_text(parts[1]))
             other = literal(instruction.other, instruction.dtype)
-            self._out(depth, f"const {kind} u{value} = {text};")
-            self._out(depth, f"const {kind} v{value} = blend_(v{instruction.guard}, u{value}, {other});")
+            self._out(depth, f"const {kind} e{value} = {text};")
+            self._out(depth, f"const {kind} v{value} = blend_(v{instruction.guard}, e{value}, {other});")
             return
         self._out(depth, f"const {kind} v{value} = {self._expression(value)};")
 
@@ -372,7 +372,7 @@ class Renderer:
     def _expression(self, value: int) -> str:
         instruction = self.kernel.body[value]
         if isinstance(instruction, Load):
-            text = widened(instruction.dtype, f"p{instruction.buffer}[{self._address(instruction.address)}]")
+            text = loaded(instruction.dtype, f"p{instruction.buffer}", self._address(instruction.address))
             if instruction.guard is None:
                 return text
             return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"

@@ -107,8 +107,11 @@ def rounded(dtype: torch.dtype, text: str) -> str:
     return f"round_f16({text})" if dtype is torch.float16 else text
 
 
-def widened(dtype: torch.dtype, text: str) -> str:
-    """What is stored in low precision, as the type that it is computed in."""
+def loaded(dtype: torch.dtype, pointer: str, position: str) -> str:
+    """What is in memory, as the type that it is computed in."""
+    if dtype is torch.bool:
+        return f"((const u8*){pointer})[{position}] != 0"  # of truth values in memory g++ makes no vectors
+    text = f"{pointer}[{position}]"
     return f"widen({text})" if dtype in (torch.bfloat16, torch.float16) else text
 
 
