@@ -30,6 +30,10 @@ from aottrain.ir.kernel import Position
 _LARGEST_WINDOW = 25
 
 
+# Forward ops with a window: each result reads as many elements as that has, so they are not worth doing twice.
+WINDOWED = ("aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default")
+
+
 class _Windows:
     """The windows of an image's last two dimensions."""
 
