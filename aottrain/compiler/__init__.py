@@ -1,6 +1,6 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> split_norms
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> split_norms
 -> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
 """
 
@@ -32,6 +32,7 @@ from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog, collection_paused
+from aottrain.compiler.sums import join_sums
 from aottrain.errors import BudgetError, UnsupportedError
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
@@ -50,6 +51,7 @@ __all__ = [
     "compile_call",
     "functional_joint",
     "functionalize",
+    "join_sums",
     "plan_partition",
     "simplify",
     "split_norms",
@@ -103,7 +105,8 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     """From the whole program to kernels. What rounds otherwise than eager is rewritten for generated kernels alone:
     where a budget then leaves no room for them, the program is as it was."""
     if options.kernel in GENERATED:
-        ready = log.run("split_norms", split_norms, joint, check=_verify_whole)
+        ready = log.run("join_sums", join_sums, joint, check=_verify_whole)
+        ready = log.run("split_norms", split_norms, ready, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         if choice.graph is not None:
             ready = joint.with_graph(choice.graph)

@@ -11,6 +11,7 @@ from torch import fx
 
 from aottrain.compiler.codegen.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.fused import Fused
 from aottrain.compiler.partition.split import apply_partition
@@ -69,7 +70,7 @@ def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
         schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
         return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
 
-    return Fused(one_kernel, lambda node: not rules_for(node), peak_bytes)
+    return Fused(one_kernel, lambda node: str(node.target) in WINDOWED or not rules_for(node), peak_bytes)
 
 
 @dataclass(frozen=True)

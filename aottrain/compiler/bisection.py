@@ -36,6 +36,7 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
+from aottrain.compiler.sums import join_sums
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
@@ -207,7 +208,8 @@ def _ladder(
     kernel, _ = choose_kernel(options.kernel, list(stages.values())[-1])
     options = replace(options, kernel=kernel)
     if kernel in GENERATED:
-        yield whole("split norms", lambda: split_norms(list(stages.values())[-1]))
+        yield whole("join sums", lambda: join_sums(list(stages.values())[-1]))
+        yield whole("split norms", lambda: split_norms(stages["join sums"]))
     if kernel == "cpp":
         yield whole("layouts", lambda: _laid_out(stages["split norms"]))
     yield halves("partitioned", "aten")

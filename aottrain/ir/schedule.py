@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,13 +74,19 @@ class MemoryPlan:
     max_live_bytes: int
 
 
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether a matrix, or its transpose, has its elements one after the other."""
+    (rows, columns), (down, across) = shape, stride
+    return (across == 1 and down == columns) or (down == 1 and across == rows)
+
+
 def copied_bytes(node: fx.Node, library: str) -> int:
-    """What oneDNN copies for a product: a left operand that is not contiguous. A product by its transpose copies its
-    right operand so, and once that copy is gone its result, into the layout that its readers expect. Of attention what
-    the threads compute in."""
+    """What is copied for a product by oneDNN: a left operand that is not contiguous, a right one that is a part of a
+    matrix. A product by its transpose copies its right operand so, and once that copy is gone its result, into the
+    layout that its readers expect. Of attention what the threads compute in."""
     if not library:
         return 0
-    operands = [spec for source in node.all_input_nodes if (spec := spec_of(source)) is not None]
+    operands = [spec for source in node.args if isinstance(source, fx.Node) and (spec := spec_of(source)) is not None]
     if library.startswith("own attention"):
         backward = library.endswith("backward")
         query, key = operands[backward : backward + 2]
@@ -88,6 +94,10 @@ def copied_bytes(node: fx.Node, library: str) -> int:
         return 4 * floats * torch.get_num_threads()
     left, right = operands[-2:]
     if library == "onednn transposed":
+        left, right = right, left  # transposed, which leaves a dense one dense
         own = spec_of(node)
-        return max(own.nbytes if own is not None else 0, right.nbytes if right.stride[0] != 1 else 0)
-    return left.nbytes if left.stride[-1] != 1 else 0
+        copied = left.nbytes if left.stride[0] != 1 else 0
+    else:
+        copied, own = left.nbytes if left.stride[-1] != 1 else 0, None
+    copied += 0 if is_dense(right.shape, right.stride) else right.nbytes
+    return max(own.nbytes if own is not None else 0, copied)

@@ -88,6 +88,15 @@ def test_bytes_of_a_part_are_those_of_the_part():
     assert call.kernel.num_bytes == 2 * 32 * n * 4
 
 
+def test_a_pooling_is_a_kernel_that_runs_once():
+    """Its places are saved: nine reads for each would be done again."""
+    forward, backward, _ = schedules(lambda x: F.max_pool2d(x * 2, 3, 2, 1), leaf(2, 3, 16, 16))
+    assert library_calls(forward) == []
+    assert library_calls(backward) == ["aten.max_pool2d_with_indices_backward.default"]
+    members = [source for call in backward.kernels for source in call.kernel.sources]
+    assert not any("max_pool2d_with_indices.default" in source for source in members)
+
+
 def test_a_softmax_is_one_kernel():
     forward, backward, _ = schedules(lambda x: F.softmax(x * 0.5, dim=-1), leaf(30, 77))
     assert (len(forward.kernels), len(backward.kernels)) == (1, 1)

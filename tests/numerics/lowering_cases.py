@@ -101,6 +101,12 @@ def _ordinary(count: int) -> Make:
     return make
 
 
+def _log_sigmoid_backward(shape: tuple[int, ...], dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> Any:
+    """With what eager's forward keeps for it."""
+    gradient, x = (layout(numbers(shape, dtype, seed, special=False)) for seed in (0, 1))
+    return gradient, x, (-x.abs()).exp() if dtype.is_floating_point else x
+
+
 def _masked(*rest: Any) -> Make:
     """(mask, tensors or numbers), in the order of `rest`: 0 is a mask, 1 and 2 are tensors."""
 
@@ -147,6 +153,9 @@ POINTWISE: dict[str, tuple[Make, ...]] = {
     "softplus_backward.default": (_tensors(2, 1, 20), _tensors(2, 1.5, 3)),
     "hardtanh_backward.default": (_tensors(2, -1, 1.5),),
     "_prelu_kernel.default": (_tensors(2),),
+    "_prelu_kernel_backward.default": (_ordinary(3),),
+    "log_sigmoid_forward.default": (_ordinary(1),),
+    "log_sigmoid_backward.default": (_log_sigmoid_backward,),
     "floor_divide.default": (_tensors(2), _tensors(1, -3)),
     "div.Tensor_mode": tuple(_modes(2, mode) for mode in ("floor", "trunc", None)),
     "div.Scalar_mode": tuple(_modes(1, mode) for mode in ("floor", "trunc")),

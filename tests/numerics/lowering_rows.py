@@ -278,6 +278,33 @@ def places() -> Iterator[Case]:
     yield from case("glu_backward.default", tensor((3, 9), f32, 1), tensor((6, 9)), 0)
 
 
+def pools() -> Iterator[Case]:
+    windows: tuple[tuple[Any, ...], ...] = (
+        ([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [1, 0]), ([3], [1], [1], [2]), ([2, 2],),
+        ([3, 3], [2, 2], [1, 1], [1, 1], True), ([1, 4], [1, 3], [0, 2], [1, 1], True),
+    )  # fmt: skip
+    for dtype in (f32, f64, bf16):
+        for layout in (plain, channels_last, sliced):
+            for shape in ((2, 3, 8, 10), (1, 18, 7, 33)):
+                x = layout(tensor(shape, dtype, special=True))
+                for window in windows:
+                    yield from case("max_pool2d_with_indices.default", x, *window)
+                x = layout(tensor(shape, dtype))
+                yield from case("avg_pool2d.default", x, [2, 2], [2, 2])
+                yield from case("avg_pool2d.default", x, [3, 2], [1, 2], [1, 1])
+                yield from case("avg_pool2d.default", x, [3, 3], [2, 2], [1, 1], False, False)
+                yield from case("avg_pool2d.default", x, [3, 3], [2, 2], [0, 0], False, True, 5)
+                wide = torch.nn.functional.interpolate(x, scale_factor=2)
+                sizes = [*shape[:2], 2 * shape[2], 2 * shape[3]]
+                yield from case("upsample_nearest2d_backward.default", layout(wide), sizes[2:], list(shape), 2.0, 2.0)
+                yield from case("upsample_nearest2d_backward.default", layout(wide), sizes[2:], list(shape), None, None)
+                rest = ([2, 2], [2, 2], [0, 0], False, True, None)
+                yield from case("avg_pool2d_backward.default", x, layout(wide), *rest)
+    nothing = torch.full((1, 1, 3, 5), -math.inf)
+    yield from case("max_pool2d_with_indices.default", nothing, [2, 2], [1, 1], [1, 1])
+    yield from case("max_pool2d_with_indices.default", tensor((3, 6, 6)), [3, 3], [3, 3], [1, 1])
+
+
 def made() -> Iterator[Case]:
     for shape in ((), (1,), (63,), (0,), (3, 5, 7)):
         for dtype in (f32, bf16, i64, torch.bool):
@@ -314,4 +341,4 @@ def draws() -> Iterator[Case]:
                 yield from case("aottrain.philox_randint.default", *args, device=torch.device("cpu"))
 
 
-FAMILIES = (reductions, softmaxes, norms, batch_norm_parts, losses, places, made, draws)
+FAMILIES = (reductions, softmaxes, norms, batch_norm_parts, losses, places, pools, made, draws)

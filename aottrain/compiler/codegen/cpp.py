@@ -6,10 +6,14 @@ again is held in a row buffer on the stack. Reductions over rows are summed per 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from aottrain.compiler.codegen.cpp_circular import with_far_angles
 from aottrain.compiler.codegen.cpp_columns import Columns
+from aottrain.compiler.codegen.cpp_segments import Segment, cut_segments, is_uniform, parts_of
 from aottrain.compiler.codegen.cpp_text import (
     COMPUTED,
     SELECTING,
@@ -21,6 +25,7 @@ from aottrain.compiler.codegen.cpp_text import (
     holds,
     identity,
     literal,
+    loaded,
     rounded,
     to_stored,
     tracks_nan,
@@ -58,6 +63,9 @@ class Renderer:
         self.draws = draw_constants(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self._out)
+        # Of the innermost loop, while it is rendered: and the values that are known before it.
+        self.segment: Segment | None = None
+        self.ready: set[int] = set()
 
     def render(self) -> str:
         kernel = self.kernel
@@ -153,6 +161,15 @@ class Renderer:
             self._out(depth, f"failed |= ({index} < -{size}) | ({index} >= {size});")
             self._out(depth, f"const i64 v{value} = ({index} < -{size}) | ({index} >= {size}) ? 0 : {index};")
             return
+        if self.segment is not None and value in self.segment.answers:
+            self._out(depth, f"const {kind} v{value} = {literal(self.segment.answers[value], torch.bool)};")
+            return
+        if isinstance(instruction, Load) and (parts := self._address_in_any_case(instruction)) is not None:
+            text = loaded(instruction.dtype, f"q{value}", affine_text(parts[1]))
+            other = literal(instruction.other, instruction.dtype)
+            self._out(depth, f"const {kind} e{value} = {text};")
+            self._out(depth, f"const {kind} v{value} = blend_(v{instruction.guard}, e{value}, {other});")
+            return
         self._out(depth, f"const {kind} v{value} = {self._expression(value)};")
 
     def _run(self, depth: int, value: int, begin: str | None, count: str) -> None:
@@ -201,33 +218,24 @@ class Renderer:
                 self._reduction_part(depth, value)
             for k, column in wholes:
                 self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
-            first_line = len(self.lines)
-            simd = " ".join(["#pragma omp simd", *clauses])
-            if not self._has_check(number) and all(column.op in ("sum", "prod") for _, column in wholes):
-                self._out(depth, simd)
-            self._out(depth, f"for (i64 i{last} = {begin}; i{last} < {end}; i{last}++) {{")
-            depth += 1
-        place = self._row_position(base)
-        for value in self.plan.passes[number]:
-            if value in self.plan.holds and self.plan.holds[value] < number:
-                kind = COMPUTED[kernel.body[value].dtype]
-                self._out(depth, f"const {kind} v{value} = r{value}[{place}];")
-                continue
-            self._define(depth, value)
-            if value in self.plan.holds:
-                self._out(depth, f"r{value}[{place}] = v{value};")
-        for store in stores:
-            self._store(depth, store)
-        for value in reductions:
-            self._accumulate(depth, value, "b" if last is not None else "a")
-        for k, column in columns:
-            target = f"w{k}" if (k, column) in wholes else f"l{k}[{self._row_position(None)}]"
-            self._out(depth, folded(column.op, target, f"v{column.value}"))
-        if last is not None:
-            depth -= 1
-            self._out(depth, "}")
-            rendered = self.lines[first_line:]
-            self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
+            cut = bounds is None and not (flushed and kernel.ranges[last] > _FLUSH_ELEMENTS)
+            whole = [Segment(0, kernel.ranges[last])]
+            for segment in cut_segments(kernel, self.plan.passes[number]) if cut else whole:
+                self.segment = segment
+                ends = (str(segment.start), str(segment.stop)) if cut else (begin, end)
+                self._out(depth, "{")
+                self._uniform_values(depth, number, segment)
+                first_line = len(self.lines)
+                simd = " ".join(["#pragma omp simd", *clauses])
+                if not self._has_check(number) and all(column.op in ("sum", "prod") for _, column in wholes):
+                    self._out(depth, simd)
+                self._out(depth, f"for (i64 i{last} = {ends[0]}; i{last} < {ends[1]}; i{last}++) {{")
+                self._elements(depth + 1, number, base, (stores, reductions, columns, wholes))
+                self._out(depth, "}")
+                rendered = self.lines[first_line:]
+                self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
+                self._out(depth, "}")
+            self.segment, self.ready = None, set()
             for k, column in wholes:
                 self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
             for value in reductions:
@@ -235,11 +243,59 @@ class Renderer:
             if flushed and kernel.ranges[last] > _FLUSH_ELEMENTS:
                 depth -= 1
                 self._out(depth, "}")
+        else:
+            self._elements(depth, number, base, (stores, reductions, columns, wholes))
         for _ in inner[:-1]:
             depth -= 1
             self._out(depth, "}")
         for value in reductions:
             self._reduction_end(depth, value)
+
+    def _uniform_values(self, depth: int, number: int, segment: Segment) -> None:
+        """What is the same for all elements of a segment; and where in memory loads begin whose guards are: at an
+        address that may be read in any case, for compilers make no vectors of a choice whether to read."""
+        kernel, answers = self.kernel, segment.answers
+        computed = [v for v in self.plan.passes[number] if self.plan.holds.get(v, number) == number]
+        self.ready = {v for v in computed if self.levels[v] is Level.ELEMENT and self._is_uniform(v, answers)}
+        for value in sorted(self.ready):
+            self._define(depth + 1, value)
+        for value in computed:
+            load = kernel.body[value]
+            if isinstance(load, Load) and (parts := self._address_in_any_case(load)) is not None:
+                kind = STORED[load.dtype]
+                start = f"p{load.buffer} + (v{load.guard} ? {affine_text(parts[0])} : 0)"
+                self._out(depth + 1, f"const {kind}* const q{value} = {start};")
+
+    def _is_uniform(self, value: int, answers: Mapping[int, bool]) -> bool:
+        return is_uniform(self.kernel, self.levels, answers, value)
+
+    def _address_in_any_case(self, load: Load) -> tuple[Affine, Affine] | None:
+        if self.segment is None or load.guard is None or not self._is_uniform(load.guard, self.segment.answers):
+            return None
+        return parts_of(self.kernel, load, self.segment)
+
+    def _elements(self, depth: int, number: int, base: str | None, done: Any) -> None:
+        """One element: its values, and what is done with them: (stores, reductions, columns, those over everything)."""
+        stores, reductions, columns, wholes = done
+        kernel = self.kernel
+        name = "b" if len(kernel.ranges) > kernel.num_outer else "a"
+        place = self._row_position(base)
+        for value in self.plan.passes[number]:
+            if value in self.plan.holds and self.plan.holds[value] < number:
+                kind = COMPUTED[kernel.body[value].dtype]
+                self._out(depth, f"const {kind} v{value} = r{value}[{place}];")
+                continue
+            if value not in self.ready:
+                self._define(depth, value)
+            if value in self.plan.holds:
+                self._out(depth, f"r{value}[{place}] = v{value};")
+        for store in stores:
+            self._store(depth, store)
+        for value in reductions:
+            self._accumulate(depth, value, name)
+        for k, column in columns:
+            target = f"w{k}" if (k, column) in wholes else f"l{k}[{self._row_position(None)}]"
+            self._out(depth, folded(column.op, target, f"v{column.value}"))
 
     def _has_check(self, number: int) -> bool:
         computed = [self.kernel.body[value] for value in self.plan.passes[number]]
@@ -319,9 +375,7 @@ class Renderer:
     def _expression(self, value: int) -> str:
         instruction = self.kernel.body[value]
         if isinstance(instruction, Load):
-            text = f"p{instruction.buffer}[{self._address(instruction.address)}]"
-            if instruction.dtype in (torch.bfloat16, torch.float16):
-                text = f"widen({text})"
+            text = loaded(instruction.dtype, f"p{instruction.buffer}", self._address(instruction.address))
             if instruction.guard is None:
                 return text
             return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"

@@ -51,7 +51,7 @@ def with_far_angles(kernel: KernelIR, known: Sequence[Level], values: Sequence[i
             needed.add(value)
             stack += [v for v in operands(kernel.body[value]) if v in values]
     loop = next(line for line in lines if line.lstrip().startswith("for ("))
-    found = ((re.match(r" *const \w+ v(\d+) = ", line), line) for line in lines)
+    found = ((re.match(r" *const \w+ [ev](\d+) = ", line), line) for line in lines)
     definitions = [line for match, line in found if match and int(match[1]) in needed]
     indent = loop[: len(loop) - len(loop.lstrip())]
     test = " | ".join(f"!(__builtin_fabsf(v{value}) < {FAR:.1f}f)" for value in asked)

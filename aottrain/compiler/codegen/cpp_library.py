@@ -34,6 +34,16 @@ INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c)
 
 _FUNCTIONS = """\
 template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }
+// a where `first` is 1, b where it is 0, by their bits: a choice would become one whether to read a at all, and then
+// no vector.
+template <class T> INLINE T blend_(i32 first, T a, T b) { return (T)((a & (T)-(T)first) | (b & (T)((T)first - 1))); }
+INLINE bool blend_(i32 first, bool a, bool b) { return first ? a : b; }
+INLINE float blend_(i32 first, float a, float b) {
+  return bits_<float>(blend_(first, bits_<i32>(a), bits_<i32>(b)));
+}
+INLINE double blend_(i32 first, double a, double b) {
+  return bits_<double>(blend_(first, bits_<i64>(a), bits_<i64>(b)));
+}
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE float widen(f16 x) { return (float)x; }

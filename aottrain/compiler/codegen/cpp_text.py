@@ -118,6 +118,14 @@ def holds(instruction: Instruction, dtype: torch.dtype) -> bool:
     return exact and (instruction.dtype is dtype or isinstance(instruction, Constant))
 
 
+def loaded(dtype: torch.dtype, pointer: str, position: str) -> str:
+    """What is in memory, as the type that it is computed in."""
+    if dtype is torch.bool:
+        return f"((const u8*){pointer})[{position}] != 0"  # of truth values in memory g++ makes no vectors
+    text = f"{pointer}[{position}]"
+    return f"widen({text})" if dtype in (torch.bfloat16, torch.float16) else text
+
+
 def to_stored(dtype: torch.dtype, text: str, value: Instruction | None = None) -> str:
     """value: what has computed it, where that may have rounded it."""
     if dtype is torch.bfloat16:

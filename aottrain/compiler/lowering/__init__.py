@@ -13,6 +13,7 @@ from aottrain.compiler.lowering import (
     norm_parts,
     norms,
     pointwise,
+    pooling,
     random,
     reductions,
 )
@@ -22,6 +23,6 @@ __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 
 # Each registers its ops when it is imported.
 _TABLES = (
-    activations, arithmetic, extrema, gathering, indexing, losses, norm_parts, norms, pointwise, random,
-    reductions,
+    activations, arithmetic, extrema, gathering, indexing, losses, norm_parts, norms, pointwise, pooling,
+    random, reductions,
 )  # fmt: skip

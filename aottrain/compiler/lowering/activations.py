@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import fx
 
 from aottrain.compiler.lowering.pointwise import at_least, at_most, mixed
-from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    aligned,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+    wide,
+)
+from aottrain.ir.graph import value_of
 
 _SQRT_HALF, _SQRT_2_OVER_PI, _TWO_OVER_SQRT_PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)
 _CUBIC = 0.044715
@@ -267,3 +282,56 @@ def _prelu(node: fx.Node) -> Rule | None:
         return b.compute("where", positive, x, b.compute("mul", slope, x))
 
     return mixed(node, arguments(node)[:2], formula)
+
+
+@lowers("aten._prelu_kernel_backward.default")
+def _prelu_backward(node: fx.Node) -> Rule | None:
+    """Of the input, and of each element's slope."""
+    gradient, x, slope = arguments(node)[:3]
+    shape, dtype = spec(x).shape, spec(x).dtype
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        g, x, slope = (b.cast(value, wide(dtype)) for value in v)
+        zero = b.constant(0, wide(dtype))
+        positive = b.compare("gt", x, zero)
+        found = (
+            b.compute("where", positive, g, b.compute("mul", slope, g)),
+            b.compute("where", positive, zero, b.compute("mul", x, g)),
+        )
+        return [b.cast(value, dtype) for value in found]
+
+    if any(spec(value).dtype is not dtype for value in (gradient, slope)):
+        return None
+    operands = tuple(Operand(value, aligned(spec(value).shape, shape)) for value in (gradient, x, slope))
+    return Rule(shape, operands, (Output(whole(len(shape)), dtype),) * 2, formula)
+
+
+@lowers("aten.log_sigmoid_forward.default")
+def _log_sigmoid(node: fx.Node) -> Rule | None:
+    """min(x, 0) - log(1 + exp(-|x|)); and exp(-|x|), for the backward."""
+    (x,) = arguments(node)
+    shape, dtype = spec(x).shape, spec(x).dtype
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        value = b.cast(v[0], wide(dtype))
+        power = b.compute("exp", b.compute("neg", b.compute("abs", value)))
+        least = b.compute("min", value, b.constant(0, wide(dtype)))
+        return [b.cast(b.compute("sub", least, b.compute("log1p", power)), dtype), b.cast(power, dtype)]
+
+    outputs = Output(whole(len(shape)), dtype), Output(whole(len(shape)), dtype)
+    buffer = value_of(node)[1]
+    return Rule(shape, (Operand(x, whole(len(shape))),), outputs, formula) if buffer.shape == shape else None
+
+
+@lowers("aten.log_sigmoid_backward.default")
+def _log_sigmoid_backward(node: fx.Node) -> Rule | None:
+    """By exp(-|x|), which the forward gives as well."""
+
+    def formula(b: Builder, v: Values) -> int:
+        g, x, power = v
+        one = b.constant(1, b.dtype(x))
+        share = b.compute("div", power, b.compute("add", one, power))
+        negative = b.compare("lt", x, b.constant(0, b.dtype(x)))
+        return b.compute("mul", g, b.compute("where", negative, b.compute("sub", one, share), share))
+
+    return mixed(node, arguments(node)[:3], formula)

@@ -19,6 +19,7 @@ from aottrain.compiler.lowering.rules import (
     lowers,
     spec,
     whole,
+    wide,
 )
 from aottrain.ir.affine import ZERO, Affine
 
@@ -159,6 +160,33 @@ def _glu(node: fx.Node) -> Rule | None:
         return [b.cast(b.compute("mul", first, b.compute("sigmoid", second)), own.dtype)]
 
     return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+
+
+@lowers("aten.glu_backward.default")
+def _glu_backward(node: fx.Node) -> Rule | None:
+    """Of the first half g * s, of the second g * x * s * (1 - s), with s the sigmoid of the second."""
+    gradient, source = arguments(node)[:2]
+    own, rank = spec(node), len(spec(node).shape)
+    dim = argument(node, "dim", 2, -1) % rank
+    compute, half = wide(own.dtype), spec(gradient).shape[dim]
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        where = b.position(dim)
+        first = b.compare("lt", where, b.constant(half, torch.int64))
+        back = [b.index[d] + Affine((), -half) if d == dim else b.index[d] for d in range(rank)]
+        ahead = [b.index[d] + Affine((), half) if d == dim else b.index[d] for d in range(rank)]
+        second = b.compute("not", first)
+        g = b.compute("where", first, b.load(v[0], b.index, guard=first), b.load(v[0], back, guard=second))
+        gate = b.compute("where", first, b.load(v[1], ahead, guard=first), b.load(v[1], b.index, guard=second))
+        value = b.load(v[1], back, guard=second)
+        g, gate, value = (b.cast(known, compute) for known in (g, gate, value))
+        share = b.compute("sigmoid", gate)
+        left = b.compute("mul", share, g)
+        slope = b.compute("mul", b.compute("sub", b.constant(1, compute), share), share)
+        right = b.compute("mul", b.compute("mul", slope, g), value)
+        return [b.cast(b.compute("where", first, left, right), own.dtype)]
+
+    return Rule(own.shape, (Operand(gradient, free=True), Operand(source, free=True)), _own_output(node), formula)
 
 
 @lowers("aten.stack.default")

@@ -25,8 +25,8 @@ Fits = Callable[[fx.Node, fx.Node], bool]
 
 @dataclass(frozen=True)
 class Fused:
-    """What planning asks of generated kernels. alone: whether a library does a call; peak_bytes: at which a plan's
-    programs peak as small kernels."""
+    """What planning asks of generated kernels. alone: whether a library does a call, or it reads a whole window
+    for each result; peak_bytes: at which a plan's programs peak as small kernels."""
 
     fits: Fits
     alone: Callable[[fx.Node], bool]

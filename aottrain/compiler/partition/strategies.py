@@ -184,7 +184,7 @@ def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node]
 
     def reason(node: fx.Node) -> str:
         if producer_of(node) in again and not _must_save(node, demand):
-            return f"{info(producer_of(node)).label}: a library would do it again"
+            return f"{info(producer_of(node)).label}: no cheap part of a kernel"
         return _cut_reason(node, demand, once | ends)
 
     return _plan(strategy, demand, _cut(demand, once | again | ends), reason)

@@ -1,0 +1,205 @@
+"""Pooling of images, and gradients that are pooled: each result from the few elements of its window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering.rules import (
+    Builder,
+    Operand,
+    Output,
+    Rule,
+    Values,
+    argument,
+    arguments,
+    lowers,
+    spec,
+    whole,
+    wide,
+)
+from aottrain.ir.affine import ZERO, Affine
+from aottrain.ir.graph import value_of
+from aottrain.ir.kernel import Position
+
+# Larger windows are many instructions for each result.
+_LARGEST_WINDOW = 25
+
+
+# Forward ops with a window: each result reads as many elements as that has, so they are not worth doing twice.
+WINDOWED = ("aten.max_pool2d_with_indices.default", "aten.avg_pool2d.default")
+
+
+class _Windows:
+    """The windows of an image's last two dimensions."""
+
+    def __init__(self, source: fx.Node, node_shape: Sequence[int], sizes: Any, steps: Any, pads: Any, gaps: Any = 1):
+        self.shape = spec(source).shape
+        self.sizes, self.pads, self.gaps = _pair(sizes), _pair(pads), _pair(gaps)
+        self.steps = _pair(steps) if steps else self.sizes
+        self.rank, self.count = len(self.shape), math.prod(self.sizes)
+        self.results = tuple(node_shape)[-2:]
+
+    @property
+    def taps(self) -> list[tuple[int, int]]:
+        return [(i, j) for i in range(self.sizes[0]) for j in range(self.sizes[1])]
+
+    def index(self, b: Builder, tap: tuple[int, int]) -> list[Affine]:
+        """Where a tap of the window of the domain's element lies in the image, or in the padding around it."""
+        found = list(b.index)
+        for axis in (0, 1):
+            d = self.rank - 2 + axis
+            found[d] = found[d] * self.steps[axis] + Affine((), tap[axis] * self.gaps[axis] - self.pads[axis])
+        return found
+
+    def guard(self, b: Builder, tap: tuple[int, int], index: Sequence[Affine]) -> int | None:
+        """Whether it lies in the image; None where it always does."""
+        found: int | None = None
+        for axis in (0, 1):
+            d = self.rank - 2 + axis
+            low = tap[axis] * self.gaps[axis] - self.pads[axis]
+            high = low + (self.results[axis] - 1) * self.steps[axis]
+            place = b.emit(Position(index[d]))
+            for outside, op, limit in ((low < 0, "ge", 0), (high >= self.shape[d], "lt", self.shape[d])):
+                if outside:
+                    inside = b.compare(op, place, b.constant(limit, torch.int64))
+                    found = inside if found is None else b.compute("and", found, inside)
+        return found
+
+    def first_inside(self, b: Builder, axis: int, step: int) -> int:
+        """How far from its start a window's first row or column is that lies in the image, as int32."""
+        found = b.constant(self.pads[axis] * step, torch.int32)
+        for tap in reversed(range(self.pads[axis])):
+            place = b.emit(Position(self.index(b, (tap, tap))[self.rank - 2 + axis]))
+            inside = b.compare("ge", place, b.constant(0, torch.int64))
+            found = b.compute("where", inside, b.constant(tap * step, torch.int32), found)
+        return found
+
+    def load(self, b: Builder, operand: int, tap: tuple[int, int], other: float) -> int:
+        index = self.index(b, tap)
+        return b.load(operand, index, guard=self.guard(b, tap, index), other=other)
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if isinstance(value, int):
+        return value, value
+    return (value[0], value[-1])
+
+
+@lowers("aten.max_pool2d_with_indices.default")
+def _max_pool(node: fx.Node) -> Rule | None:
+    """The largest of a window, and its place in the image: the first such; NaN is larger than all, the last one."""
+    source, sizes = arguments(node)[:2]
+    own, places = value_of(node)
+    steps, pads, gaps = (argument(node, *known) for known in (("stride", 2, ()), ("padding", 3, 0), ("dilation", 4, 1)))
+    windows = _Windows(source, own.shape, sizes, steps, pads, gaps)
+    if windows.count > _LARGEST_WINDOW or not own.dtype.is_floating_point:
+        return None
+    if windows.gaps != (1, 1) and windows.pads != (0, 0):
+        return None
+    height, width = windows.shape[-2:]
+    if height * width > 2**30:
+        return None
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        best = b.constant(-math.inf, own.dtype)
+        chosen = b.compute("add", windows.first_inside(b, 0, width), windows.first_inside(b, 1, 1))
+        for number, tap in enumerate(windows.taps):
+            value = windows.load(b, v[0], tap, -math.inf)
+            if number == 0 and windows.guard(b, tap, windows.index(b, tap)) is None:
+                best, chosen = value, b.constant(0, torch.int32)
+                continue
+            larger = b.compute("or", b.compare("gt", value, best), b.compare("ne", value, value))
+            step = tap[0] * windows.gaps[0] * width + tap[1] * windows.gaps[1]
+            chosen = b.compute("where", larger, b.constant(step, torch.int32), chosen)
+            best = b.compute("where", larger, value, best)
+        first = windows.index(b, (0, 0))
+        start = first[-2] * width + first[-1]
+        return [best, b.compute("add", b.emit(Position(start)), b.cast(chosen, torch.int64))]
+
+    outputs = Output(whole(windows.rank), own.dtype), Output(whole(windows.rank), places.dtype)
+    return Rule(tuple(own.shape), (Operand(source, free=True),), outputs, formula)
+
+
+@lowers("aten.avg_pool2d.default")
+def _avg_pool(node: fx.Node) -> Rule | None:
+    """The sum of a window over a number that is the same for all."""
+    source, sizes = arguments(node)[:2]
+    steps, pads = argument(node, "stride", 2, ()), argument(node, "padding", 3, 0)
+    divisor = argument(node, "divisor_override", 6)
+    windows = _Windows(source, spec(node).shape, sizes, steps, pads)
+    inside = _pair(pads) == (0, 0) or argument(node, "count_include_pad", 5, True) or divisor
+    if windows.count > _LARGEST_WINDOW or argument(node, "ceil_mode", 4, False) or not inside:
+        return None
+    return _window_sums(node, source, windows, divisor or windows.count)
+
+
+@lowers("aten.upsample_nearest2d_backward.default")
+def _nearest_backward(node: fx.Node) -> Rule | None:
+    """By whole numbers each element was repeated: the sum of what its repetitions get."""
+    gradient = arguments(node)[0]
+    steps = _repetitions(spec(gradient).shape, node)
+    if steps is None or math.prod(steps) > _LARGEST_WINDOW:
+        return None
+    return _window_sums(node, gradient, _Windows(gradient, spec(node).shape, steps, steps, 0), 1)
+
+
+def _window_sums(node: fx.Node, source: fx.Node, windows: _Windows, divisor: int) -> Rule | None:
+    own = spec(node)
+    if not own.dtype.is_floating_point:
+        return None
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        total = b.constant(0, wide(own.dtype))
+        for tap in windows.taps:
+            total = b.compute("add", total, b.cast(windows.load(b, v[0], tap, 0), wide(own.dtype)))
+        if divisor != 1:
+            total = b.compute("div", total, b.constant(divisor, wide(own.dtype)))
+        return [b.cast(total, own.dtype)]
+
+    return Rule(own.shape, (Operand(source, free=True),), (Output(whole(windows.rank), own.dtype),), formula)
+
+
+@lowers("aten.avg_pool2d_backward.default")
+def _avg_pool_backward(node: fx.Node) -> Rule | None:
+    """Of windows that lie side by side and cover the image."""
+    gradient, source, sizes, steps, pads, _, _, divisor = arguments(node)
+    sizes, steps = _pair(sizes), _pair(steps or sizes)
+    reach = tuple(size * step for size, step in zip(spec(gradient).shape[-2:], steps, strict=True))
+    if steps != sizes or _pair(pads) != (0, 0) or reach != spec(source).shape[-2:]:
+        return None
+    return _repeated(node, gradient, steps, divisor or math.prod(sizes))
+
+
+def _repetitions(large: Sequence[int], node: fx.Node) -> tuple[int, int] | None:
+    """How often each element is there in the larger image; None where that is not a whole number."""
+    small = spec(node).shape
+    steps = _pair([a // max(b, 1) for a, b in zip(large[-2:], small[-2:], strict=True)])
+    given = argument(node, "scales_h", 3), argument(node, "scales_w", 4)
+    if any(scale is not None and scale != step for scale, step in zip(given, steps, strict=True)):
+        return None
+    exact = all(b * step == a for a, b, step in zip(large[-2:], small[-2:], steps, strict=True))
+    return steps if exact else None
+
+
+def _repeated(node: fx.Node, source: fx.Node, steps: tuple[int, int], divisor: int) -> Rule | None:
+    own, rank = spec(node), len(spec(node).shape)
+    if not own.dtype.is_floating_point:
+        return None
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        places = [
+            (d, b.compute("div", b.position(d), b.constant(step, torch.int64)))
+            for d, step in zip((rank - 2, rank - 1), steps, strict=True)
+        ]
+        value = b.load(v[0], [*b.index[: rank - 2], ZERO, ZERO], places)
+        if divisor != 1:
+            value = b.cast(value, wide(own.dtype))
+            value = b.cast(b.compute("div", value, b.constant(divisor, wide(own.dtype))), own.dtype)
+        return [value]
+
+    return Rule(own.shape, (Operand(source, free=True),), (Output(whole(rank), own.dtype),), formula)

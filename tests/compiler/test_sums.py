@@ -1,0 +1,121 @@
+"""Sums that autograd makes term by term: what is joined, what is left, and that the values stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aottrain
+from aottrain.compiler import join_sums
+from aottrain.ir.graph import calls, info
+from tests.compiler.programs import joint_of, leaf
+from tests.numerics.tolerance import assert_close
+
+aten = torch.ops.aten
+
+
+def steps(x):
+    """A recurrence, a step of the second dimension at a time."""
+    state = x.new_zeros(x.shape[0], x.shape[2])
+    for t in range(x.shape[1]):
+        state = torch.tanh(state * 0.5 + x[:, t])
+    return state
+
+
+def some(x):
+    """Some steps, and the first ones whole as well."""
+    return x[:, 1] * x[:, 4] + x[:, 6].exp() + x[:, :2].sum(1)
+
+
+def slices(x):
+    a, b, c = x[:2], x[2:5], x[5:]
+    return a.sin().sum() + (b * b.cos()).sum() + c.exp().sum() + (x * x).sum()
+
+
+def overlapping(x):
+    return (x[:4].sin() * x[1:5] * x[2:6]).sum() + x[3:7].cos().sum()
+
+
+def twice(x):
+    y = x[0].sin() + x[1].cos() + x[2]
+    return y + (x + x).sum(0)
+
+
+def weights(x, w):
+    state = x.new_zeros(4, 24)
+    for t in range(5):
+        state = torch.tanh(x[t] + state @ w)
+    return state
+
+
+def linear_weights(x, w):
+    state = x.new_zeros(4, 24)
+    for t in range(5):
+        state = torch.tanh(x[t] + torch.nn.functional.linear(state, w))
+    return state
+
+
+def many_rows(x, w):
+    return sum((x[t].repeat(20, 1).sin() @ w).square().mean() for t in range(4))
+
+
+PROGRAMS = {
+    steps: (3, 8, 16), some: (3, 8, 16), slices: (7, 9), overlapping: (8, 6), twice: (3, 5),
+    weights: (5, 4, 24), linear_weights: (5, 4, 24), many_rows: (5, 4, 24),
+}  # fmt: skip
+
+
+def inputs(program):
+    torch.manual_seed(0)
+    second = [(torch.randn(24, 24) / 8).requires_grad_()] if "w" in program.__code__.co_varnames[:2] else []
+    return [torch.randn(PROGRAMS[program], requires_grad=True), *second]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_gradients_are_eagers(program):
+    given = inputs(program)
+    result = aottrain.compile(program, kernel="cpp", capture="trace")(*given)
+    got = torch.autograd.grad(result.sum(), given)
+    for mine, eager in zip(got, torch.autograd.grad(program(*given).sum(), given), strict=True):
+        assert_close(mine, eager)
+
+
+def names(joint) -> list[str]:
+    return [info(node).name for node in calls(joint.graph)]
+
+
+def test_steps_are_put_side_by_side():
+    joint = join_sums(joint_of(steps, leaf(3, 8, 16)))
+    assert names(joint).count("aten.cat.default") == 1
+    assert "aten.select_backward.default" not in names(joint)
+
+
+def test_gaps_are_zeros_and_what_overlaps_is_added():
+    joint = join_sums(joint_of(some, leaf(3, 8, 16)))
+    (node,) = [node for node in calls(joint.graph) if node.target is aten.cat.default]
+    assert len(node.args[0]) == 6  # three parts, the second step overlaps the first slice; three gaps
+    assert names(joint).count("aten.new_zeros.default") == 3
+
+
+def test_few_terms_and_overlapping_ones_are_left_alone():
+    for program in (overlapping, lambda x: x[0].sin() + x[1].cos()):
+        joint = joint_of(program, leaf(8, 6))
+        assert "aten.cat.default" not in names(join_sums(joint))
+
+
+@pytest.mark.parametrize("program", [weights, linear_weights], ids=lambda program: program.__name__)
+def test_products_of_few_rows_are_one(program):
+    before = names(joint_of(program, *inputs(program))).count("aten.mm.default")
+    after = names(join_sums(joint_of(program, *inputs(program)))).count("aten.mm.default")
+    assert before - after == 4  # of five steps
+
+
+def test_products_of_many_rows_are_added():
+    """Copying their operands would take longer than what it saves."""
+    joint = joint_of(many_rows, *inputs(many_rows))
+    assert names(join_sums(joint)).count("aten.mm.default") == names(joint).count("aten.mm.default")
+
+
+def test_a_program_without_such_sums_is_as_it_was():
+    joint = joint_of(lambda x: x.sin() + x.cos() + x, leaf(8))
+    assert join_sums(joint) is joint
