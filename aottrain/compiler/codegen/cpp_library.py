@@ -203,8 +203,8 @@ INLINE float philox_(u64 seed, u64 position, u64 element) {
   const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
   return (float)(word >> 8) * 5.96046448e-8f;
 }
-// The same numbers for a run of elements, four to a block, whose words are in the lower halves of 64 bits. What is in the
-// upper ones reaches no result. g++ knows no other way to have the products of lower halves alone.
+// The same numbers for a run of elements, four to a block, whose words are the lower halves of 64 bits; what is in the
+// upper halves reaches no result. g++ has no other way to multiply lower halves alone.
 #if defined(__AVX512F__) && __has_builtin(__builtin_ia32_pmuludq512_mask)
 typedef u64 wide __attribute__((vector_size(64)));
 typedef int halves __attribute__((vector_size(64)));
