@@ -11,7 +11,7 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
@@ -120,7 +120,7 @@ class StateGuard:
     def holds(self) -> bool:
         return (
             all(type(value := _read(table, key)) is kind and value == known for table, key, known, kind in self._plain)
-            and all(_read(table, key) is known for table, key, known in self._slots)
+            and _are(self._slots)
             and all(len(table) == size for table, size in self._sizes)
             and all(list(map(id, items)) == known for items, known in self._items)
             and all(describe(tensor) == known for tensor, known in self._tensors)
@@ -359,6 +359,15 @@ class StateGuard:
 
 def _read(table: Any, key: Any) -> Any:
     return dict.get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)
+
+
+def _are(slots: Sequence[tuple[Any, Any, Any]]) -> bool:
+    """Whether each table's key is still what it was. Most tables are dictionaries, which need no call of a function."""
+    get = dict.get
+    return all(
+        (get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)) is known
+        for table, key, known in slots
+    )
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 import aottrain
 from aottrain.compiler import apply_partition, plan_partition
 from aottrain.compiler.backends import fused_by
+from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.scheduling.fusion import fuse
 from aottrain.compiler.scheduling.order import schedule
@@ -219,3 +220,41 @@ def test_kernels_are_few_in_deep_programs():
     assert len(planned.kernels) <= 31
     assert math.prod(planned.kernels[0].kernel.ranges) == 32 * 64
     assert not [node for node in calls(planned.kernels[0].buffers[0].graph) if info(node).kind is OpKind.COMPUTE]
+
+
+def test_counts_of_batches_are_one_kernel():
+    """Each norm's is one number of its own: one launch for all of them."""
+    norms = [nn.BatchNorm2d(4) for _ in range(4)]
+    layers = [layer for norm in norms for layer in (nn.Conv2d(4, 4, 3), norm)]
+    model = aottrain.compile(nn.Sequential(*layers), capture="trace", kernel="cpp", on_unsupported="error")
+    model(torch.randn(2, 4, 16, 16))
+    forward = [name for name in model.report.graphs[0].kernels if name.startswith("forward")]
+    layouts, counts, each = 1, 1, 4  # statistics in three kernels, and what uses them
+    assert len(forward) == layouts + counts + each * len(norms)
+    assert all(norm.num_batches_tracked == 1 for norm in norms)
+
+
+def test_a_chain_of_norms_holds_its_row_in_few_buffers():
+    """What is read for the last time makes place; what is cheap to compute of what is held is computed again."""
+
+    def chain(x, *weights):
+        for weight in weights:
+            x = x + F.gelu(F.layer_norm(x, (1024,), weight)) * torch.softmax(x, dim=-1)
+        return x
+
+    forward, _, _ = schedules(chain, leaf(32, 1024), *(leaf(1024) for _ in range(6)))
+    (call,) = forward.kernels
+    assert render_cpp(call.kernel).count("alignas(64) float r") <= 3
+
+
+def test_long_rows_are_held_where_little_of_them_is():
+    """A group norm's row of 160 kilobytes: its chain computes each exponential once."""
+
+    def chain(x, weight):
+        for _ in range(2):
+            x = x + F.silu(F.group_norm(x, 2, weight))
+        return x
+
+    forward, _, _ = schedules(chain, leaf(4, 16, 70, 70), leaf(16))
+    texts = [render_cpp(call.kernel) for call in forward.kernels]
+    assert sum(text.count("exp_(") for text in texts) == 2

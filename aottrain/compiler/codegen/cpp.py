@@ -6,11 +6,12 @@ again is held in a row buffer on the stack. Reductions over rows are summed per 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
+from aottrain.compiler.codegen import cpp_reductions
 from aottrain.compiler.codegen.cpp_circular import with_far_angles
 from aottrain.compiler.codegen.cpp_columns import Columns
 from aottrain.compiler.codegen.cpp_segments import Segment, cut_segments, is_uniform, parts_of
@@ -20,7 +21,6 @@ from aottrain.compiler.codegen.cpp_text import (
     STORED,
     affine_text,
     arithmetic,
-    combined,
     folded,
     holds,
     identity,
@@ -28,12 +28,12 @@ from aottrain.compiler.codegen.cpp_text import (
     loaded,
     rounded,
     to_stored,
-    tracks_nan,
 )
-from aottrain.compiler.codegen.passes import is_element, plan_passes, store_stage
+from aottrain.compiler.codegen.passes import is_element, plan_passes, row_buffers, store_stage
 from aottrain.ir.affine import Affine
 from aottrain.ir.kernel import (
     Address,
+    Column,
     Compute,
     Constant,
     KernelIR,
@@ -49,17 +49,30 @@ from aottrain.ir.kernel import (
 
 # Below this many elements a kernel runs on the calling thread: starting the others costs more.
 _PARALLEL_FROM = 16384
-# Rows up to this many elements may be held on the stack.
-_LONGEST_BUFFER = 16384
+# What is held of a row is on the stack, and should stay in a processor's own cache: up to this many bytes of it, or of
+# rows up to this many elements.
+_MOST_HELD, _LONGEST_BUFFER = 512 << 10, 16384
 # Partial sums of this many elements of a row are added up on their own: keeps errors small.
 _FLUSH_ELEMENTS = 4096
+
+
+class _Work(NamedTuple):
+    """What a pass leaves behind: the row's reductions, stores, and its part of reductions over rows by their number."""
+
+    reductions: dict[int, Reduce]
+    stores: list[Store]
+    columns: dict[int, Column]
 
 
 class Renderer:
     def __init__(self, kernel: KernelIR):
         self.kernel = kernel
         self.levels, self.stages = levels(kernel), stages(kernel)
-        self.plan = plan_passes(kernel, kernel.row_size <= _LONGEST_BUFFER)
+        self.plan = plan_passes(kernel, can_hold=True)
+        self.buffers = row_buffers(kernel, self.plan)
+        held = sum(kernel.body[v].dtype.itemsize for v in {b: v for v, b in self.buffers.items()}.values())
+        if kernel.row_size > _LONGEST_BUFFER and kernel.row_size * held > _MOST_HELD:
+            self.plan, self.buffers = plan_passes(kernel, can_hold=False), {}
         self.draws = draw_constants(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self._out)
@@ -102,7 +115,7 @@ class Renderer:
         self._out(2, f"const i64 begin = block * 4096, end = begin + 4096 < {size} ? begin + 4096 : {size};")
         for value, before in self.plan.holds.items():
             if before == -1:
-                self._out(2, f"alignas(64) float r{value}[4096];")
+                self._out(2, f"alignas(64) float r{self.buffers[value]}[4096];")
                 self._run(2, value, "begin", "end - begin")
         self._pass(2, 0, ("begin", "end"), "begin")
         self._out(1, "}")
@@ -118,9 +131,8 @@ class Renderer:
             self._out(2, "const i64 thread = 0, threads = 1;")
         self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
         self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
-        for value in self.plan.holds:
-            kind = COMPUTED[kernel.body[value].dtype]
-            self._out(2, f"alignas(64) {kind} r{value}[{kernel.row_size}];")
+        for buffer, kind in sorted({(self.buffers[v], COMPUTED[kernel.body[v].dtype]) for v in self.plan.holds}):
+            self._out(2, f"alignas(64) {kind} r{buffer}[{kernel.row_size}];")
         depth = self.columns.start(2)
         self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
         self._outer_index(depth)
@@ -181,75 +193,89 @@ class Renderer:
         last = len(self.kernel.ranges) - 1
         rest = Affine.of({loop: c for loop, c in offset.offset.terms if loop != last}, offset.offset.constant)
         first = affine_text(rest) + (f" + {begin}" if begin else "")
-        self._out(depth, f"philox_row((u64)v{seed}, (u64)v{position}, (u64)({first}), {count}, r{value});")
+        given = f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
+        self._out(depth, f"philox_row({given}, r{self.buffers[value]});")
 
     def _pass(self, depth: int, number: int, bounds: tuple[str, str] | None, base: str | None) -> None:
         """One pass over the row: the values that it needs, its stores, its reductions."""
         kernel = self.kernel
-        reductions = [v for v, i in enumerate(kernel.body) if isinstance(i, Reduce) and self.stages[i.value] == number]
-        elements = [s for s in kernel.stores if is_element(kernel, self.levels, s)]
-        stores = [s for s in elements if store_stage(self.stages, s) == number]
-        columns = [(k, c) for k, c in enumerate(kernel.columns) if self.stages[c.value] == number]
-        if not (reductions or stores or columns):
+        work = self._work(number)
+        if not (work.reductions or work.stores or work.columns):
             return
-        wide = any(column.whole for _, column in columns)
-        flushed = bounds is None and kernel.row_size > _FLUSH_ELEMENTS and (bool(reductions) or wide)
-        clauses = []
-        for value in reductions:
-            self._reduction_start(depth, value)
         inner = list(range(kernel.num_outer, len(kernel.ranges)))
         last = inner[-1] if inner else None
+        for value, reduce in work.reductions.items():
+            self._lines(depth, cpp_reductions.start(value, reduce))
         for loop in inner[:-1]:
             self._out(depth, f"for (i64 i{loop} = 0; i{loop} < {kernel.ranges[loop]}; i{loop}++) {{")
             depth += 1
-        for value in reductions:
-            clauses += self._clauses(value, "b" if last is not None else "a")
-        wholes = [(k, column) for k, column in columns if column.whole and last is not None]
-        clauses += [f"reduction({'+' if c.op == 'sum' else '*'}:w{k})" for k, c in wholes if c.op in ("sum", "prod")]
-        if last is not None:
-            begin, end = bounds or ("0", str(kernel.ranges[last]))
-            if flushed and kernel.ranges[last] > _FLUSH_ELEMENTS:
-                self._out(depth, f"for (i64 part = 0; part < {kernel.ranges[last]}; part += {_FLUSH_ELEMENTS}) {{")
-                depth += 1
-                size = kernel.ranges[last]
-                begin = "part"
-                end = f"(part + {_FLUSH_ELEMENTS} < {size} ? part + {_FLUSH_ELEMENTS} : {size})"
-            for value in reductions:
-                self._reduction_part(depth, value)
-            for k, column in wholes:
-                self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
-            cut = bounds is None and not (flushed and kernel.ranges[last] > _FLUSH_ELEMENTS)
-            whole = [Segment(0, kernel.ranges[last])]
-            for segment in cut_segments(kernel, self.plan.passes[number]) if cut else whole:
-                self.segment = segment
-                ends = (str(segment.start), str(segment.stop)) if cut else (begin, end)
-                self._out(depth, "{")
-                self._uniform_values(depth, number, segment)
-                first_line = len(self.lines)
-                simd = " ".join(["#pragma omp simd", *clauses])
-                if not self._has_check(number) and all(column.op in ("sum", "prod") for _, column in wholes):
-                    self._out(depth, simd)
-                self._out(depth, f"for (i64 i{last} = {ends[0]}; i{last} < {ends[1]}; i{last}++) {{")
-                self._elements(depth + 1, number, base, (stores, reductions, columns, wholes))
-                self._out(depth, "}")
-                rendered = self.lines[first_line:]
-                self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
-                self._out(depth, "}")
-            self.segment, self.ready = None, set()
-            for k, column in wholes:
-                self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
-            for value in reductions:
-                self._reduction_join(depth, value)
-            if flushed and kernel.ranges[last] > _FLUSH_ELEMENTS:
-                depth -= 1
-                self._out(depth, "}")
+        if last is None:
+            self._body(depth, number, work, base, "a")
         else:
-            self._elements(depth, number, base, (stores, reductions, columns, wholes))
+            self._loop(depth, number, work, last, bounds, base)
         for _ in inner[:-1]:
             depth -= 1
             self._out(depth, "}")
-        for value in reductions:
-            self._reduction_end(depth, value)
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.end(value, reduce))
+
+    def _work(self, number: int) -> _Work:
+        kernel = self.kernel
+        reductions = {
+            v: i for v, i in enumerate(kernel.body) if isinstance(i, Reduce) and self.stages[i.value] == number
+        }
+        elements = [s for s in kernel.stores if is_element(kernel, self.levels, s)]
+        stores = [s for s in elements if store_stage(self.stages, s) == number]
+        columns = {k: c for k, c in enumerate(kernel.columns) if self.stages[c.value] == number}
+        return _Work(reductions, stores, columns)
+
+    def _loop(
+        self, depth: int, number: int, work: _Work, last: int, bounds: tuple[str, str] | None, base: str | None
+    ) -> None:
+        """The innermost loop, its reductions in one vector each; of a long row in parts."""
+        kernel = self.kernel
+        size = kernel.ranges[last]
+        wholes = {k: column for k, column in work.columns.items() if column.whole}
+        ends = bounds or ("0", str(size))
+        flushed = bounds is None and size > _FLUSH_ELEMENTS and bool(work.reductions or wholes)
+        if flushed:
+            self._out(depth, f"for (i64 part = 0; part < {size}; part += {_FLUSH_ELEMENTS}) {{")
+            depth += 1
+            ends = "part", f"(part + {_FLUSH_ELEMENTS} < {size} ? part + {_FLUSH_ELEMENTS} : {size})"
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.start_part(value, reduce))
+        for k, column in wholes.items():
+            self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
+        pragma = self._pragma(number, work, wholes)
+        cut = bounds is None and not flushed
+        for segment in cut_segments(kernel, self.plan.passes[number]) if cut else [Segment(0, size)]:
+            self.segment = segment
+            self._out(depth, "{")
+            self._uniform_values(depth + 1, number, segment)
+            first_line = len(self.lines)
+            self._lines(depth, pragma)
+            first, stop = (str(segment.start), str(segment.stop)) if cut else ends
+            self._out(depth, f"for (i64 i{last} = {first}; i{last} < {stop}; i{last}++) {{")
+            self._body(depth + 1, number, work, base, "b", wholes)
+            self._out(depth, "}")
+            rendered = self.lines[first_line:]
+            self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
+            self._out(depth, "}")
+        self.segment, self.ready = None, set()
+        for k, column in wholes.items():
+            self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.join(value, reduce))
+        if flushed:
+            self._out(depth - 1, "}")
+
+    def _pragma(self, number: int, work: _Work, wholes: Mapping[int, Column]) -> list[str]:
+        """What makes vectors of an innermost loop; nothing where it may not be one."""
+        if self._has_check(number) or any(column.op not in ("sum", "prod") for column in wholes.values()):
+            return []
+        clauses = [clause for item in work.reductions.items() for clause in cpp_reductions.clauses(*item)]
+        clauses += [f"reduction({'+' if column.op == 'sum' else '*'}:w{k})" for k, column in wholes.items()]
+        return [" ".join(["#pragma omp simd", *clauses])]
 
     def _uniform_values(self, depth: int, number: int, segment: Segment) -> None:
         """What is the same for all elements of a segment; and where in memory loads begin whose guards are: at an
@@ -258,13 +284,13 @@ class Renderer:
         computed = [v for v in self.plan.passes[number] if self.plan.holds.get(v, number) == number]
         self.ready = {v for v in computed if self.levels[v] is Level.ELEMENT and self._is_uniform(v, answers)}
         for value in sorted(self.ready):
-            self._define(depth + 1, value)
+            self._define(depth, value)
         for value in computed:
             load = kernel.body[value]
             if isinstance(load, Load) and (parts := self._address_in_any_case(load)) is not None:
                 kind = STORED[load.dtype]
                 start = f"p{load.buffer} + (v{load.guard} ? {affine_text(parts[0])} : 0)"
-                self._out(depth + 1, f"const {kind}* const q{value} = {start};")
+                self._out(depth, f"const {kind}* const q{value} = {start};")
 
     def _is_uniform(self, value: int, answers: Mapping[int, bool]) -> bool:
         return is_uniform(self.kernel, self.levels, answers, value)
@@ -274,27 +300,26 @@ class Renderer:
             return None
         return parts_of(self.kernel, load, self.segment)
 
-    def _elements(self, depth: int, number: int, base: str | None, done: Any) -> None:
-        """One element: its values, and what is done with them: (stores, reductions, columns, those over everything)."""
-        stores, reductions, columns, wholes = done
-        kernel = self.kernel
-        name = "b" if len(kernel.ranges) > kernel.num_outer else "a"
+    def _body(
+        self, depth: int, number: int, work: _Work, base: str | None, running: str, wholes: Container[int] = ()
+    ) -> None:
+        """What is done for each element. running: what the names of running results begin with."""
         place = self._row_position(base)
         for value in self.plan.passes[number]:
             if value in self.plan.holds and self.plan.holds[value] < number:
-                kind = COMPUTED[kernel.body[value].dtype]
-                self._out(depth, f"const {kind} v{value} = r{value}[{place}];")
+                kind = COMPUTED[self.kernel.body[value].dtype]
+                self._out(depth, f"const {kind} v{value} = r{self.buffers[value]}[{place}];")
                 continue
             if value not in self.ready:
                 self._define(depth, value)
             if value in self.plan.holds:
-                self._out(depth, f"r{value}[{place}] = v{value};")
-        for store in stores:
+                self._out(depth, f"r{self.buffers[value]}[{place}] = v{value};")
+        for store in work.stores:
             self._store(depth, store)
-        for value in reductions:
-            self._accumulate(depth, value, name)
-        for k, column in columns:
-            target = f"w{k}" if (k, column) in wholes else f"l{k}[{self._row_position(None)}]"
+        for value, reduce in work.reductions.items():
+            self._lines(depth, cpp_reductions.accumulate(value, reduce, f"{running}{value}"))
+        for k, column in work.columns.items():
+            target = f"w{k}" if k in wholes else f"l{k}[{self._row_position(None)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))
 
     def _has_check(self, number: int) -> bool:
@@ -310,50 +335,6 @@ class Renderer:
             step *= ranges[loop]
         text = " + ".join(reversed(parts)) or "0"
         return f"{text} - {base}" if base else text
-
-    def _reduction_start(self, depth: int, value: int) -> None:
-        instruction = self.kernel.body[value]
-        assert isinstance(instruction, Reduce)
-        kind = COMPUTED[instruction.dtype]
-        self._out(depth, f"{kind} a{value} = {identity(instruction.op, instruction.dtype)};")
-        if tracks_nan(instruction):
-            self._out(depth, f"int n{value} = 0;")
-
-    def _reduction_part(self, depth: int, value: int) -> None:
-        instruction = self.kernel.body[value]
-        assert isinstance(instruction, Reduce)
-        kind = COMPUTED[instruction.dtype]
-        self._out(depth, f"{kind} b{value} = {identity(instruction.op, instruction.dtype)};")
-
-    def _clauses(self, value: int, name: str) -> list[str]:
-        instruction = self.kernel.body[value]
-        assert isinstance(instruction, Reduce)
-        sign = {"sum": "+", "prod": "*"}.get(instruction.op, instruction.op)
-        found = [f"reduction({sign}:{name}{value})"]
-        if tracks_nan(instruction):
-            found.append(f"reduction(|:n{value})")
-        return found
-
-    def _accumulate(self, depth: int, value: int, name: str) -> None:
-        instruction = self.kernel.body[value]
-        assert isinstance(instruction, Reduce)
-        self._out(depth, combined(instruction.op, f"{name}{value}", f"v{instruction.value}"))
-        if tracks_nan(instruction):
-            self._out(depth, f"n{value} |= v{instruction.value} != v{instruction.value};")
-
-    def _reduction_join(self, depth: int, value: int) -> None:
-        instruction = self.kernel.body[value]
-        assert isinstance(instruction, Reduce)
-        self._out(depth, combined(instruction.op, f"a{value}", f"b{value}"))
-
-    def _reduction_end(self, depth: int, value: int) -> None:
-        instruction = self.kernel.body[value]
-        kind = COMPUTED[instruction.dtype]
-        total = rounded(instruction.dtype, f"a{value}")
-        if isinstance(instruction, Reduce) and tracks_nan(instruction):
-            nan = '__builtin_nan("")' if kind == "double" else '__builtin_nanf("")'
-            total = f"n{value} ? {nan} : {total}"
-        self._out(depth, f"const {kind} v{value} = {total};")
 
     def _row_stores(self, depth: int) -> None:
         for store in self.kernel.stores:
@@ -393,6 +374,10 @@ class Renderer:
             if all(holds(operand, instruction.dtype) for operand in chosen):
                 return text
         return rounded(instruction.dtype, text)
+
+    def _lines(self, depth: int, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._out(depth, text)
 
     def _out(self, depth: int, text: str) -> None:
         self.lines.append("  " * depth + text)

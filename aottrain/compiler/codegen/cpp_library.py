@@ -66,17 +66,36 @@ INLINE i64 max_(i64 a, i64 b) { return a > b ? a : b; }
 INLINE i64 min_(i64 a, i64 b) { return a < b ? a : b; }
 INLINE i32 max_(i32 a, i32 b) { return a > b ? a : b; }
 INLINE i32 min_(i32 a, i32 b) { return a < b ? a : b; }
-// exp: x = n log 2 + r; scaled by 2^n in two factors, so that results near the ends of the range come out right.
-INLINE float exp_(float x) {
-  const float c = x > 89.0f ? 89.0f : (x < -104.0f ? -104.0f : x);
-  const float n = __builtin_rintf(c * 1.44269504f);
-  float r = fma_(n, -0.693145752f, c);
-  r = fma_(n, -1.42860677e-6f, r);
+// x below a positive bound and above a negative one, but not a NaN. Compared as integers: of comparisons of floats
+// g++ makes several blends.
+INLINE float at_most_(float x, float high) {
+  const i32 most = bits_<i32>(high), c = bits_<i32>(x);
+  return bits_<float>(c > most ? most : c);
+}
+INLINE float clamp_(float x, float low, float high) {
+  const u32 least = bits_<u32>(low), c = bits_<u32>(at_most_(x, high));
+  return bits_<float>(c > least ? least : c);
+}
+// Added to a number up to 2^22, it leaves the nearest integer in the last bits.
+#define NEAREST 12582912.0f
+// e^r, |r| <= log(2) / 2, and 2^r, |r| <= 1 / 2.
+INLINE float near_exp_(float r) {
   float p = fma_(0.0013813141f, r, 0.0083694197f);
   p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
-  const float y = 1.0f + fma_(r * r, p, r);
-  const i32 k = (i32)n, h = k >> 1;
-  const float out = y * bits_<float>((h + 127) << 23) * bits_<float>((k - h + 127) << 23);
+  p = fma_(p, r, 1.0f); return fma_(p, r, 1.0f);
+}
+INLINE float near_exp2_(float r) {
+  float p = fma_(0.0001532646f, r, 0.0013390806f);
+  p = fma_(p, r, 0.0096185058f); p = fma_(p, r, 0.0555035993f); p = fma_(p, r, 0.2402264774f);
+  p = fma_(p, r, 0.6931471825f); return fma_(p, r, 1.0f);
+}
+// exp: x = n log 2 + r; scaled by 2^n in two factors, so that results near the ends of the range come out right.
+INLINE float exp_(float x) {
+  const float c = clamp_(x, -104.0f, 89.0f);
+  const float t = fma_(c, 1.44269504f, NEAREST), n = t - NEAREST;
+  const float y = near_exp_(fma_(n, -1.42860677e-6f, fma_(n, -0.693145752f, c)));
+  const u32 k = bits_<u32>(t), half = (k >> 1) << 23;
+  const float out = bits_<float>(bits_<u32>(y) + half) * bits_<float>((k << 23) - half + 0x3f800000u);
   return x != x ? x : out;
 }
 INLINE float log_(float x) {
@@ -116,27 +135,28 @@ INLINE float log1p_(float x) {
 }
 INLINE float tanh_(float x) {
   const float t = __builtin_fabsf(x), s = x * x;
-  float p = fma_(0.0020746139f, s, -0.0081056375f);
-  p = fma_(p, s, 0.0216735005f); p = fma_(p, s, -0.0539423227f); p = fma_(p, s, 0.1333317757f);
-  p = fma_(p, s, -0.3333333135f);
+  float p = fma_(-0.0058979667f, s, 0.0207986254f);
+  p = fma_(p, s, -0.0537847169f); p = fma_(p, s, 0.1333193630f); p = fma_(p, s, -0.3333329856f);
   const float small = fma_(x * s, p, x);
-  const float large = 1.0f - 2.0f / (exp_(2.0f * (t > 10.0f ? 10.0f : t)) + 1.0f);
-  return x != x ? x : __builtin_copysignf(t < 0.65f ? small : large, x);
+  const float c = at_most_(t, 10.0f);
+  const float u = fma_(c, 2.88539008f, NEAREST);
+  const float y = near_exp2_(fma_(c, 2.88539008f, NEAREST - u));
+  const float large = 1.0f - 2.0f / (bits_<float>(bits_<u32>(y) + (bits_<u32>(u) << 23)) + 1.0f);
+  return __builtin_copysignf(t >= 0.6f ? large : small, x);
 }
-// 1 - exp(Q(t)) where log(erfc(t)) = Q(t), a series in t near zero.
+// 1 - 2^Q(t) where log2(erfc(t)) = Q(t), a series in t near zero.
 INLINE float erf_(float x) {
   const float t = __builtin_fabsf(x), s = x * x;
-  float p = fma_(8.18508706e-5f, s, -0.0008097702f);
-  p = fma_(p, s, 0.0051969518f); p = fma_(p, s, -0.0268577058f); p = fma_(p, s, 0.1128366366f);
-  p = fma_(p, s, -0.3761263192f); p = fma_(p, s, 0.1283791661f);
+  float p = fma_(0.0044356617f, s, -0.0265955050f);
+  p = fma_(p, s, 0.1127993017f); p = fma_(p, s, -0.3761244416f); p = fma_(p, s, 0.1283791512f);
   const float small = fma_(x, p, x);
-  const float c = t > 4.0f ? 4.0f : t;
-  float q = fma_(9.38238233e-7f, c, -1.50299840e-5f);
-  q = fma_(q, c, 8.31721190e-5f); q = fma_(q, c, 2.30546193e-5f); q = fma_(q, c, -0.0031528422f);
-  q = fma_(q, c, 0.0234789290f); q = fma_(q, c, -0.1065581441f); q = fma_(q, c, -0.6344833374f);
-  q = fma_(q, c, -1.1290866137f); q = fma_(q, c, 0.0001044050f);
-  const float large = 1.0f - exp_(q);
-  return t < 0.95f ? small : (x != x ? x : __builtin_copysignf(large, x));
+  const float c = at_most_(t, 4.0f);
+  float q = fma_(0.0003204852f, c, -0.0047384230f);
+  q = fma_(q, c, 0.0333631597f); q = fma_(q, c, -0.1524463296f); q = fma_(q, c, -0.9166102409f);
+  q = fma_(q, c, -1.6283489466f); q = fma_(q, c, 4.3620035e-5f);
+  const float u = q + NEAREST, y = near_exp2_(q - (u - NEAREST));
+  const float large = 1.0f - bits_<float>(bits_<u32>(y) + (bits_<u32>(u) << 23));
+  return t >= 0.6f ? __builtin_copysignf(large, x) : small;
 }
 // Sine (quarter 0) or cosine (1) of r + k * pi / 2, |r| <= pi / 4.
 INLINE float quadrant_(float r, i32 k) {
@@ -168,7 +188,14 @@ INLINE float sin_(float x) { return x == 0.0f ? x : near_(x, 0); }
 INLINE float cos_(float x) { return near_(x, 1); }
 INLINE float far_sin_(float x) { return x == 0.0f ? x : far_(x, 0); }
 INLINE float far_cos_(float x) { return far_(x, 1); }
-INLINE float sigmoid_(float x) { return 1.0f / (1.0f + exp_(-x)); }
+// 1 / (1 + e^-x), with e^-x as twice a number that does not overflow before it does.
+INLINE float sigmoid_(float x) {
+  const float c = clamp_(x, -89.0f, 87.0f);
+  const float t = fma_(c, -1.44269504f, NEAREST), n = t - NEAREST;
+  const float y = near_exp_(fma_(n, -1.42860677e-6f, fma_(n, -0.693145752f, -c)));
+  const float out = 1.0f / fma_(y * bits_<float>((bits_<u32>(t) << 23) + 0x3f000000u), 2.0f, 1.0f);
+  return x != x ? x : out;
+}
 INLINE double sigmoid_(double x) { return 1.0 / (1.0 + exp(-x)); }
 INLINE float sign_(float x) { return (float)((x > 0.0f) - (x < 0.0f)); }
 INLINE double sign_(double x) { return (double)((x > 0.0) - (x < 0.0)); }
@@ -188,32 +215,62 @@ INLINE float philox_(u64 seed, u64 position, u64 element) {
   const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
   return (float)(word >> 8) * 5.96046448e-8f;
 }
-// The same numbers for a run of elements, four to a block.
+// The same numbers for a run of elements, four to a block, whose words are the lower halves of 64 bits; what is in the
+// upper halves reaches no result. g++ has no other way to multiply lower halves alone.
+#if defined(__AVX512F__) && __has_builtin(__builtin_ia32_pmuludq512_mask)
+typedef u64 wide __attribute__((vector_size(64)));
+typedef int halves __attribute__((vector_size(64)));
+typedef long long whole __attribute__((vector_size(64)));
+INLINE wide products_(wide a, wide b) {
+  return (wide)__builtin_ia32_pmuludq512_mask((halves)a, (halves)b, whole{}, (u8)255);
+}
+#elif defined(__AVX2__) && __has_builtin(__builtin_ia32_pmuludq256)
+typedef u64 wide __attribute__((vector_size(32)));
+typedef int halves __attribute__((vector_size(32)));
+INLINE wide products_(wide a, wide b) { return (wide)__builtin_ia32_pmuludq256((halves)a, (halves)b); }
+#else
+typedef u64 wide __attribute__((vector_size(8)));
+INLINE wide products_(wide a, wide b) { return (a & 0xffffffffu) * (b & 0xffffffffu); }
+#endif
 INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __restrict out) {
+  enum { LANES = sizeof(wide) / 8, PARTS = 16 / LANES };
   const u64 begin = first >> 2, end = (first + (u64)count + 3) >> 2;
+  wide numbers[PARTS];
+  for (int i = 0; i < 16; i++) numbers[i / LANES][i % LANES] = (u64)i;
   for (u64 block = begin; block < end; block += 16) {
-    u32 c0[16], c1[16], c2[16], c3[16];
-    for (int i = 0; i < 16; i++) {
-      c0[i] = (u32)(block + i); c1[i] = (u32)((block + i) >> 32); c2[i] = (u32)position; c3[i] = (u32)(position >> 32);
+    wide c0[PARTS], c1[PARTS], c2[PARTS], c3[PARTS];
+    for (int part = 0; part < PARTS; part++) {
+      c0[part] = numbers[part] + block;
+      c1[part] = c0[part] >> 32; c2[part] = wide{} + position; c3[part] = wide{} + (position >> 32);
     }
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
     for (int round = 0; round < 10; round++) {
-      #pragma omp simd
-      for (int i = 0; i < 16; i++) {
-        const u64 a = (u64)c0[i] * 0xD2511F53u, b = (u64)c2[i] * 0xCD9E8D57u;
-        const u32 n0 = (u32)(b >> 32) ^ c1[i] ^ k0, n2 = (u32)(a >> 32) ^ c3[i] ^ k1;
-        c0[i] = n0; c1[i] = (u32)b; c2[i] = n2; c3[i] = (u32)a;
+      #pragma GCC unroll 8
+      for (int part = 0; part < PARTS; part++) {
+        const wide a = products_(c0[part], wide{} + 0xD2511F53u), b = products_(c2[part], wide{} + 0xCD9E8D57u);
+        c0[part] = (b >> 32) ^ c1[part] ^ k0; c2[part] = (a >> 32) ^ c3[part] ^ k1;
+        c1[part] = b; c3[part] = a;
       }
       k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
     }
-    float lanes[64];
-    for (int i = 0; i < 16; i++) {
-      lanes[4 * i] = (float)(c0[i] >> 8) * 5.96046448e-8f; lanes[4 * i + 1] = (float)(c1[i] >> 8) * 5.96046448e-8f;
-      lanes[4 * i + 2] = (float)(c2[i] >> 8) * 5.96046448e-8f; lanes[4 * i + 3] = (float)(c3[i] >> 8) * 5.96046448e-8f;
+    u64 pairs[32]; float lanes[64];
+    for (int part = 0; part < PARTS; part++) {
+      const wide low = (c0[part] & 0xffffffffu) | (c1[part] << 32), high = (c2[part] & 0xffffffffu) | (c3[part] << 32);
+      for (int i = 0; i < LANES; i++) {
+        pairs[2 * (part * LANES + i)] = low[i]; pairs[2 * (part * LANES + i) + 1] = high[i];
+      }
+    }
+    for (int i = 0; i < 32; i++) {
+      lanes[2 * i] = (float)((u32)pairs[i] >> 8) * 5.96046448e-8f;
+      lanes[2 * i + 1] = (float)(u32)(pairs[i] >> 40) * 5.96046448e-8f;
     }
     const i64 from = (i64)(block * 4) - (i64)first;
     const i64 low = from < 0 ? -from : 0, high = count - from < 64 ? count - from : 64;
-    for (i64 i = low; i < high; i++) out[from + i] = lanes[i];
+    if (high - low == 64) {  // known lengths are a few moves, others a call
+      for (int i = 0; i < 64; i++) out[from + i] = lanes[i];
+    } else {
+      for (i64 i = low; i < high; i++) out[from + i] = lanes[i];
+    }
   }
 }
 """

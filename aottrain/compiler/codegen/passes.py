@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aottrain.ir.kernel import Compute, KernelIR, Level, Load, Position, Reduce, Store, levels, operands, stages
@@ -45,21 +45,14 @@ def plan_passes(kernel: KernelIR, can_hold: bool) -> PassPlan:
     known = levels(kernel)
     plan, first = PassPlan(), {}  # type: tuple[PassPlan, dict[int, int]]
     for number, roots in enumerate(_roots(kernel, known, stages(kernel))):
-        costs: dict[int, int] = {}
         needed: set[int] = set()
-        stack = [root for root in roots if known[root] is Level.ELEMENT]
-        while stack:
-            value = stack.pop()
-            if value in needed:
-                continue
-            needed.add(value)
-            if value in plan.holds and plan.holds[value] < number:
-                continue
-            again = can_hold and first.get(value, number) < number
-            if again and _cost(kernel, known, value, costs, plan) > _HOLD_FROM:
+        chosen = _need(kernel, known, plan, first if can_hold else {}, number, roots, needed)
+        for value in sorted(chosen):  # cheap now that others are held: computed again after all
+            del plan.holds[value]
+            if _cost(kernel, known, value, {}, plan) > _HOLD_FROM:
                 plan.holds[value] = first[value]
-                continue
-            stack += [v for v in operands(kernel.body[value]) if known[v] is Level.ELEMENT]
+            else:
+                _need(kernel, known, plan, {}, number, operands(kernel.body[value]), needed)
         for value in needed:
             first.setdefault(value, number)
         plan.passes.append(sorted(needed))
@@ -67,6 +60,57 @@ def plan_passes(kernel: KernelIR, can_hold: bool) -> PassPlan:
         if can_hold and is_run(kernel, value):
             plan.holds[value] = BEFORE
     return plan
+
+
+def _need(
+    kernel: KernelIR,
+    known: Sequence[Level],
+    plan: PassPlan,
+    first: Mapping[int, int],
+    number: int,
+    roots: Sequence[int],
+    needed: set[int],
+) -> list[int]:
+    """Add to `needed` what a pass computes or reads back for its roots. Returns what is held from now on: what `first`
+    knows an earlier pass of and is dear."""
+    costs: dict[int, int] = {}
+    chosen: list[int] = []
+    stack = [root for root in roots if known[root] is Level.ELEMENT]
+    while stack:
+        value = stack.pop()
+        if value in needed:
+            continue
+        needed.add(value)
+        if value in plan.holds and plan.holds[value] < number:
+            continue
+        if first.get(value, number) < number and _cost(kernel, known, value, costs, plan) > _HOLD_FROM:
+            plan.holds[value] = first[value]
+            chosen.append(value)
+            continue
+        stack += [v for v in operands(kernel.body[value]) if known[v] is Level.ELEMENT]
+    return chosen
+
+
+def row_buffers(kernel: KernelIR, plan: PassPlan) -> dict[int, int]:
+    """For each value that is held the number of its buffer: values of one type share it, one after the other.
+
+    In the pass that reads one for the last time another may take its place, where it is computed after that."""
+    last = {v: max(n for n, values in enumerate(plan.passes) if v in values) for v in plan.holds}
+    found: dict[int, int] = {}
+    users: list[int] = []  # the last value of each buffer
+    for value in sorted(plan.holds, key=lambda v: (plan.holds[v], v)):
+        begin, dtype = plan.holds[value], kernel.body[value].dtype
+        free = [
+            number
+            for number, user in enumerate(users)
+            if (last[user], user) < (begin, value) and kernel.body[user].dtype is dtype
+        ]
+        found[value] = free[0] if free else len(users)
+        if free:
+            users[free[0]] = value
+        else:
+            users.append(value)
+    return found
 
 
 def _roots(kernel: KernelIR, known: Sequence[Level], stage: Sequence[int]) -> list[list[int]]:

@@ -84,6 +84,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
     effects: list[fx.Node] = []
+    counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
     for node in calls(graph):
         sources = {order.unit[source] for source in node.all_input_nodes if source in order.unit}
@@ -100,6 +101,9 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
         if rules:
             roots = _shared(rules)
             candidates = _candidates(sources, units, roots, readers)
+            single = not sources and all(math.prod(rule.shape) == 1 for rule in rules)
+            if single:
+                candidates += counters[-1:]
             wanted = _unit_of_readers(node, order)
             if wanted in candidates:
                 candidates = [wanted, *candidates]
@@ -123,6 +127,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                     fusion.groups.append(group)
                     order.new(order.closure(sources))
                     units.append(group)
+                    counters += [group.number] * single
         if group is None:
             order.new(order.closure(sources))
             units.append(None)

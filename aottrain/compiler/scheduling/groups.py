@@ -235,8 +235,8 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
                 if _fill(found, operand, layout, position, group):
                     break
     loose = all(position is None or position is ZERO for position in found)
-    if loose and any(not operand.free for operand in rule.operands):
-        return None  # nothing ties it to the group's iterations; what reads nothing may take any that fit
+    if loose and group.loops and any(not operand.free for operand in rule.operands):
+        return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
     if None in found and not _fill_rest(found, node, rule, group):
         return None
     index = tuple(position for position in found if position is not None)
