@@ -30,6 +30,7 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
+from aottrain.compiler.rewriting import verify_views
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.compiler.sums import join_sums
@@ -121,6 +122,8 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
 
 
 def _plan(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
+    if options.kernel in GENERATED:
+        verify_views(joint)
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     plan = log.run("plan_partition", plan_partition, joint, *wanted, fused_by(joint, options))
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.rewriting import add_call
+from aottrain.compiler.rewriting import add_call, laid_out_as
 from aottrain.compiler.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import (
     JointGraph,
@@ -267,6 +267,7 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
             scaled = add_call(result, aten.mul.Tensor, (unit, new[gradients.upstream]), "scaled")
             if _spec(result).dtype != _spec(scaled).dtype:  # rounded once, as the product that it stands for
                 scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=_spec(result).dtype)
+            scaled = laid_out_as(scaled, result) or scaled
         result.replace_all_uses_with(scaled)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.rewriting import add_call
+from aottrain.compiler.rewriting import add_call, laid_out_as
 from aottrain.compiler.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, spec_of, value_of
 from aottrain.ir.tensor import TensorSpec
@@ -231,7 +231,15 @@ def _items(like: fx.Node, node: fx.Node, count: int) -> list[fx.Node]:
 
 
 def _replace(node: fx.Node, results: list[Any]) -> None:
-    for user in list(node.users):
-        place: Any = user.args[1]
-        if user.target is operator.getitem and place < len(results) and results[place] is not None:
-            user.replace_all_uses_with(results[place])
+    """Its results by these, where all of them can lie in memory as those did."""
+    found: dict[fx.Node, fx.Node] = {}
+    with node.graph.inserting_before(node):
+        for user in node.users:
+            place: Any = user.args[1]
+            if user.target is operator.getitem and place < len(results) and results[place] is not None:
+                laid_out = laid_out_as(results[place], user)
+                if laid_out is None:
+                    return
+                found[user] = laid_out
+    for user, result in found.items():
+        user.replace_all_uses_with(result)

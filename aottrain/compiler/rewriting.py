@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
-from aottrain.ir.graph import copy_provenance, set_value, value_of
+from aottrain.errors import VerificationError
+from aottrain.ir.graph import JointGraph, calls, copy_provenance, info, set_value, spec_of, value_of, view_source
+from aottrain.ir.ops import OpKind
+from aottrain.ir.tensor import TensorSpec
+
+aten = torch.ops.aten
 
 
 def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str | None = None, **more: Any) -> fx.Node:
@@ -26,3 +33,47 @@ def fake_result(target: Any, arguments: tuple[Any, ...], more: dict[str, Any]) -
     fakes = (value for value in tree_flatten((given, named))[0] if hasattr(value, "fake_mode"))
     with getattr(next(fakes, None), "fake_mode", nullcontext()):
         return target(*given, **named)
+
+
+def laid_out_as(value: fx.Node, old: fx.Node) -> fx.Node | None:
+    """The value in the layout of the node whose place it is to take, copied if need be: what reads that node goes by
+    its strides and its start. None where no copy has that layout."""
+    wanted = spec_of(old)
+    assert wanted is not None
+    if _lies_as(value, wanted, value_of(old).storage_offset()):
+        return value
+    order = sorted(range(len(wanted.shape)), key=lambda d: (-wanted.stride[d], d))
+    turned = add_call(value, aten.permute.default, (value, order))
+    copy = add_call(value, aten.clone.default, (turned,), memory_format=torch.contiguous_format)
+    back = add_call(value, aten.permute.default, (copy, sorted(range(len(order)), key=order.__getitem__)))
+    return back if _lies_as(back, wanted, value_of(old).storage_offset()) else None
+
+
+def _lies_as(node: fx.Node, wanted: TensorSpec, start: int) -> bool:
+    facts = spec_of(node)
+    return facts is not None and facts.same_layout(wanted) and value_of(node).storage_offset() == start
+
+
+def verify_views(joint: JointGraph) -> None:
+    """Raises VerificationError unless each view lies in memory where its op puts it, going by what it is a view of. A
+    rewrite may have put another value there: generated kernels would then read other memory."""
+    known: set[Hashable] = set()
+    for node in calls(joint.graph):
+        source = view_source(node)
+        if source is None or info(node).kind is OpKind.STRUCTURE or not isinstance(value_of(node), torch.Tensor):
+            continue
+        places = tree_map(lambda v: _place(v) if isinstance(v, fx.Node) else v, (node.args, node.kwargs))
+        key = node.target, repr(places), repr(_place(node))
+        if key in known:  # in a model of equal blocks most are
+            continue
+        known.add(key)
+        found = fake_result(node.target, node.args, node.kwargs)
+        if (tuple(found.shape), found.stride(), found.storage_offset()) != _place(node)[:3]:
+            raise VerificationError(f"{node.name} is not where {node.target} of {source.name} lies")
+
+
+def _place(node: fx.Node) -> tuple[Any, ...]:
+    value = value_of(node)
+    if not isinstance(value, torch.Tensor):
+        return (value,)
+    return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype
