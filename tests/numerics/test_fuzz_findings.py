@@ -95,6 +95,18 @@ def test_a_view_that_is_noted_elsewhere_is_refused(monkeypatch) -> None:
         call(torch.ones(4, 4))
 
 
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("to", [torch.int64, torch.int32])
+def test_what_is_no_number_becomes_eagers_integer(dtype, to) -> None:
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        return x.rsqrt().to(to), x.log().to(to), x.to(to), (x * 1e30).to(to)
+
+    x = torch.tensor([-2.0, 0.0, 3.0, float("nan"), float("inf"), -float("inf")], dtype=dtype)
+    for got, wanted in zip(aottrain.compile(function, capture="trace", kernel="cpp")(x), function(x), strict=True):
+        assert torch.equal(got, wanted)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found_by_fuzzing(name):
     FOUND[name]()

@@ -44,6 +44,16 @@ INLINE float blend_(i32 first, float a, float b) {
 INLINE double blend_(i32 first, double a, double b) {
   return bits_<double>(blend_(first, bits_<i64>(a), bits_<i64>(b)));
 }
+// A NaN and what is too large, which C++ leaves open, as the processor has them; g++ makes other numbers of those that
+// it knows while it compiles.
+template <class To, class From> INLINE To whole_(From x) {
+#if defined(__x86_64__)
+  const To lowest = (To)((u64)1 << (8 * sizeof(To) - 1));
+  return x >= (From)lowest && x < -(From)lowest ? (To)x : lowest;
+#else
+  return (To)x;
+#endif
+}
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE float widen(f16 x) { return (float)x; }

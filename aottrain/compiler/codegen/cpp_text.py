@@ -99,6 +99,8 @@ def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
     kind = COMPUTED[target]
     if source is torch.bool and kind in ("float", "double"):
         return f"{text} ? {literal(1.0, target)} : {literal(0.0, target)}"  # g++ vectorises no cast of a truth value
+    if kind in ("i64", "i32") and COMPUTED[source] in ("float", "double"):
+        return f"whole_<{kind}>({text})"
     return text if kind == COMPUTED[source] else f"({kind}){text}"
 
 
