@@ -236,15 +236,19 @@ def test_pointwise_chains_of_odd_sizes(size):
     compare(lambda x: x.sin().sin().sin() + x.cos(), [torch.randn(size, requires_grad=True)])
 
 
-@pytest.mark.parametrize("name", ["dropout", "resnet block", "gpt block", "norms", "padded embedding", "step counter"])
-def test_training_follows_eager(name):
+TRAINED = [(name, "min_cut") for name in ("dropout", "resnet block", "gpt block", "norms", "padded embedding")]
+TRAINED += [(name, "recompute_all") for name in ("dropout", "random inputs", "resnet block", "step counter")]
+
+
+@pytest.mark.parametrize(("name", "plan"), [*TRAINED, ("buffer read then mutated", "recompute_all")])
+def test_training_follows_eager(name, plan):
     """Steps of a model: outputs, gradients, buffers and parameters."""
     make, batches = PROGRAMS[name]
     torch.manual_seed(5)
     eager = make().to(DEVICE)
     model = copy.deepcopy(eager)
     given = [tuple(v.to(DEVICE) for v in batch) for batch in batches()][:2]
-    target = aottrain.compile(model, kernel="triton", capture="trace", on_unsupported="error")
+    target = aottrain.compile(model, kernel="triton", partition=plan, capture="trace", on_unsupported="error")
     got, wanted = train(model, target, given, eager=False), train(eager, eager, given, eager=True)
     assert target.report.graphs[0].kernel == "triton" and target.report.graphs[0].kernels
     assert got.keys() == wanted.keys()
