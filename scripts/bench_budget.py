@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--budgets", default=BUDGETS, help="fractions and bytes, with commas between")
     parser.add_argument("--torch-budgets", default=TORCH_BUDGETS, help="torch's own ratio, as a list")
     parser.add_argument("--torch-backends", default="aot_eager,inductor", help="aot_eager: eager's kernels")
-    parser.add_argument("--kernel", default="aten", help="of ours: aten, or auto for generated kernels")
+    parser.add_argument("--kernel", default="aten", choices=("aten", "auto"), help="of ours; auto: generated kernels")
     parser.add_argument("--threads", type=whole, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_budget") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     parser.add_argument("--point", help=argparse.SUPPRESS)  # a stack's run, in its own process

@@ -46,7 +46,7 @@ def test_a_recipe_s_command_line_is_a_valid_one(script, monkeypatch, capsys, tmp
     assert "- 200MiB" in shown and "batch_size: 2" in shown and f"name: {recipe}" in shown
 
 
-@pytest.mark.parametrize("flags", [["--steps", "0"], ["--rounds", "many"], ["--recipe", "trnk"]])
+@pytest.mark.parametrize("flags", [["--steps", "0"], ["--rounds", "many"], ["--recipe", "trnk"], ["--kernel", "cuda9"]])
 def test_a_wrong_flag_is_refused(script, monkeypatch, capsys, flags):
     monkeypatch.setattr(sys, "argv", ["x", *flags])
     with pytest.raises(SystemExit) as ended:
