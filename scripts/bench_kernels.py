@@ -50,6 +50,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_kernels") / time.strftime("%Y-%m-%d_%H-%M-%S"))
     parser.add_argument("--engine", help=argparse.SUPPRESS)  # one side, in its own process
     options = parser.parse_args()
+    if unknown := set(options.engines.split(",")).difference(ENGINES):
+        parser.error(f"--engines: unknown {', '.join(sorted(unknown))}; allowed: {', '.join(ENGINES)}")
     torch.set_num_threads(options.threads)
     if options.engine:
         return serve(lambda: begin(options.model[0], options.engine, options.autocast))

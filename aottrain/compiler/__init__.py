@@ -1,7 +1,7 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> split_norms
--> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> share_heads
+-> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
+from aottrain.compiler.heads import share_heads
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import LayoutChoice, choose_layouts
 from aottrain.compiler.linking import link
@@ -54,6 +55,7 @@ __all__ = [
     "functionalize",
     "join_sums",
     "plan_partition",
+    "share_heads",
     "simplify",
     "split_norms",
     "trace_joint",
@@ -107,6 +109,7 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     where a budget then leaves no room for them, the program is as it was."""
     if options.kernel in GENERATED:
         ready = log.run("join_sums", join_sums, joint, check=_verify_whole)
+        ready = log.run("share_heads", share_heads, ready, check=_verify_whole)
         ready = log.run("split_norms", split_norms, ready, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         if choice.graph is not None:

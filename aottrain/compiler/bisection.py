@@ -25,6 +25,7 @@ from aottrain.compiler.capture import CapturedStep, enter_primals
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.functional import functionalize
+from aottrain.compiler.heads import share_heads
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import choose_layouts
 from aottrain.compiler.linking import build_runner
@@ -209,7 +210,8 @@ def _ladder(
     options = replace(options, kernel=kernel)
     if kernel in GENERATED:
         yield whole("join sums", lambda: join_sums(list(stages.values())[-1]))
-        yield whole("split norms", lambda: split_norms(stages["join sums"]))
+        yield whole("shared heads", lambda: share_heads(stages["join sums"]))
+        yield whole("split norms", lambda: split_norms(stages["shared heads"]))
     if kernel == "cpp":
         yield whole("layouts", lambda: _laid_out(stages["split norms"]))
     yield halves("partitioned", "aten")

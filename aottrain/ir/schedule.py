@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,7 @@ from torch import fx
 
 from aottrain.ir.attention import scratch_floats
 from aottrain.ir.graph import spec_of
-from aottrain.ir.kernel import KernelIR
+from aottrain.ir.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten
 
@@ -53,9 +54,11 @@ class Schedule:
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
     placed: frozenset[fx.Node] = frozenset()
 
-    def takes_memory(self, call: fx.Node) -> bool:
-        """Whether a library call writes its result to memory that it is given."""
-        return call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries)
+    def written(self, call: fx.Node) -> tuple[fx.Node, ...]:
+        """What a library call can write to memory that it is given: its result, or the items of its tuple."""
+        if call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries):
+            return (call,)
+        return items_in_rows(call) if is_own_attention(self.libraries.get(call, ("", ""))[0]) else ()
 
     @property
     def kernels(self) -> tuple[KernelCall, ...]:
@@ -65,13 +68,35 @@ class Schedule:
 @dataclass(frozen=True)
 class MemoryPlan:
     """offsets: of the temporaries in the arena, in bytes. residuals: buffers that live until the backward is done with
-    them. All others are fresh memory. max_live_bytes: the least that any arena for these temporaries can have.
+    them. All others are fresh memory. scratch: by position of a call the offset and size in the arena of what it
+    computes in. max_live_bytes: the least that any arena for all these can have.
     """
 
     offsets: Mapping[fx.Node, int]
     residuals: frozenset[fx.Node]
     arena_bytes: int
     max_live_bytes: int
+    scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+
+def is_own_attention(library: str) -> bool:
+    return library.startswith("own attention")
+
+
+def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:
+    """The items of a tuple that are read, each by its number once; none where a head's rows are not whole in memory."""
+    items = {user.args[1]: user for user in call.users if user.target is operator.getitem}
+    specs = [spec for item in items.values() if (spec := spec_of(item)) is not None and spec.symbolic is None]
+    plain = all(spec.stride[3:] in ((), (1,)) for spec in specs)
+    return tuple(items.values()) if plain and len(specs) == len(call.users) else ()
+
+
+def scratch_of(schedule: Schedule, call: KernelCall | fx.Node) -> int:
+    """Bytes in which all threads together compute during one call, where that memory can be given to it."""
+    if isinstance(call, KernelCall):
+        return scratch_bytes(call.kernel) * torch.get_num_threads()
+    library = schedule.libraries.get(call, ("", ""))[0]
+    return copied_bytes(call, library) if is_own_attention(library) and schedule.written(call) else 0
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -87,7 +112,7 @@ def copied_bytes(node: fx.Node, library: str) -> int:
     if not library:
         return 0
     operands = [spec for source in node.args if isinstance(source, fx.Node) and (spec := spec_of(source)) is not None]
-    if library.startswith("own attention"):
+    if is_own_attention(library):
         backward = library.endswith("backward")
         query, key = operands[backward : backward + 2]
         floats = scratch_floats(query.shape[2], key.shape[2], query.shape[3], backward)

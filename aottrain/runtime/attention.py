@@ -7,6 +7,7 @@ which rounds the probabilities and their gradients too.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,6 @@ DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 _OPTIMISED = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-ffp-contract=fast")
 _FLAGS = ("-fopenmp", "-fno-trapping-math", "-std=c++17", *_OPTIMISED)
 _OPTIONS = "Tensor? attn_mask=None, float? scale=None"
-_ALIGNED = 64
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
@@ -30,7 +30,7 @@ _library.define(
     f"{_OPTIONS}) -> (Tensor, Tensor)"
 )
 _library.define(
-    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, "
+    "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor mixed, Tensor logsumexp, "
     f"float dropout_p, bool is_causal, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
 )
 
@@ -44,19 +44,25 @@ def attention(
     *,
     attn_mask: None = None,
     scale: float | None = None,
+    out: Sequence[Tensor | None] = (None, None),
+    scratch: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(query key^T * scale) value: (batch, heads, queries, width), (batch, key heads, keys, width) twice -> the
     result, as query, and of each row the logarithm of its sum of exponentials, float32 (batch, heads, queries).
 
     Each key head serves as many heads in a row. is_causal: query i sees the keys up to i. scale: None: 1 / sqrt(width).
-    Without dropout or a mask.
+    Without dropout or a mask. out: memory for the results, each row's elements beside each other; fresh where it is
+    None. It computes in `scratch`, by as many threads as that holds, or in fresh memory.
     """
     query, key, value = _rows(query), _rows(key), _rows(value)
-    out = torch.empty_like(query) if query.is_contiguous() else _heads_last(query, query.shape[2])
-    batch, heads, queries, _ = query.shape
-    sums = torch.empty(batch, queries, heads).transpose(1, 2)
-    _run("forward", (query, key, value, out, sums), (query, key), is_causal, scale)
-    return out, sums
+    mixed, sums = out
+    if mixed is None:
+        mixed = torch.empty_like(query) if query.is_contiguous() else _heads_last(query)
+    if sums is None:
+        batch, heads, queries, _ = query.shape
+        sums = torch.empty(batch, queries, heads).transpose(1, 2)
+    _run("forward", (query, key, value, mixed, sums), (query, key), is_causal, scale, scratch)
+    return mixed, sums
 
 
 def attention_backward(
@@ -64,20 +70,23 @@ def attention_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    out: Tensor,
+    mixed: Tensor,
     logsumexp: Tensor,
     dropout_p: float,
     is_causal: bool,
     *,
     attn_mask: None = None,
     scale: float | None = None,
+    out: Sequence[Tensor | None] = (None, None, None),
+    scratch: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of query, key and value, of a call whose results were `out` and `logsumexp`."""
-    grad_out, query, key, value, out = (_rows(x) for x in (grad_out, query, key, value, out))
-    grads = _heads_last(query, query.shape[2]), _heads_last(key, key.shape[2]), _heads_last(key, key.shape[2])
-    tensors = (grad_out, query, key, value, out, logsumexp, *grads)
-    _run("backward", tensors, (query, key), is_causal, scale)
-    return grads
+    """The gradients of query, key and value, of a call whose results were `mixed` and `logsumexp`. out, scratch: as
+    those of `attention`."""
+    grad_out, query, key, value, mixed = (_rows(x) for x in (grad_out, query, key, value, mixed))
+    dq, dk, dv = (_heads_last(x) if given is None else given for given, x in zip(out, (query, key, value), strict=True))
+    tensors = (grad_out, query, key, value, mixed, logsumexp, dq, dk, dv)
+    _run("backward", tensors, (query, key), is_causal, scale, scratch)
+    return dq, dk, dv
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -85,27 +94,33 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 else x.contiguous()
 
 
-def _heads_last(like: Tensor, count: int) -> Tensor:
-    """Memory for `count` rows of each head, those of all heads of a batch row by row: what linear layers read."""
-    batch, heads, _, width = like.shape
+def _heads_last(like: Tensor) -> Tensor:
+    """Memory of this shape in which the rows of all heads stand side by side: what linear layers read."""
+    batch, heads, count, width = like.shape
     return like.new_empty(batch, count, heads, width).transpose(1, 2)
 
 
 def _run(
-    name: str, tensors: tuple[Tensor, ...], shapes: tuple[Tensor, Tensor], is_causal: bool, scale: float | None
+    name: str,
+    tensors: tuple[Tensor, ...],
+    shapes: tuple[Tensor, Tensor],
+    is_causal: bool,
+    scale: float | None,
+    scratch: Tensor | None,
 ) -> None:
     query, key = shapes
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1:3]
     threads = torch.get_num_threads()
     each = scratch_floats(queries, keys, width, name == "backward")
-    memory = torch.empty(each * threads + _ALIGNED // 4)
-    start = memory.data_ptr() + -memory.data_ptr() % _ALIGNED
+    if scratch is None:
+        scratch = torch.empty(4 * each * threads, dtype=torch.uint8)  # which lies at a multiple of 64 bytes
+    threads = min(threads, scratch.numel() // (4 * each))
     sizes = [batch, heads, key_heads, queries, keys, width, *(step for x in tensors for step in x.stride()[:3])]
     table = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)
     factor = width**-0.5 if scale is None else scale
-    _functions(query.dtype)[name](table, numbers, factor, is_causal, start, each, threads)
+    _functions(query.dtype)[name](table, numbers, factor, is_causal, scratch.data_ptr(), each, threads)
 
 
 @cache

@@ -13,13 +13,14 @@ from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, value_of
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
+from aottrain.ir.tensor import TensorSpec
 from aottrain.runtime.arena import ArenaLayout, residual
 from aottrain.runtime.attention import ATTENTIONS
 from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.products import PRODUCTS
 
-Launch = Callable[[Sequence[Tensor]], None]
+Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS}
 
 
@@ -47,6 +48,7 @@ def render(
     }  # fmt: skip
     inputs = placeholders(graph)
     planned = {} if memory is None else dict(memory.offsets)
+    scratch = {} if memory is None else memory.scratch
     residuals = frozenset() if memory is None else memory.residuals
     lines = ["def run(inputs):"]
     if inputs:
@@ -55,29 +57,32 @@ def render(
     unread = [node.name for node in inputs if node not in last_use["all"] and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
-    if planned and memory is not None:
+    if (planned or scratch) and memory is not None:
         names["run_layout"] = _layout(memory)
         lines.append("    run_arena = run_layout.take()")
-        lines.append(f"    {', '.join(node.name for node in planned)}, = run_layout.tensors(run_arena)")
+        views = [node.name for node in planned] + [f"run_scratch_{position}" for position in scratch]
+        lines.append(f"    {', '.join(views)}, = run_layout.tensors(run_arena)")
+    unbound: set[fx.Node] = set()  # tuples whose items are written to memory that the call is given
     for position, call in enumerate(schedule.calls):
+        own = f"run_scratch_{position}" if position in scratch else ""
         if isinstance(call, KernelCall):
             for node in call.writes:
                 lines += _allocate(node, node in planned, node in residuals, names)
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
-            lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},))")
-        elif call in planned or call in residuals:
-            lines += _allocate(call, call in planned, True, names)
-            into = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
-            names[str(call.target).replace(".", "_") + "_out"] = into
-            arguments = call_text(call, names).split("(", 1)[1][:-1]
-            lines.append(f"    {str(call.target).replace('.', '_')}_out({arguments}, out={call.name})")
+            lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},){own and ', ' + own})")
+        elif any(node in planned or node in residuals for node in schedule.written(call)):
+            lines += _placed_call(call, schedule, planned, residuals, own, names)
+            unbound.update({call}.difference(schedule.written(call)))
+        elif call.all_input_nodes[:1] and call.all_input_nodes[0] in unbound:
+            pass  # an item, which is there
         else:
             lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
-        dead = [node.name for node in last_use.get(position, ()) if not is_size(node) and node not in planned]
+        gone = [node for node in last_use.get(position, ()) if not is_size(node)]
+        dead = [node.name for node in gone if node not in planned and node not in unbound]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
-    if planned:
+    if planned or scratch:
         lines.append("    run_layout.give(run_arena)")
     lines.append(f"    return {value_text(results(graph), names)}")
     return "\n".join(lines) + "\n", names
@@ -85,7 +90,35 @@ def render(
 
 def _layout(memory: MemoryPlan) -> ArenaLayout:
     places = [(spec, offset) for node, offset in memory.offsets.items() for spec in [spec_of(node)] if spec]
-    return ArenaLayout(memory.arena_bytes, places, places[0][0].device)
+    device = places[0][0].device if places else torch.device("cpu")
+    places += [
+        (TensorSpec((size,), (1,), torch.uint8, device, size), offset) for offset, size in memory.scratch.values()
+    ]
+    return ArenaLayout(memory.arena_bytes, places, device)
+
+
+def _placed_call(
+    call: fx.Node,
+    schedule: Schedule,
+    planned: Mapping[fx.Node, int],
+    residuals: frozenset[fx.Node],
+    scratch: str,
+    names: dict[str, Any],
+) -> list[str]:
+    """A library call that writes to memory that it is given."""
+    written = schedule.written(call)
+    lines = [line for node in written for line in _allocate(node, node in planned, node in residuals, names)]
+    arguments = call_text(call, names).split("(", 1)[1][:-1]
+    if call in written:
+        function, given = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
+        names[function] = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
+    else:
+        library = schedule.libraries[call][0]
+        function, places = library.replace(" ", "_") + "_out", {node.args[1]: node.name for node in written}
+        names[function] = ATTENTIONS[library]
+        items = ", ".join(str(places.get(i)) for i in range(len(value_of(call))))
+        given = f"out=({items},), scratch={scratch or None}"
+    return [*lines, f"    {function}({arguments}, {given})"]
 
 
 def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -> list[str]:
@@ -144,9 +177,8 @@ def _last_uses(graph: fx.Graph, schedule: Schedule) -> dict[Any, Any]:
 
 def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launch:
     """Runs `int function(void* const* p, char* scratch, int num_threads)`. draws: the numbers of the random draws that
-    it makes, whose address follows those of its buffers.
-
-    Raises IndexError where the kernel met an index outside of what it indexes.
+    it makes, whose address follows those of its buffers. It computes in `scratch`, by as many threads as that holds, or
+    in fresh memory. Raises IndexError where the kernel met an index outside of what it indexes.
     """
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
     function.restype = ctypes.c_int
@@ -156,10 +188,13 @@ def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launc
     more = (ctypes.addressof(numbers),) if draws else ()
     known = len(more)
 
-    def launch(buffers: Sequence[Tensor]) -> None:
+    def launch(buffers: Sequence[Tensor], scratch: Tensor | None = None) -> None:
         count = threads()
         table = (ctypes.c_void_p * (len(buffers) + known))(*map(pointer, buffers), *more)
-        scratch = torch.empty(scratch_bytes * count, dtype=torch.uint8) if scratch_bytes else None
+        if scratch is not None:
+            count = min(count, scratch.numel() // scratch_bytes)
+        elif scratch_bytes:
+            scratch = torch.empty(scratch_bytes * count, dtype=torch.uint8)
         if function(table, None if scratch is None else scratch.data_ptr(), count):
             raise IndexError("index out of range in self")
 

@@ -11,6 +11,8 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.scheduling import attention, order
+from aottrain.ir.attention import scratch_floats
+from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.runtime.native import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -111,3 +113,29 @@ def test_says_both_times(monkeypatch):
     run(call, model, torch.randn(2, 70, 64), torch.float32)
     reason = "1.00 ms, ATen's own 2.00 ms"
     assert sorted(found.values()) == [("own attention", reason), ("own attention backward", reason)]
+
+
+def test_a_steady_step_allocates_neither_results_nor_scratch(faster):
+    model, call = compiled()
+    x = torch.randn(2, 70, 64)
+    run(call, model, x, torch.float32)
+    assert library_calls(call)[f"{FORWARD} (own attention)"]
+    model.zero_grad()
+    x.requires_grad_()
+    with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as record:
+        call(x).backward()
+    allocated = [event.nbytes() for event in record.kineto_results.events() if event.name() == "[memory]"]
+    # What escapes: the gradients of x and of the wide weight.
+    assert sorted(count for count in allocated if count >= 4 * x.numel()) == [4 * 2 * 70 * 64, 4 * 64 * 192]
+
+
+def test_the_predicted_peak_counts_what_is_planned(faster):
+    model, call = compiled()
+    x = torch.randn(2, 70, 64)
+    run(call, model, x, torch.float32)
+    model.zero_grad()
+    graph = call.report.graphs[0]
+    with watch_cpu_peak([*model.parameters(), x.requires_grad_()]) as peak:
+        call(x).backward()
+    assert graph.arena_bytes > 4 * scratch_floats(70, 70, 32, True) * torch.get_num_threads()
+    assert graph.predicted_peak_bytes == pytest.approx(peak.num_bytes, rel=0.01)

@@ -46,9 +46,10 @@ def test_an_arena_is_at_least_what_is_alive_at_once_and_little_more():
 def test_overlap_is_found():
     _, memory = planned()
     first, second = list(memory.offsets)[:2]
-    alive = {first: 0, second: 0}
+    offsets, sizes, alive = {first: 0, second: 64}, {first: 128, second: 64}, {first: 0, second: 0}
     with pytest.raises(VerificationError, match="overlap in the arena"):
-        verify_offsets({first: 0, second: 0}, alive, alive)
+        verify_offsets(offsets, sizes, alive, alive)
+    verify_offsets(offsets, {**sizes, first: 64}, alive, alive)
 
 
 def test_a_retained_graph_keeps_its_values_while_other_calls_run():

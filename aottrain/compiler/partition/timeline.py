@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import fx
 
 from aottrain.compiler.partition.policy import forward_value
@@ -22,9 +21,8 @@ from aottrain.ir.graph import (
     storage_root,
     view_source,
 )
-from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.report import AliveRecord, MemoryTimeline
-from aottrain.ir.schedule import MemoryPlan, Schedule, copied_bytes
+from aottrain.ir.schedule import MemoryPlan, Schedule, copied_bytes, scratch_of
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -56,7 +54,7 @@ def trace_memory(
     blocks = frozenset() if first is None else first.residuals
     block_bytes = sum(map(storage_bytes, blocks))
     reused = blocks.union(() if first is None else first.offsets)
-    sweeps = [_sweep(_steps(parts.forward, forward), {}, kept, (0, block_bytes), workspace, reused)]
+    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, kept, (0, block_bytes), workspace, reused)]
     made_by: dict[fx.Node, fx.Node] = {}  # the forward's node behind each residual that the backward is given
     if parts.backward is not None:
         inputs = placeholders(parts.backward)
@@ -72,7 +70,7 @@ def trace_memory(
         gradients = dict.fromkeys(_roots(results(parts.backward)), "gradients")
         reused = frozenset(node for node in held if node in made_by and storage_root(made_by[node]) in blocks)
         reused = reused.union(() if second is None else second.offsets)
-        steps = _steps(parts.backward, backward)
+        steps = _steps(parts.backward, backward, second)
         sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
     top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
     num_forward = len(sweeps[0].live)
@@ -134,24 +132,26 @@ class _Step:
     kernel: bool = False
 
 
-def _steps(graph: fx.Graph, schedule: Schedule | None) -> list[_Step]:
+def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None) -> list[_Step]:
     """A graph's calls, or a schedule's, between its inputs and its output."""
     if schedule is None:
-        return [_library_step(node, "") for node in graph.nodes]
-    found = [_library_step(node, "") for node in placeholders(graph)]
-    for call in schedule.calls:
+        return [_library_step(node) for node in graph.nodes]
+    found = [_library_step(node) for node in placeholders(graph)]
+    for position, call in enumerate(schedule.calls):
+        planned = memory is not None and position in memory.scratch
         if isinstance(call, fx.Node):
-            found.append(_library_step(call, schedule.libraries.get(call, ("", ""))[0]))
+            library = schedule.libraries.get(call, ("", ""))[0]
+            found.append(_library_step(call, 0 if planned else copied_bytes(call, library)))
         else:
             made = [(node, storage_bytes(node)) for node in call.writes]
-            inside = scratch_bytes(call.kernel) * torch.get_num_threads()
+            inside = 0 if planned else scratch_of(schedule, call)
             found.append(_Step(call.writes[0], made, list(call.buffers), inside, True))
-    return [*found, _library_step(graph.output_node(), "")]
+    return [*found, _library_step(graph.output_node())]
 
 
-def _library_step(node: fx.Node, library: str) -> _Step:
+def _library_step(node: fx.Node, inside: int = 0) -> _Step:
     touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
-    return _Step(node, allocations(node), touched, copied_bytes(node, library))
+    return _Step(node, allocations(node), touched, inside)
 
 
 def _sweep(

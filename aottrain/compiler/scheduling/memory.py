@@ -8,18 +8,21 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import info, results, spec_of, storage_root
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of
 
 # Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
 _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
+Buffer = fx.Node | int  # a value, or by its position a call that computes in memory of its own
+
 
 def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> MemoryPlan:
     """num_outputs: how many of the graph's results go to the user; the others are residuals, for the backward alone.
 
-    Temporaries share an arena: each is put, the largest first, at the lowest offset that nothing alive at the same time
-    has. What escapes, and all that libraries allocate themselves, is fresh memory.
+    Temporaries, and what a call computes in while it runs, share an arena: each is put, the largest first, at the
+    lowest offset that nothing alive at the same time has. What escapes, and all that libraries allocate themselves, is
+    fresh memory.
     """
     values = results(graph)
     escaping = {storage_root(node) for node in values[:num_outputs] if node is not None}
@@ -27,27 +30,35 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> Memory
     born, last = _lifetimes(schedule)
     alone = {storage_root(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
     temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
-    offsets = _first_fit(temporaries, born, last)
-    verify_offsets(offsets, born, last)
-    size = max((offsets[node] + _bytes(node) for node in temporaries), default=0)
+    sizes: dict[Buffer, int] = {node: _bytes(node) for node in temporaries}
+    starts: dict[Buffer, int] = {node: born[node] for node in temporaries}
+    ends: dict[Buffer, int] = {node: last[node] for node in temporaries}
+    for position, call in enumerate(schedule.calls):
+        if size := scratch_of(schedule, call):
+            sizes[position], starts[position], ends[position] = _aligned(size), position, position
+    offsets = _first_fit(sizes, starts, ends)
+    verify_offsets(offsets, sizes, starts, ends)
     return MemoryPlan(
-        offsets=offsets,
+        offsets={node: offsets[node] for node in temporaries},
         residuals=frozenset(node for node in born if node in residuals),
-        arena_bytes=size,
-        max_live_bytes=_max_live(temporaries, born, last),
+        arena_bytes=max((offsets[buffer] + size for buffer, size in sizes.items()), default=0),
+        max_live_bytes=_max_live(sizes, starts, ends),
+        scratch={buffer: (offset, sizes[buffer]) for buffer, offset in offsets.items() if isinstance(buffer, int)},
     )
 
 
-def verify_offsets(offsets: Mapping[fx.Node, int], born: Mapping[fx.Node, int], last: Mapping[fx.Node, int]) -> None:
-    """Law 5. Raises VerificationError where two values that are alive at once overlap."""
-    alive: list[fx.Node] = []
-    for node in sorted(offsets, key=lambda node: born[node]):
-        alive = [other for other in alive if last[other] >= born[node]]
-        start, end = offsets[node], offsets[node] + _bytes(node)
+def verify_offsets(
+    offsets: Mapping[Buffer, int], sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
+) -> None:
+    """Law 5. Raises VerificationError where two that are alive at once overlap."""
+    alive: list[Buffer] = []
+    for buffer in sorted(offsets, key=lambda buffer: born[buffer]):
+        alive = [other for other in alive if last[other] >= born[buffer]]
+        start, end = offsets[buffer], offsets[buffer] + sizes[buffer]
         for other in alive:
-            if start < offsets[other] + _bytes(other) and offsets[other] < end:
-                raise VerificationError(f"{node.name} and {other.name} are alive at once and overlap in the arena")
-        alive.append(node)
+            if start < offsets[other] + sizes[other] and offsets[other] < end:
+                raise VerificationError(f"{buffer} and {other} are alive at once and overlap in the arena")
+        alive.append(buffer)
 
 
 def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:
@@ -60,9 +71,10 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
             for node in call.writes:
                 born[node] = position
         else:
-            touched = [call, *(storage_root(source) for source in call.all_input_nodes)]
-            if schedule.takes_memory(call) and _is_dense(call):
-                born[call] = position
+            written = schedule.written(call)
+            touched = [call, *written, *(storage_root(source) for source in call.all_input_nodes)]
+            if all(map(_is_dense, written)):
+                born.update(dict.fromkeys(written, position))
         for node in touched:
             last[node] = position
     return born, last
@@ -81,32 +93,38 @@ def _bytes(node: fx.Node) -> int:
     facts = spec_of(node)
     assert facts is not None
     span = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
-    return -(-span * facts.dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return _aligned(span * facts.dtype.itemsize)
 
 
-def _first_fit(nodes: Sequence[fx.Node], born: dict[fx.Node, int], last: dict[fx.Node, int]) -> dict[fx.Node, int]:
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _first_fit(
+    sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
+) -> dict[Buffer, int]:
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last call
-    offsets: dict[fx.Node, int] = {}
-    for node in sorted(nodes, key=lambda node: (-_bytes(node), born[node])):
-        size, first, final = _bytes(node), born[node], last[node]
+    offsets: dict[Buffer, int] = {}
+    for buffer in sorted(sizes, key=lambda buffer: (-sizes[buffer], born[buffer])):
+        size, first, final = sizes[buffer], born[buffer], last[buffer]
         offset = 0
         for start, end, other_first, other_last in placed:
             if other_first <= final and first <= other_last:
                 if start >= offset + size:
                     break
                 offset = max(offset, end)
-        offsets[node] = offset
+        offsets[buffer] = offset
         placed.append((offset, offset + size, first, final))
         placed.sort()
     return offsets
 
 
-def _max_live(nodes: Sequence[fx.Node], born: dict[fx.Node, int], last: dict[fx.Node, int]) -> int:
+def _max_live(sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]) -> int:
     """The lower bound of any arena: the most bytes alive during one call."""
     changes: dict[int, int] = {}
-    for node in nodes:
-        changes[born[node]] = changes.get(born[node], 0) + _bytes(node)
-        changes[last[node] + 1] = changes.get(last[node] + 1, 0) - _bytes(node)
+    for buffer, size in sizes.items():
+        changes[born[buffer]] = changes.get(born[buffer], 0) + size
+        changes[last[buffer] + 1] = changes.get(last[buffer] + 1, 0) - size
     alive = most = 0
     for position in sorted(changes):
         alive += changes[position]
