@@ -1,4 +1,4 @@
-"""Attention on a CPU by a C++ function of our own: two ops that are called as ATen's are, for heads without a mask.
+"""Attention on a CPU by a C++ function of our own: two ops that are called as ATen's are, without dropout.
 
 Of a head in a lower precision everything is computed in float32, and each result rounded once: more exact than ATen's,
 which rounds the probabilities and their gradients too.
@@ -42,7 +42,7 @@ def attention(
     dropout_p: float = 0.0,
     is_causal: bool = False,
     *,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
     out: Sequence[Tensor | None] = (None, None),
     scratch: Tensor | None = None,
@@ -50,9 +50,10 @@ def attention(
     """softmax(query key^T * scale) value: (batch, heads, queries, width), (batch, key heads, keys, width) twice -> the
     result, as query, and of each row the logarithm of its sum of exponentials, float32 (batch, heads, queries).
 
-    Each key head serves as many heads in a row. is_causal: query i sees the keys up to i. scale: None: 1 / sqrt(width).
-    Without dropout or a mask. out: memory for the results, each row's elements beside each other; fresh where it is
-    None. It computes in `scratch`, by as many threads as that holds, or in fresh memory.
+    Each key head serves as many heads in a row. is_causal: query i sees the keys up to i. attn_mask: added to the
+    scores, broadcast to (batch, heads, queries, keys), float32 or as query; a query that sees no key gives zeros.
+    scale: None: 1 / sqrt(width). Without dropout. out: memory for the results, each row's elements beside each other;
+    fresh where it is None. It computes in `scratch`, by as many threads as that holds, or in fresh memory.
     """
     query, key, value = _rows(query), _rows(key), _rows(value)
     mixed, sums = out
@@ -61,7 +62,7 @@ def attention(
     if sums is None:
         batch, heads, queries, _ = query.shape
         sums = torch.empty(batch, queries, heads).transpose(1, 2)
-    _run("forward", (query, key, value, mixed, sums), (query, key), is_causal, scale, scratch)
+    _run("forward", (query, key, value, mixed, sums), (query, key), (is_causal, attn_mask, scale), scratch)
     return mixed, sums
 
 
@@ -75,7 +76,7 @@ def attention_backward(
     dropout_p: float,
     is_causal: bool,
     *,
-    attn_mask: None = None,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
     out: Sequence[Tensor | None] = (None, None, None),
     scratch: Tensor | None = None,
@@ -85,7 +86,7 @@ def attention_backward(
     grad_out, query, key, value, mixed = (_rows(x) for x in (grad_out, query, key, value, mixed))
     dq, dk, dv = (_heads_last(x) if given is None else given for given, x in zip(out, (query, key, value), strict=True))
     tensors = (grad_out, query, key, value, mixed, logsumexp, dq, dk, dv)
-    _run("backward", tensors, (query, key), is_causal, scale, scratch)
+    _run("backward", tensors, (query, key), (is_causal, attn_mask, scale), scratch)
     return dq, dk, dv
 
 
@@ -104,11 +105,11 @@ def _run(
     name: str,
     tensors: tuple[Tensor, ...],
     shapes: tuple[Tensor, Tensor],
-    is_causal: bool,
-    scale: float | None,
+    rule: tuple[bool, Tensor | None, float | None],
     scratch: Tensor | None,
 ) -> None:
-    query, key = shapes
+    """rule: whether it is causal, the mask and the scale."""
+    (query, key), (is_causal, mask, scale) = shapes, rule
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1:3]
     threads = torch.get_num_threads()
@@ -117,10 +118,13 @@ def _run(
         scratch = torch.empty(4 * each * threads, dtype=torch.uint8)  # which lies at a multiple of 64 bytes
     threads = min(threads, scratch.numel() // (4 * each))
     sizes = [batch, heads, key_heads, queries, keys, width, *(step for x in tensors for step in x.stride()[:3])]
-    table = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+    sizes += [0] * 4 if mask is None else mask.expand(batch, heads, queries, keys).stride()
+    places = [*(x.data_ptr() for x in tensors), None if mask is None else mask.data_ptr()]
+    table = (ctypes.c_void_p * len(places))(*places)
+    wide = mask is not None and mask.dtype is torch.float32
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)
     factor = width**-0.5 if scale is None else scale
-    _functions(query.dtype)[name](table, numbers, factor, is_causal, scratch.data_ptr(), each, threads)
+    _functions(query.dtype)[name](table, numbers, factor, is_causal, wide, scratch.data_ptr(), each, threads)
 
 
 @cache
@@ -131,7 +135,7 @@ def _functions(dtype: torch.dtype) -> dict[str, Any]:
     found = {name: getattr(library, name) for name in ("forward", "backward")}
     for function in found.values():
         pointer, integer = ctypes.c_void_p, ctypes.c_int
-        function.argtypes = (pointer, pointer, ctypes.c_float, integer, pointer, ctypes.c_int64, integer)
+        function.argtypes = (pointer, pointer, ctypes.c_float, integer, integer, pointer, ctypes.c_int64, integer)
         function.restype = None
     return found
 

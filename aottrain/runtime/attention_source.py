@@ -93,6 +93,26 @@ template <class E> struct Heads {
     return {first + batch * strides[0] + head * strides[1], strides[2]};
   }
 };
+// What is added to the scores, of T or wider; none without `first`. strides: of batch, head, query and key.
+struct Mask {
+  const void* first; bool wide; const int64_t* strides;
+  Mask at(int64_t batch, int64_t head) const {
+    const int64_t start = batch * strides[0] + head * strides[1];
+    return {first ? (const char*)first + start * (wide ? sizeof(float) : sizeof(T)) : first, wide, strides};
+  }
+  template <class E> void add(const E* row, int64_t count, float scale, float* out) const {
+    const int64_t step = strides[3];
+    if (step == 1)
+      for (int64_t j = 0; j < count; j++) out[j] = out[j] * scale + widen(row[j]);
+    else
+      for (int64_t j = 0; j < count; j++) out[j] = out[j] * scale + widen(row[j * step]);
+  }
+  // Scales a query's products with `count` keys from `start` on, and adds what it has for them.
+  void apply(int64_t query, int64_t start, int64_t count, float scale, float* out) const {
+    const int64_t place = query * strides[2] + start * strides[3];
+    wide ? add((const float*)first + place, count, scale, out) : add((const T*)first + place, count, scale, out);
+  }
+};
 // Rows from `from` on, widened, with zeros up to `width` columns and `all` rows.
 static void pack(Rows<const T> x, int64_t from, int64_t count, int64_t columns, float* out, int64_t all,
                  int64_t width) {
@@ -119,7 +139,7 @@ INLINE void scores(const float* q, const float* keys, float* out, int64_t count,
     tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false);
 }
 static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> out, Rows<float> lse,
-                         const Sizes& n, float scale, bool causal, float* memory) {
+                         const Sizes& n, float scale, bool causal, const Mask& mask, float* memory) {
   const int64_t width = padded(n.columns, LANES), all = padded(n.keys, KEYS);
   float *keys = memory, *values = keys + all * width, *own = values + all * width;
   float *sums = own + FORWARD_QUERIES * width, *p = sums + FORWARD_QUERIES * width;
@@ -138,11 +158,15 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
         scores(own, keys + (start + j) * width, p + j, tall, width, FORWARD_KEYS);
       for (int64_t i = 0; i < count; i++) {
         float* row = p + i * FORWARD_KEYS;
-        const int64_t limit = causal ? least(end, first + i + 1) : end;
+        const int limit = (int)(least(some, (causal ? least(end, first + i + 1) : end) - start));
+        if (mask.first) mask.apply(first + i, start, limit, scale, row);
+        const float factor = mask.first ? 1.0f : scale;
         float m = -__builtin_inff();
-        for (int64_t j = limit > start ? limit - start : 0; j < some; j++) row[j] = -__builtin_inff();
         #pragma omp simd reduction(max : m)
-        for (int64_t j = 0; j < some; j++) { row[j] *= scale; m = row[j] > m ? row[j] : m; }
+        for (int j = 0; j < some; j++) {
+          row[j] = j < limit ? row[j] * factor : -__builtin_inff();
+          m = row[j] > m ? row[j] : m;
+        }
         m = m > most[i] ? m : most[i];
         const float base = m == -__builtin_inff() ? 0.0f : m;
         float part = 0;
@@ -158,9 +182,9 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
         rows(some, p + i * FORWARD_KEYS, FORWARD_KEYS, 1, values + start * width, width, sums + i * width, width,
              start > 0);
     }
-    for (int64_t i = 0; i < count; i++) {
-      unpack(sums + i * width, width, 1, n.columns, 1.0f / total[i], out, first + i);
-      *lse[first + i] = most[i] + __builtin_logf(total[i]);
+    for (int64_t i = 0; i < count; i++) {  // zeros of a query that sees no key
+      unpack(sums + i * width, width, 1, n.columns, total[i] == 0 ? 1.0f : 1.0f / total[i], out, first + i);
+      *lse[first + i] = total[i] == 0 ? 0.0f : most[i] + __builtin_logf(total[i]);
     }
   }
 }
@@ -198,7 +222,8 @@ static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Ro
   }
 }
 // The queries from `first` on and the keys from `start` on.
-INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, float scale, bool causal) {
+INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, float scale, bool causal,
+                           const Mask& mask) {
   const int64_t width = w.width, some = least(KEYS, n.keys - start);
   if (causal && start > first) first += (start - first) / R * R;  // rows that see none of the keys
   const int64_t number = padded(least(QUERIES - first % QUERIES, n.queries - first), R);
@@ -210,9 +235,11 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
     const int limit = (int)(causal ? least(some, first + i + 1 - start) : some);
     const float log = w.logs[first + i], delta = w.deltas[first + i];
     float *p = w.p + i * KEYS, *ds = w.ds + i * KEYS;
+    if (mask.first && first + i < n.queries) mask.apply(first + i, start, limit, scale, p);
+    const float factor = mask.first ? 1.0f : scale;
     #pragma omp simd
     for (int j = 0; j < KEYS; j++) {
-      p[j] = j < limit ? exp_(p[j] * scale - log) : 0.0f;
+      p[j] = j < limit ? exp_(p[j] * factor - log) : 0.0f;
       ds[j] = j < limit ? p[j] * (ds[j] - delta) : 0.0f;
     }
   }
@@ -223,30 +250,33 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
   for (int64_t i = 0; i < number; i += R)
     rows(KEYS, w.ds + i * KEYS, KEYS, 1, w.ks + start * width, width, w.dqs + (first + i) * width, width, true);
 }
-// A thread has `each` numbers of the memory. sizes: those of Sizes, then the strides of each tensor in turn.
-extern "C" void forward(void* const* p, const int64_t* sizes, float scale, int causal, float* memory, int64_t each,
-                        int threads) {
+// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, then the
+// strides of each tensor in turn; wide: of what type the mask is.
+extern "C" void forward(void* const* p, const int64_t* sizes, float scale, int causal, int wide, float* memory,
+                        int64_t each, int threads) {
   const Sizes n = *(const Sizes*)sizes;
   const int64_t* s = sizes + 6;
   const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
   const Heads<T> out{(T*)p[3], s + 9};
   const Heads<float> lse{(float*)p[4], s + 12};
+  const Mask mask{p[5], (bool)wide, s + 15};
   #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t b = 0; b < n.batch; b++)
     for (int64_t h = 0; h < n.heads; h++) {
       const int64_t own = h / n.group();
       forward_head(q.at(b, h), k.at(b, own), v.at(b, own), out.at(b, h), lse.at(b, h), n, scale, causal,
-                   memory + omp_get_thread_num() * each);
+                   mask.at(b, h), memory + omp_get_thread_num() * each);
     }
 }
-extern "C" void backward(void* const* p, const int64_t* sizes, float scale, int causal, float* memory, int64_t each,
-                         int threads) {
+extern "C" void backward(void* const* p, const int64_t* sizes, float scale, int causal, int wide, float* memory,
+                         int64_t each, int threads) {
   const Sizes n = *(const Sizes*)sizes;
   const int64_t* s = sizes + 6;
   const Heads<const T> g{(T*)p[0], s}, q{(T*)p[1], s + 3}, k{(T*)p[2], s + 6}, v{(T*)p[3], s + 9};
   const Heads<const T> out{(T*)p[4], s + 12};
   const Heads<const float> lse{(float*)p[5], s + 15};
   const Heads<T> dq{(T*)p[6], s + 18}, dk{(T*)p[7], s + 21}, dv{(T*)p[8], s + 24};
+  const Mask mask{p[9], (bool)wide, s + 27};
   #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t b = 0; b < n.batch; b++)
     for (int64_t own = 0; own < n.key_heads; own++) {
@@ -256,7 +286,7 @@ extern "C" void backward(void* const* p, const int64_t* sizes, float scale, int 
         pack_queries(g.at(b, h), q.at(b, h), out.at(b, h), lse.at(b, h), n, w);
         for (int64_t start = 0; start < n.keys; start += KEYS)
           for (int64_t first = causal ? start / QUERIES * QUERIES : 0; first < n.queries; first += QUERIES)
-            backward_block(first, start, n, w, scale, causal);
+            backward_block(first, start, n, w, scale, causal, mask.at(b, h));
         unpack(w.dqs, w.width, n.queries, n.columns, scale, dq.at(b, h), 0);
       }
       unpack(w.dks, w.width, n.keys, n.columns, scale, dk.at(b, own), 0);

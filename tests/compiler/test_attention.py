@@ -14,6 +14,7 @@ from aottrain.compiler.scheduling import attention, order
 from aottrain.ir.attention import scratch_floats
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.runtime.native import find_compiler
+from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 FORWARD = "aten._scaled_dot_product_flash_attention_for_cpu.default"
@@ -28,7 +29,7 @@ class Attention(nn.Module):
 
     def forward(self, x):
         query, key, value = (part.unflatten(-1, (2, 32)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        mask = torch.zeros(x.shape[1], x.shape[1], dtype=query.dtype) if self.masked else None
+        mask = (torch.arange(x.shape[1]) % 5 < 3)[None, :] if self.masked else None
         mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=not self.masked)
         return self.out(mixed.transpose(1, 2).flatten(2)).square().sum()
 
@@ -84,10 +85,15 @@ def test_stays_where_nothing_is_measured():
     assert library_calls(call)[FORWARD] == library_calls(call)[BACKWARD] == 1
 
 
-def test_a_mask_stays_with_aten(faster):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mask_is_added(faster, dtype):
     model, call = compiled(masked=True)
-    run(call, model, torch.randn(2, 70, 64), torch.float32)
-    assert library_calls(call)[FORWARD] == 1
+    x = torch.randn(2, 70, 64)
+    ours, theirs = run(call, model, x, dtype), run(model, model, x, dtype)
+    found = library_calls(call)
+    assert found[f"{FORWARD} (own attention)"] and found[f"{BACKWARD} (own attention backward)"]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=RTOL_ATOL[dtype][0], atol=RTOL_ATOL[dtype][0] * float(b.abs().max()))
 
 
 def test_takes_no_memory_that_a_budget_counts(faster):

@@ -30,40 +30,96 @@ def made(shape, dtype, spread=1.0):
     return [x.to(dtype) for x in (spread * query, key, value, gradient)]
 
 
-def by_aten(query, key, value, gradient, causal, scale=None):
-    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+def by_aten(query, key, value, gradient, causal, scale=None, mask=None):
+    rule = {"attn_mask": mask, "scale": scale}
+    out, sums = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, **rule)
     given = (gradient, query, key, value, out, sums, 0.0, causal)
-    return out, sums, *aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, scale=scale)
+    return out, sums, *aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, **rule)
 
 
-def by_us(query, key, value, gradient, causal, scale=None):
-    out, sums = attention(query, key, value, 0.0, causal, scale=scale)
+def by_us(query, key, value, gradient, causal, scale=None, mask=None):
+    rule = {"attn_mask": mask, "scale": scale}
+    out, sums = attention(query, key, value, 0.0, causal, **rule)
     given = (gradient, query, key, value, out, sums, 0.0, causal)
-    return out, sums, *attention_backward(*given, scale=scale)
+    return out, sums, *attention_backward(*given, **rule)
 
 
-def exactly(query, key, value, gradient, causal, scale=None):
+def exactly(query, key, value, gradient, causal, scale=None, mask=None):
     inputs = [x.double().requires_grad_() for x in (query, key, value)]
     keys, values = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in inputs[1:])
     scores = inputs[0] @ keys.transpose(2, 3) * (query.shape[-1] ** -0.5 if scale is None else scale)
     if causal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
+    if mask is not None:
+        scores = scores + mask.double()
     out = scores.softmax(-1) @ values
     return out, scores.logsumexp(-1), *torch.autograd.grad(out, inputs, gradient.double())
+
+
+def check_exactness(inputs, *rule):
+    results = (function(*inputs, *rule) for function in (by_us, by_aten, exactly))
+    for ours, theirs, exact in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
+        # A rounding to the type, or a few of the terms of a short sum.
+        rounding = max(torch.finfo(ours.dtype).eps / 2, 8 * torch.finfo(torch.float32).eps) * exact.abs().max()
+        assert (ours - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + rounding
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_is_as_exact_as_aten(shape, dtype, causal):
-    inputs = made(shape, dtype)
-    results = (function(*inputs, causal, 0.3) for function in (by_us, by_aten, exactly))
-    for ours, theirs, exact in zip(*results, strict=True):
-        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape
-        # A rounding to the type, or a few of the terms of a short sum.
-        rounding = max(torch.finfo(dtype).eps / 2, 8 * torch.finfo(torch.float32).eps) * exact.abs().max()
-        assert (ours - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + rounding
+    check_exactness(made(shape, dtype), causal, 0.3)
+
+
+# Of batch, heads, queries and keys those that a mask has; the others are broadcast.
+@pytest.mark.parametrize("dims", [(0, 1, 2, 3), (0, 3), (1, 2, 3), (2, 3), (0, 1, 2), ()])
+@pytest.mark.parametrize("types", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[4], SHAPES[-1]])
+def test_with_a_mask(shape, types, dims):
+    batch, heads, _, queries, keys, _ = shape
+    sizes = [size if d in dims else 1 for d, size in enumerate((batch, heads, queries, keys))]
+    inputs, mask = made(shape, types[0]), torch.randn(sizes)
+    if 3 in dims:
+        mask[torch.rand(sizes) < 0.3] = -math.inf
+        mask[..., -1] = 0.5  # each query sees a key
+    check_exactness(inputs, False, 0.3, mask.to(types[1]))
+    if dims == (2, 3):
+        check_exactness(inputs, False, None, mask[0, 0].to(types[1]))
+
+
+def test_a_mask_in_any_layout():
+    inputs, mask = made(SHAPES[0], torch.float32), torch.randn(2, 3, 65, 65)
+    check_exactness(inputs, False, None, mask.transpose(2, 3))
+    check_exactness(inputs, False, None, mask[:, :1, :, :1].expand(2, 3, 65, 65))
+
+
+def test_a_query_that_sees_no_key_gives_zeros():
+    inputs, mask = made(SHAPES[0], torch.float32), torch.zeros(2, 1, 65, 65)
+    mask[0, 0, 7] = mask[1, 0, :, 40:] = -math.inf
+    for ours, theirs in zip(by_us(*inputs, False, None, mask), by_aten(*inputs, False, None, mask), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+    assert not by_us(*inputs, False, None, mask)[0][0, :, 7].any()
+
+
+@pytest.mark.parametrize("number", [math.inf, math.nan])
+def test_what_is_no_number_in_a_mask_shows(number):
+    inputs, mask = made(SHAPES[0], torch.float32), torch.zeros(2, 1, 65, 65)
+    mask[1, 0, 3, 5] = number
+    for ours, theirs in zip(by_us(*inputs, False, None, mask), by_aten(*inputs, False, None, mask), strict=True):
+        shows = ours.isnan()  # where ATen has an infinity or a 0 times it
+        assert shows[~theirs.isfinite()].all() and torch.equal(shows[0], theirs[0].isnan())
+        torch.testing.assert_close(ours[~shows], theirs[~shows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_a_scale_that_is_not_positive(scale):
+    """Of which ATen's makes NaN under a causal mask: what is hidden from a query is -inf before it is scaled."""
+    for shape in (SHAPES[0], SHAPES[3]):
+        inputs = made(shape, torch.float32)
+        for ours, exact in zip(by_us(*inputs, True, scale), exactly(*inputs, True, scale), strict=True):
+            assert (ours - exact).abs().max() <= 2e-6 * exact.abs().max()
 
 
 def test_long_sums_keep_their_digits():

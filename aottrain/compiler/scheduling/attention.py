@@ -14,6 +14,7 @@ from torch import fx
 
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.runtime.attention import DTYPES
 from aottrain.runtime.calls import OpCall
@@ -54,7 +55,7 @@ def _seconds(node: fx.Node) -> tuple[float | None, float | None]:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Heads of one fixed size and one type that the function knows, no mask, no dropout."""
+    """Heads of one fixed size and one type that the function knows, no dropout, a mask of their type or wider."""
     _, _, place = _OWN[node.target]
     query, key, value = (spec_of(operand) for operand in node.args[place])  # type: ignore[arg-type]
     specs = [spec_of(operand) for operand in node.all_input_nodes]
@@ -62,8 +63,14 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     assert query is not None and key is not None and value is not None
     dropout = (*node.args[place.stop + 2 * (node.target is _BACKWARD) :], node.kwargs.get("dropout_p", 0.0))[0]
-    if dropout != 0.0 or node.kwargs.get("attn_mask") is not None:
+    mask = node.kwargs.get("attn_mask")
+    if dropout != 0.0 or (isinstance(mask, fx.Node) and not _is_known_mask(mask, query)):
         return False
     same = key.shape == value.shape and query.shape[0] == key.shape[0] and query.shape[3] == key.shape[3]
     same &= query.shape[1] % key.shape[1] == 0
     return same and query.dtype in DTYPES and query.device.type == "cpu"
+
+
+def _is_known_mask(mask: fx.Node, query: TensorSpec) -> bool:
+    facts = spec_of(mask)
+    return facts is not None and facts.dtype in (torch.float32, query.dtype)
