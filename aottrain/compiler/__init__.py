@@ -1,7 +1,8 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
 capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> share_heads
--> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
+-> fuse_attention -> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels
+-> link
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compiler.analysis import Analysis, CapturedTensors, analyse
+from aottrain.compiler.attention import fuse_attention
 from aottrain.compiler.backends import choose_kernel, fused_by, make_kernels, plan_kernels
 from aottrain.compiler.capture import CapturedStep, capture
 from aottrain.compiler.codegen.programs import FusedGraph
@@ -53,6 +55,7 @@ __all__ = [
     "compile_call",
     "functional_joint",
     "functionalize",
+    "fuse_attention",
     "join_sums",
     "plan_partition",
     "share_heads",
@@ -110,6 +113,8 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     if options.kernel in GENERATED:
         ready = log.run("join_sums", join_sums, joint, check=_verify_whole)
         ready = log.run("share_heads", share_heads, ready, check=_verify_whole)
+        if options.kernel == "cpp":
+            ready = log.run("fuse_attention", fuse_attention, ready, check=_verify_whole)
         ready = log.run("split_norms", split_norms, ready, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         if choice.graph is not None:

@@ -20,6 +20,7 @@ from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
 from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
+from aottrain.compiler.attention import fuse_attention
 from aottrain.compiler.backends import KernelPlan, choose_kernel, fused_by, make_kernels, plan_kernels
 from aottrain.compiler.capture import CapturedStep, enter_primals
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
@@ -211,7 +212,9 @@ def _ladder(
     if kernel in GENERATED:
         yield whole("join sums", lambda: join_sums(list(stages.values())[-1]))
         yield whole("shared heads", lambda: share_heads(stages["join sums"]))
-        yield whole("split norms", lambda: split_norms(stages["shared heads"]))
+        if kernel == "cpp":
+            yield whole("fused attention", lambda: fuse_attention(stages["shared heads"]))
+        yield whole("split norms", lambda: split_norms(list(stages.values())[-1]))
     if kernel == "cpp":
         yield whole("layouts", lambda: _laid_out(stages["split norms"]))
     yield halves("partitioned", "aten")

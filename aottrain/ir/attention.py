@@ -11,7 +11,7 @@ def scratch_floats(queries: int, keys: int, width: int, backward: bool) -> int:
     wide, tall, all_keys = _padded(width, _LANES), _padded(queries, _QUERIES), _padded(keys, _KEYS)
     if not backward:
         return 2 * (all_keys + _FORWARD_QUERIES) * wide + _FORWARD_QUERIES * _FORWARD_KEYS
-    return (3 * tall + 5 * all_keys) * wide + 2 * (_QUERIES * _KEYS + tall)
+    return (3 * tall + 5 * all_keys) * wide + 2 * _QUERIES * _KEYS + 3 * tall
 
 
 def _padded(size: int, step: int) -> int:

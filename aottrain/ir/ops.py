@@ -71,6 +71,7 @@ _COMPUTE: dict[str, str] = dict(
         *_family("attention", "_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward"),
         *_family("attention", "_scaled_dot_product_cudnn_attention_backward"),
         *_family("attention", "_scaled_dot_product_flash_attention_for_cpu_backward"),
+        *_family("attention", "written_attention", "written_attention_backward"),
         *_family("recurrence", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn"),
         *_family("factorisation", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
         *_family("factorisation", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_eig", "linalg_lstsq"),
@@ -198,5 +199,7 @@ _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flas
 _FLOPS: dict[str, Callable[..., int]] = {
     **{f"_scaled_dot_product_{kernel}": _attention_flops for kernel in _ATTENTION},
     **{f"_scaled_dot_product_{kernel}_backward": _attention_backward_flops for kernel in _ATTENTION},
+    "written_attention": _attention_flops,
+    "written_attention_backward": _attention_backward_flops,
     "linear_cross_entropy": _loss_head_flops,
 }

@@ -25,6 +25,10 @@ OUT_VARIANTS: dict[Any, Any] = {
 }
 
 
+# Attention that is a function of our own from the start.
+WRITTEN = ("aottrain.written_attention.default", "aottrain.written_attention_backward.default")
+
+
 @dataclass(frozen=True)
 class KernelCall:
     """A kernel and the graph's buffers that it is given, parameter by parameter."""
@@ -58,7 +62,11 @@ class Schedule:
         """What a library call can write to memory that it is given: its result, or the items of its tuple."""
         if call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries):
             return (call,)
-        return items_in_rows(call) if is_own_attention(self.libraries.get(call, ("", ""))[0]) else ()
+        return items_in_rows(call) if is_own_attention(self.library(call)) else ()
+
+    def library(self, call: fx.Node) -> str:
+        """Which one does it, where that is not ATen's own choice."""
+        return self.libraries.get(call, (str(call.target) if str(call.target) in WRITTEN else "", ""))[0]
 
     @property
     def kernels(self) -> tuple[KernelCall, ...]:
@@ -80,7 +88,7 @@ class MemoryPlan:
 
 
 def is_own_attention(library: str) -> bool:
-    return library.startswith("own attention")
+    return library.startswith("own attention") or library in WRITTEN
 
 
 def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:
@@ -95,7 +103,7 @@ def scratch_of(schedule: Schedule, call: KernelCall | fx.Node) -> int:
     """Bytes in which all threads together compute during one call, where that memory can be given to it."""
     if isinstance(call, KernelCall):
         return scratch_bytes(call.kernel) * torch.get_num_threads()
-    library = schedule.libraries.get(call, ("", ""))[0]
+    library = schedule.library(call)
     return copied_bytes(call, library) if is_own_attention(library) and schedule.written(call) else 0
 
 
@@ -113,7 +121,7 @@ def copied_bytes(node: fx.Node, library: str) -> int:
         return 0
     operands = [spec for source in node.args if isinstance(source, fx.Node) and (spec := spec_of(source)) is not None]
     if is_own_attention(library):
-        backward = library.endswith("backward")
+        backward = "backward" in library
         query, key = operands[backward : backward + 2]
         floats = scratch_floats(query.shape[2], key.shape[2], query.shape[3], backward)
         return 4 * floats * torch.get_num_threads()

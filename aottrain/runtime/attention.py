@@ -1,4 +1,5 @@
-"""Attention on a CPU by a C++ function of our own: two ops that are called as ATen's are, without dropout.
+"""Attention on a CPU by a C++ function of our own: two ops that are called as ATen's are, without dropout, and two for
+programs that wrote attention out, with dropout.
 
 Of a head in a lower precision everything is computed in float32, and each result rounded once: more exact than ATen's,
 which rounds the probabilities and their gradients too.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 _OPTIMISED = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-ffp-contract=fast")
 _FLAGS = ("-fopenmp", "-fno-trapping-math", "-std=c++17", *_OPTIMISED)
 _OPTIONS = "Tensor? attn_mask=None, float? scale=None"
+_RULE = "Tensor? mask, Tensor? state, *, float scale, float fill, bool safe, int draw, float keep"
+_ADDED = 2  # a mask of the type of the heads
+_MASKS = {torch.float32: 1, torch.bool: 3}
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
@@ -32,6 +36,11 @@ _library.define(
 _library.define(
     "attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor mixed, Tensor logsumexp, "
     f"float dropout_p, bool is_causal, *, {_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(f"written_attention(Tensor query, Tensor key, Tensor value, {_RULE}) -> (Tensor, Tensor)")
+_library.define(
+    "written_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor mixed, "
+    f"Tensor logsumexp, {_RULE}) -> (Tensor, Tensor, Tensor)"
 )
 
 
@@ -62,7 +71,8 @@ def attention(
     if sums is None:
         batch, heads, queries, _ = query.shape
         sums = torch.empty(batch, queries, heads).transpose(1, 2)
-    _run("forward", (query, key, value, mixed, sums), (query, key), (is_causal, attn_mask, scale), scratch)
+    rule = _Rule(query.shape[-1] ** -0.5 if scale is None else scale, attn_mask, is_causal)
+    _run("forward", (query, key, value, mixed, sums), (query, key), rule, scratch)
     return mixed, sums
 
 
@@ -86,8 +96,80 @@ def attention_backward(
     grad_out, query, key, value, mixed = (_rows(x) for x in (grad_out, query, key, value, mixed))
     dq, dk, dv = (_heads_last(x) if given is None else given for given, x in zip(out, (query, key, value), strict=True))
     tensors = (grad_out, query, key, value, mixed, logsumexp, dq, dk, dv)
-    _run("backward", tensors, (query, key), (is_causal, attn_mask, scale), scratch)
+    rule = _Rule(query.shape[-1] ** -0.5 if scale is None else scale, attn_mask, is_causal)
+    _run("backward", tensors, (query, key), rule, scratch)
     return dq, dk, dv
+
+
+def written_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    state: Tensor | None,
+    *,
+    scale: float,
+    fill: float,
+    safe: bool,
+    draw: int,
+    keep: float,
+    out: Sequence[Tensor | None] = (None, None),
+    scratch: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """dropout(softmax(scores)) value, with query, key, value, the result and the last two as `attention` has them; of
+    each row's exponentials the largest score and the logarithm of their sum without it (batch, heads, queries, 2).
+
+    scores: query key^T * scale; with a mask of float32 plus that, with one of bool `fill` where it is True. safe: a
+    query whose scores are all -inf gives zeros, not NaN. state: the (seed, offset) that the dropout's draw is made of,
+    as `philox.philox_uniform` makes it; elements below `keep` stay. None: no dropout.
+    """
+    query, key, value = _rows(query), _rows(key), _rows(value)
+    mixed = query.new_empty(query.shape) if out[0] is None else out[0]
+    sums = query.new_empty(*query.shape[:3], 2, dtype=torch.float32) if out[1] is None else out[1]
+    rule = _Rule(scale, mask, False, fill, safe, True, state, draw, keep)
+    _run("forward", (query, key, value, mixed, sums), (query, key), rule, scratch)
+    return mixed, sums
+
+
+def written_attention_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mixed: Tensor,
+    logsumexp: Tensor,
+    mask: Tensor | None,
+    state: Tensor | None,
+    *,
+    scale: float,
+    fill: float,
+    safe: bool,
+    draw: int,
+    keep: float,
+    out: Sequence[Tensor | None] = (None, None, None),
+    scratch: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of query, key and value, of a call of `written_attention`."""
+    grad_out, query, key, value, mixed = (_rows(x) for x in (grad_out, query, key, value, mixed))
+    dq, dk, dv = (x.new_empty(x.shape) if y is None else y for y, x in zip(out, (query, key, value), strict=True))
+    rule = _Rule(scale, mask, False, fill, safe, True, state, draw, keep)
+    tensors = (grad_out, query, key, value, mixed, logsumexp, dq, dk, dv)
+    _run("backward", tensors, (query, key), rule, scratch)
+    return dq, dk, dv
+
+
+class _Rule(NamedTuple):
+    """What the C++ knows as Rule and Numbers."""
+
+    scale: float
+    mask: Tensor | None
+    causal: bool
+    fill: float = 0.0
+    safe: bool = True
+    split: bool = False
+    state: Tensor | None = None
+    draw: int = 0
+    keep: float = 1.0
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -105,11 +187,10 @@ def _run(
     name: str,
     tensors: tuple[Tensor, ...],
     shapes: tuple[Tensor, Tensor],
-    rule: tuple[bool, Tensor | None, float | None],
+    rule: _Rule,
     scratch: Tensor | None,
 ) -> None:
-    """rule: whether it is causal, the mask and the scale."""
-    (query, key), (is_causal, mask, scale) = shapes, rule
+    query, key = shapes
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1:3]
     threads = torch.get_num_threads()
@@ -117,14 +198,20 @@ def _run(
     if scratch is None:
         scratch = torch.empty(4 * each * threads, dtype=torch.uint8)  # which lies at a multiple of 64 bytes
     threads = min(threads, scratch.numel() // (4 * each))
-    sizes = [batch, heads, key_heads, queries, keys, width, *(step for x in tensors for step in x.stride()[:3])]
-    sizes += [0] * 4 if mask is None else mask.expand(batch, heads, queries, keys).stride()
-    places = [*(x.data_ptr() for x in tensors), None if mask is None else mask.data_ptr()]
-    table = (ctypes.c_void_p * len(places))(*places)
-    wide = mask is not None and mask.dtype is torch.float32
-    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
-    factor = width**-0.5 if scale is None else scale
-    _functions(query.dtype)[name](table, numbers, factor, is_causal, wide, scratch.data_ptr(), each, threads)
+    mask, seed, position = rule.mask, 0, 0
+    if rule.state is not None:
+        seed, offset = rule.state.tolist()
+        position = offset + rule.draw
+    kind = 0 if mask is None else _MASKS.get(mask.dtype, _ADDED)
+    strides = (0,) * 4 if mask is None else mask.expand(batch, heads, queries, keys).stride()
+    sizes = [batch, heads, key_heads, queries, keys, width]
+    sizes += [rule.causal, kind, rule.safe, rule.split, rule.state is not None, seed, position, *strides]
+    sizes += [step for x in tensors for step in x.stride()[:3]]
+    places = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+    table = (ctypes.c_int64 * len(sizes))(*sizes)
+    numbers = (ctypes.c_float * 4)(rule.scale, rule.fill, rule.keep, 1.0 / rule.keep)
+    start = None if mask is None else mask.data_ptr()
+    _functions(query.dtype)[name](places, start, table, numbers, scratch.data_ptr(), each, threads)
 
 
 @cache
@@ -135,11 +222,30 @@ def _functions(dtype: torch.dtype) -> dict[str, Any]:
     found = {name: getattr(library, name) for name in ("forward", "backward")}
     for function in found.values():
         pointer, integer = ctypes.c_void_p, ctypes.c_int
-        function.argtypes = (pointer, pointer, ctypes.c_float, integer, integer, pointer, ctypes.c_int64, integer)
+        function.argtypes = (*[pointer] * 5, ctypes.c_int64, integer)
         function.restype = None
     return found
 
 
 _library.impl("attention", attention, "CPU")
 _library.impl("attention_backward", attention_backward, "CPU")
-ATTENTIONS = {"own attention": attention, "own attention backward": attention_backward}
+_library.impl("written_attention", written_attention, "CPU")
+_library.impl("written_attention_backward", written_attention_backward, "CPU")
+ATTENTIONS: dict[str, Any] = {
+    "own attention": attention,
+    "own attention backward": attention_backward,
+    "aottrain.written_attention.default": written_attention,
+    "aottrain.written_attention_backward.default": written_attention_backward,
+}
+
+
+@torch.library.register_fake("aottrain::written_attention")
+def _(query: Tensor, key: Tensor, value: Tensor, mask: Any, state: Any, **rule: Any) -> tuple[Tensor, Tensor]:
+    return query.new_empty(query.shape), query.new_empty(*query.shape[:3], 2, dtype=torch.float32)
+
+
+@torch.library.register_fake("aottrain::written_attention_backward")
+def _(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **rule: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)

@@ -7,6 +7,8 @@ float32, whatever is stored: a head is widened once, into memory that stays in t
 computed above the diagonal but what shares a block with it.
 """
 
+from aottrain.runtime.philox_source import PHILOX_ROWS, PHILOX_TYPES
+
 # A tile is R rows by at most two vectors, which are summed in registers.
 _TYPES = """\
 #include <cstdint>
@@ -14,7 +16,6 @@ _TYPES = """\
 #include <initializer_list>
 extern "C" int omp_get_thread_num(void);
 #define UNROLL _Pragma("GCC unroll 8")
-#define INLINE static inline __attribute__((always_inline))
 #ifdef __AVX512F__
 constexpr int64_t LANES = 16, R = 8;
 #else
@@ -93,24 +94,65 @@ template <class E> struct Heads {
     return {first + batch * strides[0] + head * strides[1], strides[2]};
   }
 };
-// What is added to the scores, of T or wider; none without `first`. strides: of batch, head, query and key.
-struct Mask {
-  const void* first; bool wide; const int64_t* strides;
-  Mask at(int64_t batch, int64_t head) const {
-    const int64_t start = batch * strides[0] + head * strides[1];
-    return {first ? (const char*)first + start * (wide ? sizeof(float) : sizeof(T)) : first, wide, strides};
+// What becomes of scores before and after their softmax. mask: what it adds to them, float or T; or bytes that say
+// which of them are `fill` instead. strides: the mask's, of batch, head, query and key. safe: a query that sees no key
+// gives zeros, not NaN. Of a draw at `position` the elements below `keep` keep their probability, times `factor`.
+// split: of a row's sum of exponentials its largest score and the logarithm of the rest are kept: of scores of -1e9 the
+// sum of both would not tell how many there are.
+enum { NONE, ADDS_FLOAT, ADDS, FILLS };
+struct Rule {
+  int64_t causal, kind, safe, split, drops;
+  u64 seed, position;
+  int64_t strides[4];
+};
+struct Numbers { float scale, fill, keep, factor; };
+struct Scores {
+  const Rule& rule; const Numbers& numbers; const void* mask; int64_t first, keys;
+  template <class E> const E* row(int64_t query, int64_t start) const {
+    return (const E*)mask + query * rule.strides[2] + start * rule.strides[3];
   }
-  template <class E> void add(const E* row, int64_t count, float scale, float* out) const {
-    const int64_t step = strides[3];
+  // Whether none of these queries sees any of these keys.
+  template <class E, class F> bool all(int64_t query, int64_t count, int64_t start, int64_t some, F is) const {
+    for (int64_t i = query; i < query + count; i++) {
+      const E* x = row<E>(i, start);
+      for (int64_t j = 0; j < some; j++)
+        if (!is(x[j * rule.strides[3]])) return false;
+    }
+    return true;
+  }
+  bool hide(int64_t query, int64_t count, int64_t start, int64_t some) const {
+    const auto adds = [](auto x) { return widen(x) == -__builtin_inff(); };
+    if (rule.kind == ADDS_FLOAT) return all<float>(query, count, start, some, adds);
+    if (rule.kind == ADDS) return all<T>(query, count, start, some, adds);
+    const auto fills = [](uint8_t x) { return x != 0; };
+    return rule.kind == FILLS && numbers.fill == -__builtin_inff() && all<uint8_t>(query, count, start, some, fills);
+  }
+  // out[j] = what `f` makes of it and the mask, for `count` keys from `start` on.
+  template <class E, class F> void each(int64_t query, int64_t start, int64_t count, float* out, F f) const {
+    const E* x = row<E>(query, start);
+    const int64_t step = rule.strides[3];
     if (step == 1)
-      for (int64_t j = 0; j < count; j++) out[j] = out[j] * scale + widen(row[j]);
+      for (int64_t j = 0; j < count; j++) out[j] = f(out[j], x[j]);
     else
-      for (int64_t j = 0; j < count; j++) out[j] = out[j] * scale + widen(row[j * step]);
+      for (int64_t j = 0; j < count; j++) out[j] = f(out[j], x[j * step]);
   }
-  // Scales a query's products with `count` keys from `start` on, and adds what it has for them.
-  void apply(int64_t query, int64_t start, int64_t count, float scale, float* out) const {
-    const int64_t place = query * strides[2] + start * strides[3];
-    wide ? add((const float*)first + place, count, scale, out) : add((const T*)first + place, count, scale, out);
+  // A query's products to scores, where there is a mask.
+  void apply(int64_t query, int64_t start, int64_t count, float* out) const {
+    const float scale = numbers.scale, fill = numbers.fill;
+    const auto adds = [=](float score, auto x) { return score * scale + widen(x); };
+    if (rule.kind == ADDS_FLOAT) each<float>(query, start, count, out, adds);
+    if (rule.kind == ADDS) each<T>(query, start, count, out, adds);
+    const auto fills = [=](float score, uint8_t x) { return x ? fill : score * scale; };
+    if (rule.kind == FILLS) each<uint8_t>(query, start, count, out, fills);
+  }
+  // Zeros in the gradients of scores that were filled.
+  void erase(int64_t query, int64_t start, int64_t count, float* out) const {
+    each<uint8_t>(query, start, count, out, [](float score, uint8_t x) { return x ? 0.0f : score; });
+  }
+  // What each probability is multiplied by.
+  void draw(int64_t query, int64_t start, int64_t count, float* out) const {
+    philox_row(rule.seed, rule.position, (u64)(first + query * keys + start), count, out);
+    for (int64_t j = 0; j < count; j++) out[j] = out[j] < numbers.keep ? numbers.factor : 0.0f;
   }
 };
 // Rows from `from` on, widened, with zeros up to `width` columns and `all` rows.
@@ -139,7 +181,9 @@ INLINE void scores(const float* q, const float* keys, float* out, int64_t count,
     tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false);
 }
 static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> out, Rows<float> lse,
-                         const Sizes& n, float scale, bool causal, const Mask& mask, float* memory) {
+                         const Sizes& n, const Scores& of, float* memory) {
+  const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
+  const float scale = masked ? 1.0f : of.numbers.scale;
   const int64_t width = padded(n.columns, LANES), all = padded(n.keys, KEYS);
   float *keys = memory, *values = keys + all * width, *own = values + all * width;
   float *sums = own + FORWARD_QUERIES * width, *p = sums + FORWARD_QUERIES * width;
@@ -152,19 +196,20 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
     float most[FORWARD_QUERIES], total[FORWARD_QUERIES];
     pack(q, first, count, n.columns, own, tall, width);
     for (int64_t i = 0; i < tall; i++) { most[i] = -__builtin_inff(); total[i] = 0; }
+    bool begun = false;
     for (int64_t start = 0; start < end; start += FORWARD_KEYS) {
+      if (masked && of.hide(first, count, start, least(FORWARD_KEYS, end - start))) continue;
       const int64_t some = least(FORWARD_KEYS, padded(end - start, KEYS));
       for (int64_t j = 0; j < some; j += KEYS)
         scores(own, keys + (start + j) * width, p + j, tall, width, FORWARD_KEYS);
       for (int64_t i = 0; i < count; i++) {
         float* row = p + i * FORWARD_KEYS;
         const int limit = (int)(least(some, (causal ? least(end, first + i + 1) : end) - start));
-        if (mask.first) mask.apply(first + i, start, limit, scale, row);
-        const float factor = mask.first ? 1.0f : scale;
+        if (masked) of.apply(first + i, start, limit, row);
         float m = -__builtin_inff();
         #pragma omp simd reduction(max : m)
         for (int j = 0; j < some; j++) {
-          row[j] = j < limit ? row[j] * factor : -__builtin_inff();
+          row[j] = j < limit ? row[j] * scale : -__builtin_inff();
           m = row[j] > m ? row[j] : m;
         }
         m = m > most[i] ? m : most[i];
@@ -172,32 +217,42 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
         float part = 0;
         #pragma omp simd reduction(+ : part)
         for (int64_t j = 0; j < some; j++) part += row[j] = exp_(row[j] - base);
-        const float kept = start ? exp_(most[i] - base) : 0.0f;
+        const float kept = begun ? exp_(most[i] - base) : 0.0f;
         total[i] = total[i] * kept + part;
+        if (of.rule.drops) {
+          float factors[FORWARD_KEYS];
+          of.draw(first + i, start, limit, factors);
+          for (int j = 0; j < limit; j++) row[j] *= factors[j];
+        }
         most[i] = m;
-        if (start)
+        if (begun)
           for (int64_t d = 0; d < width; d++) sums[i * width + d] *= kept;
       }
       for (int64_t i = 0; i < tall; i += R)
         rows(some, p + i * FORWARD_KEYS, FORWARD_KEYS, 1, values + start * width, width, sums + i * width, width,
-             start > 0);
+             begun);
+      begun = true;
     }
-    for (int64_t i = 0; i < count; i++) {  // zeros of a query that sees no key
-      unpack(sums + i * width, width, 1, n.columns, total[i] == 0 ? 1.0f : 1.0f / total[i], out, first + i);
-      *lse[first + i] = total[i] == 0 ? 0.0f : most[i] + __builtin_logf(total[i]);
+    if (!begun) memset(sums, 0, tall * width * sizeof(float));
+    for (int64_t i = 0; i < count; i++) {
+      const bool empty = total[i] == 0 && of.rule.safe;
+      unpack(sums + i * width, width, 1, n.columns, empty ? 1.0f : 1.0f / total[i], out, first + i);
+      const float base = empty ? 0.0f : most[i], rest = empty ? 0.0f : __builtin_logf(total[i]);
+      lse[first + i][0] = of.rule.split ? base : base + rest;
+      if (of.rule.split) lse[first + i][1] = rest;
     }
   }
 }
 // Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
 struct Workspace {
-  float *qs, *gs, *dqs, *ks, *keys, *values, *dks, *dvs, *p, *ds, *logs, *deltas;
+  float *qs, *gs, *dqs, *ks, *keys, *values, *dks, *dvs, *p, *ds, *logs, *rests, *deltas;
   int64_t width, tall, all;
   Workspace(const Sizes& n, float* memory) {
     width = padded(n.columns, LANES); tall = padded(n.queries, QUERIES); all = padded(n.keys, KEYS);
     for (float** part : {&qs, &gs, &dqs}) { *part = memory; memory += tall * width; }
     for (float** part : {&ks, &keys, &values, &dks, &dvs}) { *part = memory; memory += all * width; }
     for (float** part : {&p, &ds}) { *part = memory; memory += QUERIES * KEYS; }
-    for (float** part : {&logs, &deltas}) { *part = memory; memory += tall; }
+    for (float** part : {&logs, &rests, &deltas}) { *part = memory; memory += tall; }
   }
 };
 static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Workspace& w) {
@@ -209,7 +264,7 @@ static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Wo
   memset(w.dvs, 0, w.all * w.width * sizeof(float));
 }
 static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Rows<const float> lse, const Sizes& n,
-                         const Workspace& w) {
+                         const Workspace& w, bool split) {
   pack(q, 0, n.queries, n.columns, w.qs, w.tall, w.width);
   pack(g, 0, n.queries, n.columns, w.gs, w.tall, w.width);
   memset(w.dqs, 0, w.tall * w.width * sizeof(float));
@@ -218,30 +273,46 @@ static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Ro
     if (i < n.queries)
       for (int64_t d = 0; d < n.columns; d++) sum += w.gs[i * w.width + d] * widen(out[i][d]);
     w.deltas[i] = sum;
-    w.logs[i] = i < n.queries ? *lse[i] : __builtin_inff();  // probabilities of 0
+    w.logs[i] = i < n.queries ? lse[i][0] : __builtin_inff();  // probabilities of 0
+    w.rests[i] = i < n.queries && split ? lse[i][1] : 0.0f;
   }
 }
 // The queries from `first` on and the keys from `start` on.
-INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, float scale, bool causal,
-                           const Mask& mask) {
+INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, const Scores& of) {
+  const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
+  const float scale = masked ? 1.0f : of.numbers.scale;
   const int64_t width = w.width, some = least(KEYS, n.keys - start);
   if (causal && start > first) first += (start - first) / R * R;  // rows that see none of the keys
   const int64_t number = padded(least(QUERIES - first % QUERIES, n.queries - first), R);
   if (number <= 0) return;
+  if (masked && of.hide(first, least(number, n.queries - first), start, some)) return;
   const float *q = w.qs + first * width, *g = w.gs + first * width;
   scores(q, w.keys + start * width, w.p, number, width, KEYS);
   scores(g, w.values + start * width, w.ds, number, width, KEYS);
   for (int64_t i = 0; i < number; i++) {
     const int limit = (int)(causal ? least(some, first + i + 1 - start) : some);
-    const float log = w.logs[first + i], delta = w.deltas[first + i];
+    const float log = w.logs[first + i], rest = w.rests[first + i], delta = w.deltas[first + i];
     float *p = w.p + i * KEYS, *ds = w.ds + i * KEYS;
-    if (mask.first && first + i < n.queries) mask.apply(first + i, start, limit, scale, p);
-    const float factor = mask.first ? 1.0f : scale;
-    #pragma omp simd
-    for (int j = 0; j < KEYS; j++) {
-      p[j] = j < limit ? exp_(p[j] * factor - log) : 0.0f;
-      ds[j] = j < limit ? p[j] * (ds[j] - delta) : 0.0f;
+    if (first + i >= n.queries) {  // of which only zeros are read, but keys may be NaN
+      for (int j = 0; j < KEYS; j++) p[j] = ds[j] = 0.0f;
+      continue;
     }
+    if (masked) of.apply(first + i, start, limit, p);
+    #pragma omp simd
+    for (int j = 0; j < KEYS; j++) p[j] = j < limit ? exp_(p[j] * scale - log - rest) : 0.0f;
+    if (of.rule.drops) {
+      float factors[KEYS];
+      of.draw(first + i, start, limit, factors);
+      for (int j = 0; j < limit; j++) {
+        ds[j] = p[j] * (ds[j] * factors[j] - delta);
+        p[j] *= factors[j];
+      }
+    } else {
+      #pragma omp simd
+      for (int j = 0; j < KEYS; j++) ds[j] = p[j] * (ds[j] - delta);
+    }
+    if (of.rule.kind == FILLS) of.erase(first + i, start, limit, ds);
+    for (int j = limit < 0 ? 0 : limit; j < KEYS; j++) ds[j] = 0.0f;
   }
   for (int64_t j = 0; j < KEYS; j += R) {
     rows(number, w.p + j, 1, KEYS, g, width, w.dvs + (start + j) * width, width, true);
@@ -250,43 +321,49 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
   for (int64_t i = 0; i < number; i += R)
     rows(KEYS, w.ds + i * KEYS, KEYS, 1, w.ks + start * width, width, w.dqs + (first + i) * width, width, true);
 }
-// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, then the
-// strides of each tensor in turn; wide: of what type the mask is.
-extern "C" void forward(void* const* p, const int64_t* sizes, float scale, int causal, int wide, float* memory,
+// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, the Rule,
+// then the strides of each tensor in turn.
+#define BEGIN \\
+  const Sizes n = *(const Sizes*)sizes; \\
+  const Rule rule = *(const Rule*)(sizes + 6); \\
+  const int64_t* s = sizes + 17; \\
+  const auto of = [&](int64_t b, int64_t h) { \\
+    const int64_t size = rule.kind == FILLS ? 1 : rule.kind == ADDS ? sizeof(T) : sizeof(float); \\
+    const char* place = (const char*)mask + (b * rule.strides[0] + h * rule.strides[1]) * size; \\
+    return Scores{rule, *numbers, place, (b * n.heads + h) * n.queries * n.keys, n.keys}; \\
+  };
+extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
                         int64_t each, int threads) {
-  const Sizes n = *(const Sizes*)sizes;
-  const int64_t* s = sizes + 6;
+  BEGIN
   const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
   const Heads<T> out{(T*)p[3], s + 9};
   const Heads<float> lse{(float*)p[4], s + 12};
-  const Mask mask{p[5], (bool)wide, s + 15};
   #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t b = 0; b < n.batch; b++)
     for (int64_t h = 0; h < n.heads; h++) {
       const int64_t own = h / n.group();
-      forward_head(q.at(b, h), k.at(b, own), v.at(b, own), out.at(b, h), lse.at(b, h), n, scale, causal,
-                   mask.at(b, h), memory + omp_get_thread_num() * each);
+      forward_head(q.at(b, h), k.at(b, own), v.at(b, own), out.at(b, h), lse.at(b, h), n, of(b, h),
+                   memory + omp_get_thread_num() * each);
     }
 }
-extern "C" void backward(void* const* p, const int64_t* sizes, float scale, int causal, int wide, float* memory,
+extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
                          int64_t each, int threads) {
-  const Sizes n = *(const Sizes*)sizes;
-  const int64_t* s = sizes + 6;
+  BEGIN
   const Heads<const T> g{(T*)p[0], s}, q{(T*)p[1], s + 3}, k{(T*)p[2], s + 6}, v{(T*)p[3], s + 9};
   const Heads<const T> out{(T*)p[4], s + 12};
   const Heads<const float> lse{(float*)p[5], s + 15};
   const Heads<T> dq{(T*)p[6], s + 18}, dk{(T*)p[7], s + 21}, dv{(T*)p[8], s + 24};
-  const Mask mask{p[9], (bool)wide, s + 27};
+  const float scale = numbers->scale;
   #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
   for (int64_t b = 0; b < n.batch; b++)
     for (int64_t own = 0; own < n.key_heads; own++) {
       const Workspace w(n, memory + omp_get_thread_num() * each);
       pack_keys(k.at(b, own), v.at(b, own), n, w);
       for (int64_t h = own * n.group(); h < (own + 1) * n.group(); h++) {
-        pack_queries(g.at(b, h), q.at(b, h), out.at(b, h), lse.at(b, h), n, w);
+        pack_queries(g.at(b, h), q.at(b, h), out.at(b, h), lse.at(b, h), n, w, rule.split);
         for (int64_t start = 0; start < n.keys; start += KEYS)
-          for (int64_t first = causal ? start / QUERIES * QUERIES : 0; first < n.queries; first += QUERIES)
-            backward_block(first, start, n, w, scale, causal, mask.at(b, h));
+          for (int64_t first = rule.causal ? start / QUERIES * QUERIES : 0; first < n.queries; first += QUERIES)
+            backward_block(first, start, n, w, of(b, h));
         unpack(w.dqs, w.width, n.queries, n.columns, scale, dq.at(b, h), 0);
       }
       unpack(w.dks, w.width, n.keys, n.columns, scale, dk.at(b, own), 0);
@@ -298,4 +375,4 @@ extern "C" void backward(void* const* p, const int64_t* sizes, float scale, int 
 
 def attention_source(kind: str) -> str:
     """Functions `forward` and `backward` for heads of a C++ type: float or bf16."""
-    return _TYPES + f"typedef {kind} T;\n" + _FUNCTIONS
+    return PHILOX_TYPES + _TYPES + f"typedef {kind} T;\n" + PHILOX_ROWS + _FUNCTIONS

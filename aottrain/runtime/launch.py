@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -113,8 +114,8 @@ def _placed_call(
         function, given = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
         names[function] = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
     else:
-        library = schedule.libraries[call][0]
-        function, places = library.replace(" ", "_") + "_out", {node.args[1]: node.name for node in written}
+        library = schedule.library(call)
+        function, places = re.sub(r"\W", "_", library) + "_out", {node.args[1]: node.name for node in written}
         names[function] = ATTENTIONS[library]
         items = ", ".join(str(places.get(i)) for i in range(len(value_of(call))))
         given = f"out=({items},), scratch={scratch or None}"

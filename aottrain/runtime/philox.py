@@ -21,6 +21,7 @@ from torch import Tensor
 
 from aottrain.compat import disable_modes
 from aottrain.runtime.native import load
+from aottrain.runtime.philox_source import PHILOX_ROWS, PHILOX_TYPES
 
 _MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
@@ -115,40 +116,11 @@ _library.define("philox_randint(Tensor state, int draw, int low, int high, SymIn
 
 
 # The same numbers as `philox_words` and `_uniform` give, twenty times faster than a sequence of tensor ops on a CPU.
-_NATIVE = """\
-#include <cstdint>
-// Philox4x32-10, uniform float32 in [0, 1): block b of (seed, position) fills out[4 b .. 4 b + 3].
-extern "C" void philox_uniform_float(uint64_t seed, uint64_t position, int64_t count, float* out) {
-  const uint32_t p0 = (uint32_t)position, p1 = (uint32_t)(position >> 32);
-  const float scale = 1.0f / 16777216.0f;
-  constexpr int64_t width = 16;
-  const int64_t blocks = (count + 3) / 4;
-  for (int64_t start = 0; start < blocks; start += width) {
-    uint32_t c0[width], c1[width], c2[width], c3[width];
-    for (int i = 0; i < width; i++) {
-      const uint64_t block = (uint64_t)(start + i);
-      c0[i] = (uint32_t)block; c1[i] = (uint32_t)(block >> 32); c2[i] = p0; c3[i] = p1;
-    }
-    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
-      #pragma omp simd
-      for (int i = 0; i < width; i++) {
-        const uint64_t a = (uint64_t)c0[i] * 0xD2511F53u, b = (uint64_t)c2[i] * 0xCD9E8D57u;
-        const uint32_t n0 = (uint32_t)(b >> 32) ^ c1[i] ^ k0, n2 = (uint32_t)(a >> 32) ^ c3[i] ^ k1;
-        c0[i] = n0; c1[i] = (uint32_t)b; c2[i] = n2; c3[i] = (uint32_t)a;
-      }
-      k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
-    }
-    float lanes[4 * width];
-    for (int i = 0; i < width; i++) {
-      lanes[4 * i] = (float)(c0[i] >> 8) * scale; lanes[4 * i + 1] = (float)(c1[i] >> 8) * scale;
-      lanes[4 * i + 2] = (float)(c2[i] >> 8) * scale; lanes[4 * i + 3] = (float)(c3[i] >> 8) * scale;
-    }
-    const int64_t first = 4 * start, left = count - first;
-    const int64_t filled = left < 4 * width ? left : 4 * width;
-    for (int64_t i = 0; i < filled; i++) out[first + i] = lanes[i];
-  }
-}
+_NATIVE = f"""\
+{PHILOX_TYPES}{PHILOX_ROWS}
+extern "C" void philox_uniform_float(u64 seed, u64 position, i64 count, float* out) {{
+  philox_row(seed, position, 0, count, out);
+}}
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,6 +30,11 @@ def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
             if seconds is not None:
                 known.add({call.text or "": seconds})
     return tuple(0.0 if op_info(call.target).is_free else _table(call.device).get(call.text or "") for call in calls)
+
+
+def measures() -> bool:
+    """Whether calls are timed at all: not under AOTTRAIN_RATES=default, where plans are the same on all machines."""
+    return os.environ.get("AOTTRAIN_RATES") != "default"
 
 
 def seconds_of(run: Callable[[], object], device: torch.device, max_runs: int, max_seconds: float) -> list[float]:

@@ -137,6 +137,13 @@ def test_large_scores_are_exact():
         assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6 * exact.abs().max()
 
 
+def test_a_key_that_no_query_sees_may_be_anything():
+    query, key, value, gradient = made((1, 1, 1, 30, 300, 32), torch.float32)
+    key[0, 0, 50] = value[0, 0, 40] = math.nan
+    for result in by_us(query, key, value, gradient, True)[2:]:
+        assert result.isfinite().all()
+
+
 def test_not_a_number_stays_in_its_rows():
     query, key, value, gradient = made((1, 2, 2, 70, 70, 32), torch.float32)
     query[0, 1, 5, 3] = math.nan

@@ -22,7 +22,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.report import AliveRecord, MemoryTimeline
-from aottrain.ir.schedule import MemoryPlan, Schedule, copied_bytes, scratch_of
+from aottrain.ir.schedule import WRITTEN, MemoryPlan, Schedule, copied_bytes, scratch_of
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -123,13 +123,13 @@ def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
 @dataclass(frozen=True)
 class _Step:
     """One call. made: storages that it allocates, with their bytes; touched: those that it reads or writes; inside:
-    bytes that it needs while it runs, besides the workspace of its operator (None: that of no operator)."""
+    bytes that it needs while it runs, besides the workspace of its operator; alone: nothing besides."""
 
     node: fx.Node
     made: list[tuple[fx.Node, int]]
     touched: list[fx.Node]
     inside: int = 0
-    kernel: bool = False
+    alone: bool = False
 
 
 def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None) -> list[_Step]:
@@ -140,8 +140,9 @@ def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None
     for position, call in enumerate(schedule.calls):
         planned = memory is not None and position in memory.scratch
         if isinstance(call, fx.Node):
-            library = schedule.libraries.get(call, ("", ""))[0]
-            found.append(_library_step(call, 0 if planned else copied_bytes(call, library)))
+            library = schedule.library(call)
+            inside = 0 if planned or library in WRITTEN else copied_bytes(call, library)
+            found.append(_library_step(call, inside, planned))
         else:
             made = [(node, storage_bytes(node)) for node in call.writes]
             inside = 0 if planned else scratch_of(schedule, call)
@@ -149,9 +150,9 @@ def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None
     return [*found, _library_step(graph.output_node())]
 
 
-def _library_step(node: fx.Node, inside: int = 0) -> _Step:
+def _library_step(node: fx.Node, inside: int = 0, planned: bool = False) -> _Step:
     touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
-    return _Step(node, allocations(node), touched, inside)
+    return _Step(node, allocations(node), touched, inside, planned)
 
 
 def _sweep(
@@ -181,7 +182,7 @@ def _sweep(
             alive[root] = size
             totals[category(root)] += 0 if root in reused else size
         if step.made:
-            totals["workspaces"] = step.inside + (0 if step.kernel else workspace(node))
+            totals["workspaces"] = step.inside + (0 if step.alone else workspace(node))
             live.append(tuple(totals.values()))
             if sum(live[-1]) > most:
                 best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
@@ -195,7 +196,7 @@ def _sweep(
 def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
     """After which step each storage that does not outlive the graph is freed."""
     last = {node: i for i, step in enumerate(steps) for node in step.touched}
-    for node in [step.node for step in steps if not step.kernel and is_tuple(step.node)]:
+    for node in [step.node for step in steps if is_tuple(step.node)]:
         for user in node.users if view_source(node) is None else ():
             # A tuple holds all its items until the last of them is taken.
             last[user] = max(last.get(user, 0), last[node])

@@ -6,7 +6,6 @@ It takes a few times as much memory as ATen's while it runs, so not where memory
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from aottrain.ir.units import format_seconds
 from aottrain.runtime.attention import DTYPES
 from aottrain.runtime.calls import OpCall
 from aottrain.runtime.native import find_compiler
-from aottrain.runtime.timings import call_seconds
+from aottrain.runtime.timings import call_seconds, measures
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
@@ -48,7 +47,7 @@ def choose_attentions(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
 def _seconds(node: fx.Node) -> tuple[float | None, float | None]:
     """Of ATen's call and of ours; unknown where nothing is to be measured, or no compiler is found."""
     given = call_of(node)
-    if given is None or os.environ.get("AOTTRAIN_RATES") == "default" or find_compiler() is None:
+    if given is None or not measures() or find_compiler() is None:
         return None, None
     ours = OpCall(_OWN[node.target][0], given.args, given.kwargs, given.result_bytes)
     return call_seconds([given, ours])  # type: ignore[return-value]
