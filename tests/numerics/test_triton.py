@@ -26,11 +26,13 @@ from aottrain.ir.kernel import Address, Compute, KernelIR, Load, Parameter, Stor
 
 HERE = Path(__file__).parent
 WITHOUT_VARIABLE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-INTERPRETED = WITHOUT_VARIABLE if torch.cuda.is_available() else {**WITHOUT_VARIABLE, "TRITON_INTERPRET": "1"}
+ON_A_CPU = {**WITHOUT_VARIABLE, "TRITON_INTERPRET": "1"}
+INTERPRETED = WITHOUT_VARIABLE if torch.cuda.is_available() else ON_A_CPU
 FILES = {
     "triton_kernels.py": INTERPRETED,
     "triton_programs.py": INTERPRETED,
     "triton_optimizers.py": INTERPRETED,
+    "triton_fuzz.py": ON_A_CPU,
     "triton_compiling.py": WITHOUT_VARIABLE,
 }
 
