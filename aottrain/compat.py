@@ -22,7 +22,7 @@ from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _python_dispatch
+from torch.utils import _config_module, _python_dispatch
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_flatten as tree_flatten
@@ -66,10 +66,33 @@ def enable_dispatch() -> Iterator[None]:
 
 
 def dynamo_settings(**settings: Any) -> Any:
-    """Context manager, to be entered again and again: TorchDynamo's options inside it."""
+    """Context manager, to be entered again and again and by any thread: TorchDynamo's options inside it."""
     import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
 
-    return config.patch(**settings)
+    patch = config.patch(**settings)
+    return patch if _OPTIONS_PER_THREAD else _Shared(patch)
+
+
+_OPTIONS_PER_THREAD = hasattr(_config_module, "ContextVar")  # not before torch 2.13
+
+
+class _Shared:
+    """A patch of what all threads see: from when the first enters until the last has left."""
+
+    def __init__(self, patch: Any):
+        self.patch, self.num_inside, self.lock = patch, 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.num_inside:
+                self.patch.__enter__()
+            self.num_inside += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self.lock:
+            self.num_inside -= 1
+            if not self.num_inside:
+                self.patch.__exit__(*error)
 
 
 def load_dynamo_rules() -> None:
@@ -77,22 +100,6 @@ def load_dynamo_rules() -> None:
     import torch._dynamo.trace_rules as rules
 
     rules.get_torch_obj_rule_map()
-
-
-@contextmanager
-def autocast_cache(enabled: bool) -> Iterator[None]:
-    """Autocast keeps (or not) the low-precision copy of a weight for its second use, as it does around eager code.
-
-    Tracers switch it off; but then the gradient of a weight that is used twice is summed in another precision.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(enabled)
-    try:
-        yield
-    finally:
-        torch.clear_autocast_cache()
-        torch.set_autocast_cache_enabled(before)
 
 
 @contextmanager
@@ -166,20 +173,6 @@ def operators_are_watched(inputs: Sequence[Any]) -> bool:
     return watched or any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in inputs)
 
 
-def global_settings() -> tuple[Any, ...]:
-    """What a program can set for all code after it, beside the grad mode."""
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.get_default_dtype(), deterministic, torch.get_num_threads(), autocast_state()
-
-
-def restore_settings(settings: tuple[Any, ...]) -> None:
-    dtype, deterministic, num_threads, _ = settings
-    torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-    if torch.get_num_threads() != num_threads:
-        torch.set_num_threads(num_threads)
-
-
 def has_function_modes() -> bool:
     """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
     return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
@@ -210,6 +203,9 @@ def guard_modules() -> None:
     if context is None:  # called by hand
         return
     config.skip_nnmodule_hook_guards = False  # guards are built after this: to set it for a while would be in vain
+    if not _OPTIONS_PER_THREAD:  # torch 2.11 takes a module's tensors for unchanged where its tables are: not if thawed
+        config.skip_tensor_guards_with_matching_dict_tags = False
+        config.use_recursive_dict_tags_for_guards = False  # nor a module's class
     added: set[Any] = set()
     guard_methods = partial(_guard_methods, set())
     for guard in list(context.guards_context.dynamo_guards):
@@ -353,7 +349,6 @@ def symbolic_tracing() -> Iterator[None]:
 
 def symbolic_mode() -> Any:
     """A FakeTensorMode with symbols of its own; values that tensors hold never become sizes."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Without duck shaping equal sizes are not taken for one: a batch that happens to be as large as a length is both.
