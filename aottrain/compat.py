@@ -43,9 +43,6 @@ def flatten_values(nest: Any) -> tuple[list[Any], Any]:
     return tree_flatten(nest, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
-
-
 def disable_autocast() -> torch._C._DisableAutocast:
     """Context manager: autocast is off on every device inside it."""
     return torch._C._DisableAutocast()
@@ -103,16 +100,20 @@ def load_dynamo_rules() -> None:
 
 
 @contextmanager
-def patched_checkpoint(make: Any) -> Iterator[None]:
-    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
-    that make(original generator function) gives, whatever name the user's code knows it by."""
-    module = torch.utils.checkpoint
-    original = module._checkpoint_without_reentrant_generator
-    module._checkpoint_without_reentrant_generator = make(original)
+def _replaced(write: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+    write(value)
     try:
         yield
     finally:
-        module._checkpoint_without_reentrant_generator = original
+        write(before)
+
+
+def patched_checkpoint(make: Any) -> Any:
+    """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
+    that make(original generator function) gives, whatever name the user's code knows it by."""
+    module, name = torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"
+    original = getattr(module, name)
+    return _replaced(partial(setattr, module, name), make(original), original)
 
 
 def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -131,15 +132,9 @@ def selective_policy(context: Any) -> Any:
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
 
 
-@contextmanager
-def no_onednn() -> Iterator[None]:
+def no_onednn() -> Any:
     """oneDNN's own composite ops are off inside (not through torch.backends, which warns about other devices)."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
+    return _replaced(torch._C._set_mkldnn_enabled, False, torch._C._get_mkldnn_enabled())
 
 
 _tracing = threading.RLock()
@@ -248,6 +243,22 @@ def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
         _add_guard(builder, holds, f"methods of {cls.__name__}")
 
 
+def drop_shadows(graph: torch.fx.GraphModule) -> None:
+    """A custom Function's output written in place stands twice in TorchDynamo's graph before torch 2.13: as it is, and
+    as it was before, which nobody reads but autograd, which then gives it the gradient."""
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if _OPTIONS_PER_THREAD or node.target is not torch.ops.higher_order.autograd_function_apply:
+                continue
+            (result,) = (n for n in getattr(part, node.args[0].target).graph.nodes if n.op == "output")
+            outputs, saved = result.args[0]
+            read = {user.args[1] for user in node.users}
+            memory = [value and id(value.meta.get("example_value")) for value in outputs]
+            shown = {memory[i] for i in read}
+            kept = [v if i in read or memory[i] not in shown else None for i, v in enumerate(outputs)]
+            result.args = ((tuple(kept), saved),)
+
+
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
 
 
@@ -292,7 +303,7 @@ def set_view_origin(value: torch.Tensor, origin: Any) -> None:
 def autocast_state() -> tuple[object, ...]:
     """What autocast would do to the next op, as a hashable value."""
     state: list[object] = []
-    for device in _AUTOCAST_DEVICES:
+    for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             state += [device, torch.get_autocast_dtype(device)]
     if state:
@@ -317,13 +328,10 @@ def size_text(value: Any) -> tuple[str, tuple[str, ...]]:
     return PythonPrinter().doprint(expression), tuple(sorted(str(symbol) for symbol in expression.free_symbols))
 
 
-_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
-
-
 def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
     """Dimensions that the caller marked as dynamic: torch._dynamo.mark_dynamic, maybe_mark_dynamic."""
-    table = vars(tensor)
-    return frozenset().union(*(table.get(name, ()) for name in _MARKS)) if table else frozenset()
+    table, names = vars(tensor), ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+    return frozenset().union(*(table.get(name, ()) for name in names)) if table else frozenset()
 
 
 def no_marks(table: dict[str, Any]) -> bool:
@@ -338,13 +346,8 @@ def symbolic_tracing() -> Iterator[None]:
     from torch._dispatch.python import enable_python_dispatcher
 
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        with enable_python_dispatcher():
-            yield
-    finally:
-        logger.disabled = before
+    with _replaced(partial(setattr, logger, "disabled"), True, logger.disabled), enable_python_dispatcher():
+        yield
 
 
 def symbolic_mode() -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from aottrain.compat import (
+    drop_shadows,
     dynamo_settings,
     guard_modules,
     in_dual_level,
@@ -107,6 +108,7 @@ def compile_graph(
     ran = ran or threading.local()
     guard_modules()
     keep_dynamo_out()
+    drop_shadows(graph)
     function = _Inliner(graph).run
     sizes = None
     try:
