@@ -22,7 +22,7 @@ from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils import _python_dispatch
+from torch.utils import _config_module, _python_dispatch
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_flatten as tree_flatten
@@ -41,9 +41,6 @@ def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
 def flatten_values(nest: Any) -> tuple[list[Any], Any]:
     """tree_flatten, for which a torch.Size is a leaf: torch's takes it for a tuple and rebuilds it as one."""
     return tree_flatten(nest, is_leaf=lambda value: isinstance(value, torch.Size))
-
-
-_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def disable_autocast() -> torch._C._DisableAutocast:
@@ -66,10 +63,33 @@ def enable_dispatch() -> Iterator[None]:
 
 
 def dynamo_settings(**settings: Any) -> Any:
-    """Context manager, to be entered again and again: TorchDynamo's options inside it."""
+    """Context manager, to be entered again and again and by any thread: TorchDynamo's options inside it."""
     import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
 
-    return config.patch(**settings)
+    patch = config.patch(**settings)
+    return patch if _OPTIONS_PER_THREAD else _Shared(patch)
+
+
+_OPTIONS_PER_THREAD = hasattr(_config_module, "ContextVar")  # not before torch 2.13
+
+
+class _Shared:
+    """A patch of what all threads see: from when the first enters until the last has left."""
+
+    def __init__(self, patch: Any):
+        self.patch, self.num_inside, self.lock = patch, 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.num_inside:
+                self.patch.__enter__()
+            self.num_inside += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self.lock:
+            self.num_inside -= 1
+            if not self.num_inside:
+                self.patch.__exit__(*error)
 
 
 def load_dynamo_rules() -> None:
@@ -80,32 +100,20 @@ def load_dynamo_rules() -> None:
 
 
 @contextmanager
-def autocast_cache(enabled: bool) -> Iterator[None]:
-    """Autocast keeps (or not) the low-precision copy of a weight for its second use, as it does around eager code.
-
-    Tracers switch it off; but then the gradient of a weight that is used twice is summed in another precision.
-    """
-    before = torch.is_autocast_cache_enabled()
-    torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(enabled)
+def _replaced(write: Callable[[Any], Any], value: Any, before: Any) -> Iterator[None]:
+    write(value)
     try:
         yield
     finally:
-        torch.clear_autocast_cache()
-        torch.set_autocast_cache_enabled(before)
+        write(before)
 
 
-@contextmanager
-def patched_checkpoint(make: Any) -> Iterator[None]:
+def patched_checkpoint(make: Any) -> Any:
     """Inside, torch.utils.checkpoint(use_reentrant=False) runs its function between the two halves of the generator
     that make(original generator function) gives, whatever name the user's code knows it by."""
-    module = torch.utils.checkpoint
-    original = module._checkpoint_without_reentrant_generator
-    module._checkpoint_without_reentrant_generator = make(original)
-    try:
-        yield
-    finally:
-        module._checkpoint_without_reentrant_generator = original
+    module, name = torch.utils.checkpoint, "_checkpoint_without_reentrant_generator"
+    original = getattr(module, name)
+    return _replaced(partial(setattr, module, name), make(original), original)
 
 
 def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -124,15 +132,9 @@ def selective_policy(context: Any) -> Any:
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
 
 
-@contextmanager
-def no_onednn() -> Iterator[None]:
+def no_onednn() -> Any:
     """oneDNN's own composite ops are off inside (not through torch.backends, which warns about other devices)."""
-    before = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._set_mkldnn_enabled(before)
+    return _replaced(torch._C._set_mkldnn_enabled, False, torch._C._get_mkldnn_enabled())
 
 
 _tracing = threading.RLock()
@@ -166,20 +168,6 @@ def operators_are_watched(inputs: Sequence[Any]) -> bool:
     return watched or any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in inputs)
 
 
-def global_settings() -> tuple[Any, ...]:
-    """What a program can set for all code after it, beside the grad mode."""
-    deterministic = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    return torch.get_default_dtype(), deterministic, torch.get_num_threads(), autocast_state()
-
-
-def restore_settings(settings: tuple[Any, ...]) -> None:
-    dtype, deterministic, num_threads, _ = settings
-    torch.set_default_dtype(dtype)
-    torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-    if torch.get_num_threads() != num_threads:
-        torch.set_num_threads(num_threads)
-
-
 def has_function_modes() -> bool:
     """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
     return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
@@ -210,6 +198,9 @@ def guard_modules() -> None:
     if context is None:  # called by hand
         return
     config.skip_nnmodule_hook_guards = False  # guards are built after this: to set it for a while would be in vain
+    if not _OPTIONS_PER_THREAD:  # torch 2.11 takes a module's tensors for unchanged where its tables are: not if thawed
+        config.skip_tensor_guards_with_matching_dict_tags = False
+        config.use_recursive_dict_tags_for_guards = False  # nor a module's class
     added: set[Any] = set()
     guard_methods = partial(_guard_methods, set())
     for guard in list(context.guards_context.dynamo_guards):
@@ -250,6 +241,22 @@ def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
             return len(table) == size and all(table.get(name) is value for name, value in known.items())
 
         _add_guard(builder, holds, f"methods of {cls.__name__}")
+
+
+def drop_shadows(graph: torch.fx.GraphModule) -> None:
+    """A custom Function's output written in place stands twice in TorchDynamo's graph before torch 2.13: as it is, and
+    as it was before, which nobody reads but autograd, which then gives it the gradient."""
+    for part in graph.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            if _OPTIONS_PER_THREAD or node.target is not torch.ops.higher_order.autograd_function_apply:
+                continue
+            (result,) = (n for n in getattr(part, node.args[0].target).graph.nodes if n.op == "output")
+            outputs, saved = result.args[0]
+            read = {user.args[1] for user in node.users}
+            memory = [value and id(value.meta.get("example_value")) for value in outputs]
+            shown = {memory[i] for i in read}
+            kept = [v if i in read or memory[i] not in shown else None for i, v in enumerate(outputs)]
+            result.args = ((tuple(kept), saved),)
 
 
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)
@@ -296,7 +303,7 @@ def set_view_origin(value: torch.Tensor, origin: Any) -> None:
 def autocast_state() -> tuple[object, ...]:
     """What autocast would do to the next op, as a hashable value."""
     state: list[object] = []
-    for device in _AUTOCAST_DEVICES:
+    for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             state += [device, torch.get_autocast_dtype(device)]
     if state:
@@ -321,13 +328,10 @@ def size_text(value: Any) -> tuple[str, tuple[str, ...]]:
     return PythonPrinter().doprint(expression), tuple(sorted(str(symbol) for symbol in expression.free_symbols))
 
 
-_MARKS = ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
-
-
 def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:
     """Dimensions that the caller marked as dynamic: torch._dynamo.mark_dynamic, maybe_mark_dynamic."""
-    table = vars(tensor)
-    return frozenset().union(*(table.get(name, ()) for name in _MARKS)) if table else frozenset()
+    table, names = vars(tensor), ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices")
+    return frozenset().union(*(table.get(name, ()) for name in names)) if table else frozenset()
 
 
 def no_marks(table: dict[str, Any]) -> bool:
@@ -342,18 +346,12 @@ def symbolic_tracing() -> Iterator[None]:
     from torch._dispatch.python import enable_python_dispatcher
 
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    before = logger.disabled
-    logger.disabled = True
-    try:
-        with enable_python_dispatcher():
-            yield
-    finally:
-        logger.disabled = before
+    with _replaced(partial(setattr, logger, "disabled"), True, logger.disabled), enable_python_dispatcher():
+        yield
 
 
 def symbolic_mode() -> Any:
     """A FakeTensorMode with symbols of its own; values that tensors hold never become sizes."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     # Without duck shaping equal sizes are not taken for one: a batch that happens to be as large as a length is both.

@@ -1,6 +1,7 @@
 """Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --door trace`.
 
-Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it.
+Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it. Triton's kernels are interpreted
+on the CPU, where the programs run: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from aottrain.errors import ConfigError  # noqa: E402
+from aottrain.runtime.triton_launch import check_device  # noqa: E402
 from tests.numerics.fuzz_checking import WRONG, check, legal, minimised  # noqa: E402
 from tests.numerics.fuzzing import generate  # noqa: E402
 
@@ -25,9 +28,16 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first; the others follow")
     parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
-    parser.add_argument("--kernel", choices=("aten", "cpp"), default="aten", help="cpp: results may round otherwise")
+    kernels = ("aten", "cpp", "triton")
+    parser.add_argument("--kernel", choices=kernels, default="aten", help="but for aten, results may round otherwise")
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
     options = parser.parse_args()
+    try:
+        if options.kernel == "triton":
+            check_device(torch.device("cpu"))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     counts: Counter[str] = Counter()

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from aottrain.compat import autocast_cache, flatten_values, tree_map, view_origin
+from aottrain.compat import flatten_values, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.hidden import hidden_writes
 from aottrain.compiler.overlap import check_overlap, is_injective
 from aottrain.compiler.recording import tensors_among
+from aottrain.compiler.settings import autocast_cache
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info

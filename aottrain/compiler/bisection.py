@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aottrain.compat import autocast_cache, disable_autocast, tree_flatten
+from aottrain.compat import disable_autocast, tree_flatten
 from aottrain.compiler import capture_whole
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
@@ -36,6 +36,7 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_o
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
 from aottrain.compiler.sums import join_sums

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from aottrain.compat import (
+    drop_shadows,
     dynamo_settings,
     guard_modules,
     in_dual_level,
@@ -36,7 +37,7 @@ from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
-from aottrain.runtime.program import NO_SIZES, Program
+from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
 from aottrain.runtime.state import StateGuard
 
 Runner = Callable[..., Any]
@@ -61,12 +62,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
-    settings = dynamo_settings(
-        skip_nnmodule_hook_guards=False,
-        recompile_limit=RECOMPILE_LIMIT,
-        error_on_nested_fx_trace=False,
-        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
-    )
+    settings = _settings()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False
@@ -89,6 +85,17 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     return call
 
 
+@cache
+def _settings() -> Any:
+    """One for the process: where all threads see the same options, who leaves last puts them back."""
+    return dynamo_settings(
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=RECOMPILE_LIMIT,
+        error_on_nested_fx_trace=False,
+        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
+    )
+
+
 def compile_graph(
     options: CompileOptions,
     report: CompileReport,
@@ -100,6 +107,8 @@ def compile_graph(
     counted in the report."""
     ran = ran or threading.local()
     guard_modules()
+    keep_dynamo_out()
+    drop_shadows(graph)
     function = _Inliner(graph).run
     sizes = None
     try:

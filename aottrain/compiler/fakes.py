@@ -51,6 +51,21 @@ def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
     return torch.add(args[0], args[1])
 
 
+def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
+    """MKL's real transform: the other dimensions first, then the transformed ones, both as far as their steps are long;
+    the last one named is the innermost."""
+    if not torch.backends.mkl.is_available():
+        return _contiguous(args, out)
+    value, dims = args[0], args[1]
+
+    def by_step(some: Sequence[int]) -> list[int]:
+        return sorted(some, key=lambda dim: -value.stride(dim))
+
+    order = [*by_step([dim for dim in range(out.dim()) if dim not in dims]), *by_step(dims[:-1]), dims[-1]]
+    inverse = sorted(range(out.dim()), key=order.__getitem__)
+    return torch.empty([out.shape[dim] for dim in order], device=out.device).permute(inverse)
+
+
 _RULES: dict[Any, Rule] = {
     aten.log_sigmoid_forward.default: _contiguous,
     aten._log_softmax_backward_data.default: _contiguous,
@@ -61,6 +76,7 @@ _RULES: dict[Any, Rule] = {
     aten.normal.Tensor_Tensor: _contiguous,
     aten.pow.Scalar: _contiguous,
     aten.roll.default: _as_rolled,
+    aten._fft_r2c.default: _as_transformed,
     aten.channel_shuffle.default: _suggested_by(0),
     aten.max_unpool2d.default: _suggested_by(0),
     aten.native_batch_norm.default: _suggested_by(0),

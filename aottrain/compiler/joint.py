@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aottrain.compat import autocast_cache, disable_autocast, flatten_values
+from aottrain.compat import disable_autocast, flatten_values
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import (
     CapturedStep,
@@ -23,6 +23,7 @@ from aottrain.compiler.capture import (
 )
 from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.recording import Recorder
+from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.standins import CUSTOM_FUNCTION
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import global_settings, map_values, no_onednn, no_saved_tensor_hooks, restore_settings
+from aottrain.compat import map_values, no_onednn, no_saved_tensor_hooks
 from aottrain.compiler.regions import reentrant_checkpoint
+from aottrain.compiler.settings import global_settings, restore_settings
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.checks import values_checked
 from aottrain.runtime.generator import generators_traced

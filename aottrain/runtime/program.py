@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -150,6 +151,15 @@ class _CompiledFunction(torch.autograd.Function):
         by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
         num_primals = len(ctx.needs_input_grad) - 4
         return (None, None, None, None, *(by_primal.get(i) for i in range(num_primals)))
+
+
+@cache
+def keep_dynamo_out() -> None:
+    """From now on a backward is not looked into by TorchDynamo, which does so in a function that calls .backward().
+
+    Only once it is in use: to import it takes a second that most programs need not spend.
+    """
+    _CompiledFunction.backward = staticmethod(torch.compiler.disable(_CompiledFunction.backward))
 
 
 def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:

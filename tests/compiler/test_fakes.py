@@ -96,6 +96,7 @@ ARGUMENTS = {
     ],
     aten.replication_pad2d_backward.default: lambda: [torch.rand(2, 4, 8, 8), images(), (1, 1, 1, 1)],
     aten.roll.default: lambda: [images(), [1], [2]],
+    aten._fft_r2c.default: lambda: [images(), [3, 1], 0, True],
     aten.copysign.Tensor: lambda: [images(), images()[0]],
     aten.div.Tensor_mode: lambda: [images(), images()[0]],
     aten.floor_divide.default: lambda: [images(), images()[0]],

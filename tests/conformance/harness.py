@@ -1,5 +1,7 @@
 """Programs that are hard for a compiler, each run eagerly and through both front doors, and compared in all that shows.
 
+Generated kernels are C++; `TRITON_INTERPRET=1 python -m pytest tests/conformance -k triton` runs Triton's instead.
+
 A case is a function of `comp`, which compiles a function or module (and for eager's turn hands it back as it is). The
 case builds its own inputs and returns an observation: any nest of tensors and plain values. Tensors are compared
 bitwise, and in dtype, shape, strides, requires_grad and is_leaf; where a case says `close`, within rounding.
@@ -7,6 +9,7 @@ bitwise, and in dtype, shape, strides, requires_grad and is_leaf; where a case s
 
 from __future__ import annotations
 
+import os
 import random
 import warnings
 from collections.abc import Callable
@@ -24,7 +27,8 @@ from tests.numerics.tolerance import RTOL_ATOL
 
 DOORS = ("dynamo", "trace")
 # The second once more, with generated kernels however small the program: their results are compared closely.
-GENERATED = "cpp"
+GENERATED = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "cpp"
+BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 Compile = Callable[[Any], Any]
 
 
@@ -32,12 +36,15 @@ Compile = Callable[[Any], Any]
 class Case:
     """close: why the values may differ by rounding. refused: why, per door, an error is due where eager gives none.
     dynamo_blind: what TorchDynamo itself does not guard, also with its own eager backend: that door is not tried.
+    dynamo_was_blind, eager_was_wrong: what it, or eager, did wrong before torch 2.13: there that door, or all, is left.
     kernels_differ: why generated kernels give something else, within what they promise: they are not tried."""
 
     program: Callable[[Compile], Any]
     close: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     dynamo_blind: str = ""
+    dynamo_was_blind: str = ""
+    eager_was_wrong: str = ""
     kernels_differ: str = ""
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -70,9 +77,14 @@ def case(program: Any = None, **known: Any) -> Any:
 def cases_of(module: str) -> list[Any]:
     """Every case of a module with every door, and with generated kernels, as parameters (known, door)."""
     pairs = [(value, door) for value in _cases[module] for door in DOORS if door == "trace" or not value.dynamo_blind]
-    if find_compiler() is not None:
+    if GENERATED == "triton" or find_compiler() is not None:
         pairs += [(value, GENERATED) for value in _cases[module] if not value.kernels_differ]
-    return [pytest.param(value, door, id=f"{value.name}-{door}") for value, door in pairs]
+    return [pytest.param(value, door, id=f"{value.name}-{door}", marks=_skips(value, door)) for value, door in pairs]
+
+
+def _skips(known: Case, door: str) -> list[Any]:
+    why = known.eager_was_wrong or (known.dynamo_was_blind if door == "dynamo" else "")
+    return [pytest.mark.skipif(BEFORE_2_13, reason=f"torch {torch.__version__}: {why}")] if why else []
 
 
 def check(known: Case, door: str) -> None:
@@ -97,7 +109,7 @@ def run(known: Case, door: str | None = None) -> Outcome:
     def comp(target: Any) -> Any:
         if door is None:
             return target
-        kernel = {"kernel": "cpp"} if door == GENERATED else {}
+        kernel = {"kernel": GENERATED} if door == GENERATED else {}
         compiled = aottrain.compile(target, capture=_capture(door), **{**kernel, **known.options})
         reports.append(compiled.report)
         return compiled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import aottrain
 from aottrain.compiler.dynamo import backend
 from tests.conformance import harness, test_guards
 
@@ -49,3 +50,27 @@ def test_hooks_of_all_modules():
     finally:
         handle.remove()
     assert torch.equal(compiled(x), before)
+
+
+def test_a_backward_within_the_call_is_not_traced():
+    """The function breaks at .backward(); TorchDynamo, which still looks at each frame, leaves the compiled one be."""
+    weight = torch.ones(3, requires_grad=True)
+    watched = []
+
+    def kernel(graph, _):
+        def run(*inputs):
+            watched.append(torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None)
+            return graph(*inputs)
+
+        return run
+
+    def step(x):
+        loss = (weight * x).sum()
+        loss.backward()
+        return loss.detach()
+
+    torch._dynamo.reset()
+    compiled = aottrain.compile(step, kernel=kernel)
+    assert torch.equal(compiled(torch.arange(3.0)), torch.tensor(3.0))
+    assert torch.equal(weight.grad, torch.arange(3.0))
+    assert len(watched) >= 2 and not any(watched)

@@ -462,7 +462,7 @@ def contexts_by_a_lambda(comp):
     return grads(x)
 
 
-@case
+@case(eager_was_wrong="it asks the policy again in the backward")
 def policy_that_is_a_boolean_or_counts(comp):
     def contexts():
         seen = []

@@ -120,6 +120,29 @@ def marked_dirty_on_an_input(comp):
 
 
 @case
+def result_written_in_place(comp):
+    class S(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            y = x * 2
+            y += 1
+            z = x * 3
+            z.mul_(2)
+            ctx.save_for_backward(y)
+            return y, z
+
+        @staticmethod
+        def backward(ctx, g, h):
+            (y,) = ctx.saved_tensors
+            return g * y + h * 6
+
+    x = leaf(3)
+    p, s = comp(lambda x: S.apply(x * 1))(x)
+    (p.sum() * 3 + s.sum()).backward()
+    return p, s, grads(x)
+
+
+@case
 def saved_result(comp):
     class S(torch.autograd.Function):
         @staticmethod

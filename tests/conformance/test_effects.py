@@ -161,7 +161,7 @@ class Counting(nn.Module):
         return x * 2
 
 
-@case
+@case(dynamo_was_blind="takes a class's counter for a constant")
 def class_level_counter_and_list(comp):
     Counting.calls = 0
     Counting.log.clear()
@@ -566,7 +566,7 @@ def clock_imported_by_name(comp):
     return bool(b > a)
 
 
-@case
+@case(dynamo_was_blind="guards on a method object that is made anew each time")
 def date_read_inside(comp):
     import datetime
 
@@ -608,7 +608,7 @@ def backward_of_a_loss_inside(comp):
     return g(normal(3, 2)), g(normal(3, 2, seed=1)), grads(*m.parameters())
 
 
-@case
+@case(dynamo_was_blind="rounds an optimizer's step otherwise, also with its eager backend")
 def whole_training_step(comp):
     m = fill(nn.Linear(2, 1))
     o = torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)
@@ -636,7 +636,7 @@ def tensor_backward_method_inside(comp):
     return out, grads(x)
 
 
-@case
+@case(dynamo_was_blind="rounds an optimizer's step otherwise, also with its eager backend")
 def optimizer_step_inside_alone(comp):
     m = fill(nn.Linear(2, 1))
     o = torch.optim.SGD(m.parameters(), 0.1, momentum=0.9)

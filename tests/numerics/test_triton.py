@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -26,18 +28,32 @@ from aottrain.ir.kernel import Address, Compute, KernelIR, Load, Parameter, Stor
 
 HERE = Path(__file__).parent
 WITHOUT_VARIABLE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-INTERPRETED = WITHOUT_VARIABLE if torch.cuda.is_available() else {**WITHOUT_VARIABLE, "TRITON_INTERPRET": "1"}
+ON_A_CPU = {**WITHOUT_VARIABLE, "TRITON_INTERPRET": "1"}
+INTERPRETED = WITHOUT_VARIABLE if torch.cuda.is_available() else ON_A_CPU
 FILES = {
     "triton_kernels.py": INTERPRETED,
     "triton_programs.py": INTERPRETED,
     "triton_optimizers.py": INTERPRETED,
+    "triton_fuzz.py": ON_A_CPU,
     "triton_compiling.py": WITHOUT_VARIABLE,
 }
 
 
+def loops_are_interpreted(triton: Any) -> bool:
+    """Triton 3.6 takes a loop's end from an array of one element, which NumPy 2.4 refuses."""
+    old = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+    return not old or tuple(map(int, numpy.__version__.split(".")[:2])) < (2, 4)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_in_a_process_of_its_own(name):
-    pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
+    triton = pytest.importorskip(
+        "triton", reason="the package triton is not installed: there is none for this platform"
+    )
+    if name == "triton_optimizers.py" and FILES[name] is ON_A_CPU and not loops_are_interpreted(triton):
+        pytest.skip(
+            f"Triton {triton.__version__} does not interpret loops of any length with NumPy {numpy.__version__}"
+        )
     command = [sys.executable, "-m", "pytest", "--no-header", str(HERE / name)]
     done = subprocess.run(command, cwd=HERE.parent.parent, env=FILES[name], capture_output=True, text=True, check=False)
     print(done.stdout[-6000:], done.stderr[-2000:])

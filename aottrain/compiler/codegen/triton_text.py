@@ -47,6 +47,8 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype]) -> str:
     if op == "neg":
         return f"-{args[0]}"
     if op == "not":
+        if dtype is torch.uint8:  # ~ is ^ -1, which is no number of this type: Triton 3.6 interprets none
+            return f"{args[0]} ^ {literal(255, dtype)}"
         return f"{args[0]} == 0" if dtype is torch.bool else f"~{args[0]}"
     if op == "abs":
         return f"tl.abs({args[0]})"

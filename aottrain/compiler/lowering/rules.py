@@ -199,8 +199,11 @@ class Builder:
         return self.body[value].dtype
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> int:
-        kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
-        return self.emit(Constant(kind(value), dtype))
+        """A number of a type; an integer that is too large for it wraps, as eager's do."""
+        if dtype is torch.bool or dtype.is_floating_point:
+            return self.emit(Constant(bool(value) if dtype is torch.bool else float(value), dtype))
+        limits = torch.iinfo(dtype)
+        return self.emit(Constant((int(value) - limits.min) % (1 << limits.bits) + limits.min, dtype))
 
     def compute(self, op: str, *args: int, dtype: torch.dtype | None = None) -> int:
         """An operation on values of one type; the result has that type unless told otherwise."""

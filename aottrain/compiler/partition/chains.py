@@ -14,6 +14,7 @@ from torch import fx
 
 from aottrain.ir.graph import info, is_size, storage_root, storage_roots, value_of
 from aottrain.ir.ops import OpKind
+from aottrain.ir.sizes import hint
 
 # Reductions one after the other that may lie between what is saved and what is computed from it again: those of one
 # residual branch, as a norm and what it feeds.
@@ -73,11 +74,11 @@ def _reduces(node: fx.Node) -> bool:
     if info(node).name.split(".")[1] in _ROWWISE:
         return True
     value = value_of(node)
-    size = max((leaf.numel() for leaf in _leaves(value)), default=0)
-    largest = max((leaf.numel() for source in node.all_input_nodes for leaf in _leaves(value_of(source))), default=0)
-    return size < largest
+    largest = max((_num_elements(value_of(source)) for source in node.all_input_nodes), default=0)
+    return _num_elements(value) < largest
 
 
-def _leaves(value: object) -> list[torch.Tensor]:
+def _num_elements(value: object) -> int:
+    """Of the largest tensor; of symbolic sizes in the call that is traced: the plan is no reason for a guard."""
     values = value if isinstance(value, (tuple, list)) else [value]
-    return [leaf for leaf in values if isinstance(leaf, torch.Tensor)]
+    return max((hint(leaf.numel()) for leaf in values if isinstance(leaf, torch.Tensor)), default=0)
