@@ -29,7 +29,9 @@ _ATTENTION = tuple(
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
         "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
         "_scaled_dot_product_attention_math_for_mps",
     )
     if hasattr(aten, name)

@@ -37,7 +37,9 @@ def build_job(config: RunConfig) -> Job:
         torch.set_num_threads(config.trainer.num_threads)
     device = find_device(config.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # events and streams belong to the current device
+        # By its number, as tensors name it. Events and streams belong to the current device.
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
     batches = build_batches(config, recipe, options, device)
 
     start_streams(config.seed, None)

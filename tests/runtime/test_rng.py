@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from aottrain import philox_eager
 from aottrain.errors import UnsupportedError
-from aottrain.runtime.rng import RULES, PhiloxMode
+from aottrain.runtime.rng import RULES, PhiloxMode, _check_no_draw
 
 aten = torch.ops.aten
 N = 4000
@@ -371,3 +371,15 @@ def test_the_mode_sees_draws_inside_the_backward():
     with Watch(torch.tensor([1, 0])) as mode:
         Noisy.apply(x).sum().backward()
     assert mode.num_draws == 1 and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", ["efficient_attention", "cudnn_attention"])
+def test_attention_kernels_of_a_device_draw_only_with_dropout(kernel):
+    """Backward too: torch tags both as drawing, though the mask's state comes in as a tensor."""
+    for name in (f"_scaled_dot_product_{kernel}", f"_scaled_dot_product_{kernel}_backward"):
+        func = getattr(aten, name).default
+        names = [argument.name for argument in func._schema.arguments]
+        given = [0.0 if argument == "dropout_p" else None for argument in names[: names.index("dropout_p") + 1]]
+        _check_no_draw(func, tuple(given), {})
+        with pytest.raises(UnsupportedError, match="dropout mask inside the kernel"):
+            _check_no_draw(func, (*given[:-1], 0.5), {})
