@@ -31,6 +31,7 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 # Before torch 2.13 tracers took every composite op apart.
 autograd_would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
@@ -41,9 +42,6 @@ def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
 def flatten_values(nest: Any) -> tuple[list[Any], Any]:
     """tree_flatten, for which a torch.Size is a leaf: torch's takes it for a tuple and rebuilds it as one."""
     return tree_flatten(nest, is_leaf=lambda value: isinstance(value, torch.Size))
-
-
-_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def disable_autocast() -> torch._C._DisableAutocast:
@@ -391,6 +389,7 @@ def profiling() -> bool:
 
 
 CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")  # torch 2.11 cannot
+copy_all = torch._foreach_copy_  # (targets, sources), by few launches
 
 
 def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:

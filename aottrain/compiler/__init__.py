@@ -22,7 +22,7 @@ from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.functional import functionalize
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import LayoutChoice, choose_layouts
-from aottrain.compiler.linking import link
+from aottrain.compiler.linking import link, plan_replays
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
@@ -83,9 +83,11 @@ def compile_call(
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
     kernel, reason = choose_kernel(options.kernel, joint)
     built = _build(joint, replace(options, kernel=kernel), log)
-    program = log.run("link", link, built.parts, analysis, built.kernel, replay_of(step, functional), built.fused)
     chosen = replace(options, kernel=built.kernel)
-    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts)
+    replays = plan_replays(built.parts, chosen)
+    known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays
+    program = log.run("link", link, *known)
+    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts, replays)
     return program, step, analysis, describe(built.joint, built.plan, built.parts, decided, log.records)
 
 

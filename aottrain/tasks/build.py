@@ -130,6 +130,7 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
         "workspaces": True,
+        "cuda_graphs": config.kernel.cuda_graphs,
     }
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
