@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -53,6 +53,41 @@ RECOMPILE_LIMIT = 16
 LIMIT_REACHED = f"{RECOMPILE_LIMIT} programs are compiled for this target already"
 
 
+class Shared:
+    """A context manager around one that cannot be entered twice: the first to come enters it, the last to go leaves.
+
+    TorchDynamo's options are the process's in torch 2.11: of two threads in calls, the one that ends first must not
+    undo what the other counts on, nor the other keep it.
+    """
+
+    def __init__(self, inner: Any):
+        self.inner, self.count, self.lock = inner, 0, threading.Lock()
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if not self.count:
+                self.inner.__enter__()
+            self.count += 1
+
+    def __exit__(self, *error: Any) -> None:
+        with self.lock:
+            self.count -= 1
+            if not self.count:
+                self.inner.__exit__(*error)
+
+
+@cache
+def _settings() -> Any:
+    """TorchDynamo's options around every call."""
+    settings = dynamo_settings(
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=RECOMPILE_LIMIT,
+        error_on_nested_fx_trace=False,
+        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
+    )
+    return settings if hasattr(settings, "_prior") else Shared(settings)  # that torch 2.13's has for each thread
+
+
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
 
@@ -61,12 +96,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """
     ran = threading.local()
     compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
-    settings = dynamo_settings(
-        skip_nnmodule_hook_guards=False,
-        recompile_limit=RECOMPILE_LIMIT,
-        error_on_nested_fx_trace=False,
-        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
-    )
+    settings = _settings()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         ran.any = False

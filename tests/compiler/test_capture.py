@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import aottrain
+from aottrain.compiler.dynamo import Shared
 from aottrain.compiler.hidden import MUTATION_RULES, hidden_writes
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, calls, module_of, source_of
@@ -126,3 +128,36 @@ def test_batch_norm_of_cudnn_is_traced_as_the_native_one(tracked, training):
         given = (x, gradient, weight, *statistics[0], found[1], found[2], 1e-5, found[3])
         eager = torch.autograd.grad(wanted, leaves, gradient)
         assert_same(list(MUTATION_RULES[backward](backward, given, {})), list(eager))
+
+
+def test_what_threads_share_is_entered_by_the_first_and_left_by_the_last():
+    entered = []
+
+    class Once:
+        def __enter__(self):
+            assert not entered
+            entered.append(True)
+
+        def __exit__(self, *error):
+            entered.clear()
+
+    shared = Shared(Once())
+    with shared:
+        with shared:
+            assert entered
+        assert entered
+    assert not entered
+
+
+def test_a_compiled_function_may_be_called_inside_a_call_of_it():
+    """By a function that Dynamo runs as it is: its options are then set twice."""
+    inner = aottrain.compile(lambda x: x * 2, kernel="aten")
+
+    @torch.compiler.disable
+    def between(x):
+        return inner(x)
+
+    outer = aottrain.compile(lambda x: between(x + 1) + 1, kernel="aten")
+    x = torch.ones(3)
+    for _ in range(2):
+        assert_same(outer(x), (x + 1) * 2 + 1)
