@@ -134,10 +134,11 @@ class _Recording:
     def run(self, given: list[Tensor | None]) -> list[Any]:
         self.load(given)
         self.replay()
-        left = [block for block in self.blocks if block.escapes]
-        fresh = [torch.empty(b.storage.nbytes(), dtype=torch.uint8, device=b.storage.device) for b in left]
-        if fresh:
-            copy_all(fresh, [_bytes(block.storage) for block in left])
+        left = [_words(block.storage) for block in self.blocks if block.escapes]
+        fresh = [torch.empty_like(words) for words in left]
+        for dtype in {words.dtype for words in left}:  # of one type each, or it is a copy for each tensor
+            chosen = [pair for pair in zip(fresh, left, strict=True) if pair[0].dtype is dtype]
+            copy_all([new for new, _ in chosen], [old for _, old in chosen])
         outside = iter(fresh)
         memory = [next(outside).untyped_storage() if block.escapes else block.storage for block in self.blocks]
         made: dict[int, Tensor] = {}
@@ -336,8 +337,10 @@ def _device_of(recording: _Recording, default: torch.device) -> torch.device:
     return places[0] if places else recording.blocks[0].storage.device if recording.blocks else default
 
 
-def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+def _words(storage: torch.UntypedStorage) -> Tensor:
+    """All of a storage, in the largest integers that it divides into: copies move several of them at a time."""
+    dtype = torch.uint8 if storage.nbytes() % 8 else torch.int64
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)  # type: ignore[call-overload]
 
 
 def _line(error: Exception) -> str:
