@@ -390,6 +390,7 @@ def profiling() -> bool:
 
 CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")  # torch 2.11 cannot
 copy_all = torch._foreach_copy_  # (targets, sources), by few launches
+free_cublas_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
 def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:

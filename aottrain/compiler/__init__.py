@@ -28,6 +28,7 @@ from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.workspace import kept_by_libraries
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.rewriting import verify_views
@@ -82,7 +83,10 @@ def compile_call(
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
     kernel, reason = choose_kernel(options.kernel, joint)
-    built = _build(joint, replace(options, kernel=kernel), log)
+    options = replace(options, kernel=kernel)
+    if options.counts_workspaces:
+        options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(joint))
+    built = _build(joint, options, log)
     chosen = replace(options, kernel=built.kernel)
     replays = plan_replays(built.parts, chosen)
     known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays

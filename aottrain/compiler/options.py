@@ -54,6 +54,11 @@ class CompileOptions:
         return self.loss_head == "chunked" or (self.loss_head == "auto" and generated)
 
     @property
+    def counts_workspaces(self) -> bool:
+        """Whether what libraries allocate is part of the predicted peak."""
+        return self.workspaces or self.partition == "budget"
+
+    @property
     def kernel_name(self) -> str:
         return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
 

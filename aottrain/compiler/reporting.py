@@ -51,7 +51,7 @@ def describe(
     options = decided.options
     by_name = {node.name: node for node in joint.graph.nodes}
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
-    measures = options.workspaces or options.partition == "budget"
+    measures = options.counts_workspaces
     workspace = workspaces_of(joint.graph) if measures else no_workspace
     schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
     timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)

@@ -20,11 +20,12 @@ from aottrain.ir.graph import (
     results,
     storage_bytes,
     storage_root,
+    value_of,
     view_source,
 )
 from aottrain.ir.kernel import scratch_bytes
 from aottrain.ir.report import AliveRecord, MemoryTimeline
-from aottrain.ir.schedule import MemoryPlan, Schedule, copied_bytes
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, copied_bytes
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -144,9 +145,18 @@ def _steps(graph: fx.Graph, schedule: Schedule | None) -> list[_Step]:
             found.append(_library_step(call, schedule.libraries.get(call, ("", ""))[0]))
         else:
             made = [(node, storage_bytes(node)) for node in call.writes]
-            inside = scratch_bytes(call.kernel) * torch.get_num_threads()
+            inside = _scratch_bytes(call)
             found.append(_Step(call.writes[0], made, list(call.buffers), inside, True))
     return [*found, _library_step(graph.output_node(), "")]
+
+
+def _scratch_bytes(call: KernelCall) -> int:
+    """What a kernel allocates for itself: of each thread, or on a device for all programs together."""
+    if value_of(call.writes[0]).device.type == "cpu":
+        return scratch_bytes(call.kernel) * torch.get_num_threads()
+    from aottrain.compiler.codegen.triton import partial_bytes  # here: a program of a CPU need not load it
+
+    return partial_bytes(call.kernel)
 
 
 def _library_step(node: fx.Node, library: str) -> _Step:
