@@ -31,7 +31,6 @@ from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 # Before torch 2.13 tracers took every composite op apart.
 autograd_would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
-_AUTOCAST_DEVICES = ("cpu", "cuda")
 
 
 def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
@@ -179,8 +178,9 @@ def restore_settings(settings: tuple[Any, ...]) -> None:
 
 
 def has_function_modes() -> bool:
-    """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
-    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+    """Whether a TorchFunctionMode is active, other than ours and torch's own for the default device."""
+    kinds = map(type, _get_current_function_mode_stack())
+    return any(not issubclass(k, DeviceContext) and not k.__module__.startswith("aottrain.") for k in kinds)
 
 
 def has_global_module_hooks() -> bool:
@@ -294,7 +294,7 @@ def set_view_origin(value: torch.Tensor, origin: Any) -> None:
 def autocast_state() -> tuple[object, ...]:
     """What autocast would do to the next op, as a hashable value."""
     state: list[object] = []
-    for device in _AUTOCAST_DEVICES:
+    for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
             state += [device, torch.get_autocast_dtype(device)]
     if state:
