@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off on every device inside it
 # Before torch 2.13 tracers took every composite op apart.
 autograd_would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
 
@@ -41,11 +42,6 @@ def map_values(function: Callable[[Any], Any], nest: Any) -> Any:
 def flatten_values(nest: Any) -> tuple[list[Any], Any]:
     """tree_flatten, for which a torch.Size is a leaf: torch's takes it for a tuple and rebuilds it as one."""
     return tree_flatten(nest, is_leaf=lambda value: isinstance(value, torch.Size))
-
-
-def disable_autocast() -> torch._C._DisableAutocast:
-    """Context manager: autocast is off on every device inside it."""
-    return torch._C._DisableAutocast()
 
 
 def disable_modes() -> Any:
@@ -169,8 +165,9 @@ def operators_are_watched(inputs: Sequence[Any]) -> bool:
 
 
 def has_function_modes() -> bool:
-    """Whether a TorchFunctionMode is active, other than torch's own for the default device."""
-    return any(not isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
+    """Whether a TorchFunctionMode is active, other than ours and torch's own for the default device."""
+    kinds = map(type, _get_current_function_mode_stack())
+    return any(not issubclass(k, DeviceContext) and not k.__module__.startswith("aottrain.") for k in kinds)
 
 
 def has_global_module_hooks() -> bool:
@@ -389,6 +386,8 @@ def profiling() -> bool:
 
 
 CAN_UNPACK_ONE = hasattr(torch._C._autograd.SavedTensor, "unpack")  # torch 2.11 cannot
+copy_all = torch._foreach_copy_  # (targets, sources), by few launches
+free_cublas_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
 def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:

@@ -54,6 +54,7 @@ class KernelConfig:
     name: str = setting("auto", one_of=KERNELS)
     target: str | None = None
     loss_head: str = setting("auto", one_of=LOSS_HEADS)
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

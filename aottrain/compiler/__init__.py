@@ -25,12 +25,13 @@ from aottrain.compiler.functional import functionalize
 from aottrain.compiler.heads import share_heads
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import LayoutChoice, choose_layouts
-from aottrain.compiler.linking import link
+from aottrain.compiler.linking import link, plan_replays
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.workspace import kept_by_libraries
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.rewriting import verify_views
@@ -87,10 +88,15 @@ def compile_call(
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
     kernel, reason = choose_kernel(options.kernel, joint)
-    built = _build(joint, replace(options, kernel=kernel), log)
-    program = log.run("link", link, built.parts, analysis, built.kernel, replay_of(step, functional), built.fused)
+    options = replace(options, kernel=kernel)
+    if options.counts_workspaces:
+        options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(joint))
+    built = _build(joint, options, log)
     chosen = replace(options, kernel=built.kernel)
-    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts)
+    replays = plan_replays(built.parts, chosen)
+    known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays
+    program = log.run("link", link, *known)
+    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts, replays)
     return program, step, analysis, describe(built.joint, built.plan, built.parts, decided, log.records)
 
 

@@ -265,6 +265,7 @@ def compile(
     modules: Sequence[str] = (),
     workspaces: bool = False,
     loss_head: str = "auto",
+    cuda_graphs: bool = False,
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -288,6 +289,9 @@ def compile(
     loss_head: "chunked": a linear layer followed by cross-entropy is computed in chunks of rows, loss and gradients
         together, without the logits ever whole in memory; "whole": op by op; "auto": chunked, but for kernel="aten" and
         a callable. `.report.graphs[i].loss_heads` says what was done, and why.
+    cuda_graphs: True: on CUDA forward and backward are each recorded after a few calls and then replayed by one launch,
+        where that is safe; their memory is held from step to step and is not part of the predicted peak.
+        `.report.graphs[i].cuda_graphs` counts the calls, and says why one was no replay.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
@@ -303,7 +307,7 @@ def compile(
     a policy answers something else.
     """
     known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    options = check_options(*known, modules, workspaces, loss_head)
+    options = check_options(*known, modules, workspaces, loss_head, cuda_graphs)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

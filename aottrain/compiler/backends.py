@@ -19,7 +19,7 @@ from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.errors import ConfigError
-from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, value_of
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import find_compiler
@@ -47,7 +47,7 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
 def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     if any(value.kind is InputKind.SIZE for value in joint.signature.inputs):
         return "aten", "kernels are generated for fixed sizes, and this program's are symbolic"
-    devices = sorted({str(device) for device in _devices(joint.graph)})
+    devices = sorted({str(device) for device in devices_of(joint.graph)})
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:
@@ -131,13 +131,6 @@ def _choose_triton(kernel: str, devices: list[str], graph: fx.Graph) -> tuple[Ke
     if kernel == "auto" and (reason := _too_small(graph)):
         return "aten", reason
     return "triton", ""
-
-
-def _devices(graph: fx.Graph) -> set[torch.device]:
-    """Where the values are."""
-    values = [value_of(node) for node in graph.nodes]
-    tensors = [t for v in values for t in (v if isinstance(v, (tuple, list)) else [v]) if isinstance(t, torch.Tensor)]
-    return {tensor.device for tensor in tensors}
 
 
 def _fusible_bytes(graph: fx.Graph) -> Iterator[int]:

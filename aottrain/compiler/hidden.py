@@ -34,6 +34,31 @@ def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
     return out, save_mean, save_invstd, reserve
 
 
+def _cudnn_batch_norm(_: Any, args: Any, kwargs: Any) -> Any:
+    """As the native op, whose results it shares but for what cuDNN's own backward would read."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    given = {**dict(zip(names, args, strict=False)), **_native_names(kwargs)}
+    values = tuple(given[name] for name in names)
+    if given["training"] and given["running_mean"] is None:
+        results = aten._native_batch_norm_legit.no_stats(*values[:3], *values[5:])
+    else:
+        results = _batch_norm(aten.native_batch_norm.default, values, {})
+    return (*results, values[0].new_empty(0, dtype=torch.uint8))
+
+
+def _native_names(kwargs: Any) -> dict[str, Any]:
+    known = {"exponential_average_factor": "momentum", "epsilon": "eps"}
+    return {known.get(name, name): value for name, value in kwargs.items()}
+
+
+def _cudnn_batch_norm_backward(_: Any, args: Any, kwargs: Any) -> Any:
+    """Of training alone: elsewhere autograd calls the native op."""
+    names = ("input", "grad_output", "weight", "running_mean", "running_var", "save_mean", "save_var", "epsilon")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    x, gradient, weight, *statistics, epsilon = (given[name] for name in names)
+    return aten.native_batch_norm_backward(gradient, x, weight, *statistics, True, epsilon, [True, True, True])
+
+
 def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
     """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
     training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
@@ -44,5 +69,8 @@ MUTATION_RULES: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten._native_batch_norm_legit.default: _batch_norm,
     aten._batch_norm_with_update.default: _batch_norm_with_update,
+    # Fused and checked as the native op, which a library's own state between forward and backward would prevent.
+    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
 }
 KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}

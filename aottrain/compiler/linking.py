@@ -11,19 +11,25 @@ from torch import fx
 from aottrain.compat import is_wrapped, operators_are_watched
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
-from aottrain.compiler.options import Kernel
+from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
     PartitionedGraph,
     as_module,
+    calls,
+    devices_of,
+    info,
     placeholders,
     results,
     spec_of,
     value_of,
 )
+from aottrain.ir.ops import OpKind
+from aottrain.ir.report import Replays
 from aottrain.peers import inductor_kernel
+from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
@@ -34,10 +40,12 @@ def link(
     kernel: Kernel,
     replay: Replay | None = None,
     fused: Sequence[FusedGraph] = (),
+    replays: Replays | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
 
-    fused: the graphs with kernels of their own, which then run them.
+    fused: the graphs with kernels of their own, which then run them. replays: counts those of CUDA graphs, see
+    `plan_replays`.
     """
     signature = parts.signature
     computed = analysis.computed
@@ -46,9 +54,12 @@ def link(
     if parts.backward is not None:
         check_constants(parts.backward, signature.num_sizes + len(parts.residuals))
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
+    forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
+    recorded = _recorded(forward, parts, device, replays)
+    known = parts, kernel, fused[1:], recorded
     program = Program(
-        forward=_or_by_operators(fused[0].runner(), parts.forward) if fused else build_runner(parts.forward, kernel),
-        build_backward=None if parts.backward is None else partial(_build_backward, parts, kernel, fused[1:]),
+        forward=_or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward,
+        build_backward=None if parts.backward is None else partial(_build_backward, *known),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
         unversioned=analysis.unversioned,
@@ -68,7 +79,13 @@ def link(
     return program
 
 
-def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[FusedGraph], pattern: Pattern) -> Backward:
+def _build_backward(
+    parts: PartitionedGraph,
+    kernel: Kernel,
+    fused: Sequence[FusedGraph],
+    forward: RecordedRunner | None,
+    pattern: Pattern,
+) -> Backward:
     assert parts.backward is not None
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
     graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
@@ -76,9 +93,15 @@ def _build_backward(parts: PartitionedGraph, kernel: Kernel, fused: Sequence[Fus
     if fused:
         known = fused[0]
         whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
-        runner = _or_by_operators(whole.runner(), graph)
+        runner = whole.runner()
     else:
         runner = build_runner(graph, kernel)
+    if forward is not None:
+        count = len(results(graph))
+        stays = (False,) * len(placeholders(graph))
+        runner = RecordedRunner(runner, forward.recorder, forward.counts, stays, count, forward)
+    if fused or forward is not None:
+        runner = _or_by_operators(runner, graph)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
 
 
@@ -97,6 +120,39 @@ def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
         return list(call(*given))
 
     return run
+
+
+def plan_replays(parts: PartitionedGraph, options: CompileOptions) -> Replays | None:
+    """Whether both graphs may be CUDA graphs, and why not; None where the caller wants none."""
+    return Replays(_unrecordable(parts, options)) if options.cuda_graphs else None
+
+
+def _unrecordable(parts: PartitionedGraph, options: CompileOptions) -> str:
+    if not isinstance(options.kernel, str) or options.kernel == "inductor":
+        return f"kernel={options.kernel_name} runs the graphs in its own way"
+    if parts.signature.num_sizes:
+        return "the program's sizes are symbolic"
+    if isinstance(options.budget, str | int) and not isinstance(options.budget, bool):
+        return "the budget bounds the bytes of a step, and recordings hold theirs beyond it"
+    graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
+    devices = sorted({str(device) for graph in graphs for device in devices_of(graph)})
+    if len(devices) != 1 or torch.device(devices[0]).type not in RECORDERS:
+        return f"the program has values on {' and '.join(devices)}"
+    for graph in graphs:
+        for node in calls(graph):
+            if info(node).kind is OpKind.EFFECT:
+                return f"{info(node).name} has an effect that a replay would not have"
+    return ""
+
+
+def _recorded(
+    runner: Runner, parts: PartitionedGraph, device: torch.device, replays: Replays | None
+) -> RecordedRunner | None:
+    if replays is None or replays.reason:
+        return None
+    kinds = [value.kind for value in parts.signature.inputs][: len(placeholders(parts.forward))]
+    stays = [kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT) for kind in kinds]
+    return RecordedRunner(runner, RECORDERS[device.type](device), replays, stays, parts.num_forward_outputs)
 
 
 def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:

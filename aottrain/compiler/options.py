@@ -44,6 +44,7 @@ class CompileOptions:
         return self.partition if isinstance(self.partition, str) else f"policy {policy_name(self.partition)}"
 
     loss_head: str = "auto"
+    cuda_graphs: bool = False
 
     @property
     def chunks_loss_head(self) -> bool:
@@ -53,6 +54,11 @@ class CompileOptions:
         return self.loss_head == "chunked" or (self.loss_head == "auto" and generated)
 
     @property
+    def counts_workspaces(self) -> bool:
+        """Whether what libraries allocate is part of the predicted peak."""
+        return self.workspaces or self.partition == "budget"
+
+    @property
     def kernel_name(self) -> str:
         return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
 
@@ -60,7 +66,7 @@ class CompileOptions:
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
     allowed = ["partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost"]
-    allowed += ["modules", "workspaces", "loss_head"]
+    allowed += ["modules", "workspaces", "loss_head", "cuda_graphs"]
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
@@ -81,6 +87,7 @@ def check_options(
     modules: Sequence[str] = (),
     workspaces: bool = False,
     loss_head: str = "auto",
+    cuda_graphs: bool = False,
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -108,7 +115,7 @@ def check_options(
         mistakes.append(f"reserved_bytes={reserved_bytes!r} is no number of bytes; allowed: 0 and above")
     if cost not in COSTS:
         mistakes.append(f"cost={cost!r} is not known; allowed: {', '.join(COSTS)}")
-    for name, value in (("dynamic", dynamic), ("workspaces", workspaces)):
+    for name, value in (("dynamic", dynamic), ("workspaces", workspaces), ("cuda_graphs", cuda_graphs)):
         if not isinstance(value, bool):
             mistakes.append(f"{name}={value!r} is not known; allowed: True, False")
     if loss_head not in LOSS_HEADS:
@@ -118,4 +125,4 @@ def check_options(
     if mistakes:
         raise ConfigError(mistakes)
     known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    return CompileOptions(*known, tuple(modules), workspaces, loss_head)
+    return CompileOptions(*known, tuple(modules), workspaces, loss_head, cuda_graphs)

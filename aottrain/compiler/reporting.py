@@ -24,7 +24,7 @@ from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
-from aottrain.ir.report import GraphReport, StageRecord, ValueRecord
+from aottrain.ir.report import GraphReport, Replays, StageRecord, ValueRecord
 from aottrain.ir.text import graph_text
 
 
@@ -37,6 +37,7 @@ class Decided:
     fused: tuple[FusedGraph, ...] = ()
     loss_heads: tuple[LossHead, ...] = ()
     layouts: str = ""
+    replays: Replays | None = None
 
 
 def describe(
@@ -50,7 +51,7 @@ def describe(
     options = decided.options
     by_name = {node.name: node for node in joint.graph.nodes}
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
-    measures = options.workspaces or options.partition == "budget"
+    measures = options.counts_workspaces
     workspace = workspaces_of(joint.graph) if measures else no_workspace
     schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
     timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
@@ -99,6 +100,7 @@ def describe(
         loss_heads=tuple(map(str, decided.loss_heads)),
         layouts=decided.layouts,
         gap=find_gap(contracted, plan, parts) if trains else None,
+        cuda_graphs=decided.replays,
     )
 
 

@@ -77,6 +77,8 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         sections.append("Loss heads\n" + "\n".join(graph.loss_heads))
     if graph.layouts:
         sections.append(f"Layouts\n{graph.layouts}")
+    if graph.cuda_graphs is not None:
+        sections.append(f"CUDA graphs\n{graph.cuda_graphs}")
     stages = [
         (
             stage.name,

@@ -164,6 +164,13 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.nodes if node.op == "placeholder"]
 
 
+def devices_of(graph: fx.Graph) -> set[torch.device]:
+    """Where the graph's values are."""
+    values = [value_of(node) for node in graph.nodes]
+    tensors = [t for v in values for t in (v if isinstance(v, (tuple, list)) else [v]) if isinstance(t, torch.Tensor)]
+    return {tensor.device for tensor in tensors}
+
+
 def results(graph: fx.Graph) -> list[fx.Node | None]:
     """The output node's values, in order."""
     return list(graph.output_node().args[0])  # type: ignore[arg-type]

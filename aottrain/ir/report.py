@@ -119,6 +119,25 @@ class Fallback:
     count: int = 1
 
 
+@dataclass
+class Replays:
+    """What cuda_graphs=True came to in one program; it grows with each call of its forward and its backward.
+
+    reason: why neither is recorded, "" where they may be. plain: calls that ran kernel by kernel, by reason.
+    """
+
+    reason: str = ""
+    recordings: int = 0
+    replays: int = 0
+    plain: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"nothing is recorded: {self.reason}"
+        plain = "".join(f"; {count} kernel by kernel: {reason}" for reason, count in self.plain.items())
+        return f"{self.recordings} recorded, {self.replays} calls replayed{plain}"
+
+
 @dataclass(frozen=True)
 class GraphReport:
     """One compiled program (one set of guards). All sizes in bytes, all times in seconds.
@@ -160,6 +179,7 @@ class GraphReport:
     loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
     layouts: str = ""  # what was decided about the layouts of convolutions, and why; "" where there are none
     gap: Gap | None = None  # None where nothing is trained
+    cuda_graphs: Replays | None = None  # None where none are wanted
 
     @property
     def compile_s(self) -> float:

@@ -167,6 +167,11 @@ def _saved_comparison(graph: GraphReport, summary: Mapping[str, Any]) -> str:
     )
 
 
+def _decisions(graph: GraphReport) -> list[str]:
+    replays = [] if graph.cuda_graphs is None else [f"CUDA graphs: {graph.cuda_graphs}"]
+    return [*graph.loss_heads, *([graph.layouts] if graph.layouts else []), *replays]
+
+
 def _program(graph: GraphReport, number: int, total: int) -> str:
     kind = "forward and backward" if graph.mode == "train" else "forward alone"
     name = "The program" if total == 1 else f"Program {number} of {total}"
@@ -175,7 +180,7 @@ def _program(graph: GraphReport, number: int, total: int) -> str:
         f'<h2>{name}: {kind}</h2><p class="dim">{escape(sizes)}; {format_count(graph.num_draws)} random draws per '
         f"call; {_kernels(graph)}.</p>",
         _memory(graph),
-        *(f"<p>{escape(text)}.</p>" for text in (*graph.loss_heads, *([graph.layouts] if graph.layouts else []))),
+        *(f"<p>{escape(text)}.</p>" for text in _decisions(graph)),
     ]
     if graph.saved:
         count = f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"

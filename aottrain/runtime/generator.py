@@ -109,7 +109,9 @@ def generators_traced(rng: str) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.random.default_generator, torch.cuda.default_generators = known
+        torch.random.default_generator = known[0]
+        if known[1]:  # else the device may have been initialised meanwhile, which gave it some
+            torch.cuda.default_generators = known[1]
         with disable_modes():
             moved = not torch.equal(_CPU.get_state(), state)
         _CPU.set_state(state)

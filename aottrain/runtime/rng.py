@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import TorchDispatchMode
 from aottrain.errors import UnsupportedError
@@ -29,11 +32,30 @@ _ATTENTION = tuple(
         "_scaled_dot_product_flash_attention",
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
         "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
         "_scaled_dot_product_attention_math_for_mps",
     )
     if hasattr(aten, name)
 )
+
+
+class _MathAttention(TorchFunctionMode):
+    """Inside it attention with dropout is taken apart into products, softmax and dropout, as it always is on a CPU: the
+    fused kernels of a GPU draw their mask inside, where no one can draw it again."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        place = _DROPOUT_PLACES.get(func)
+        if place is None or not kwargs.get("dropout_p", args[place] if len(args) > place else 0.0):
+            return func(*args, **kwargs)
+        with sdpa_kernel(SDPBackend.MATH):
+            return func(*args, **kwargs)
+
+
+# Where each function takes the probability of dropout, if not by name.
+_DROPOUT_PLACES: dict[Any, int] = {F.scaled_dot_product_attention: 4, F.multi_head_attention_forward: 10}
 
 
 class PhiloxMode(TorchDispatchMode):
@@ -46,6 +68,17 @@ class PhiloxMode(TorchDispatchMode):
         super().__init__()
         self.state = state
         self.num_draws = 0
+        self._attention = _MathAttention() if torch.cuda.is_available() else None
+
+    def __enter__(self) -> Any:
+        if self._attention is not None:
+            self._attention.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self._attention is not None:
+            self._attention.__exit__(*error)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

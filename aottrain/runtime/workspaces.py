@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch.autograd.profiler import profile, record_function
 
+from aottrain.compat import free_cublas_workspaces
 from aottrain.ir.ops import op_info
 from aottrain.runtime.cache import Table, table
 from aottrain.runtime.calls import OpCall, distinct, environment, quiet, synchronize
@@ -57,6 +59,18 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
             answers[i] = None if found is None else int(found)
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
     return Workspaces(tuple(answers[i] or 0 for i in range(len(calls))), unknown, num_run)
+
+
+@cache
+def product_workspace_bytes(device: torch.device) -> int:
+    """What cuBLAS allocates at a thread's first matrix product on a stream, and keeps; 0 where it does not say."""
+    with quiet():
+        ones = torch.ones(64, 64, device=device)
+        free_cublas_workspaces()
+        before = torch.cuda.memory_allocated(device)
+        product = ones @ ones
+        kept = torch.cuda.memory_allocated(device) - before - product.untyped_storage().nbytes()
+    return max(kept, 0)
 
 
 def needs_none(call: OpCall) -> bool:

@@ -37,7 +37,9 @@ def build_job(config: RunConfig) -> Job:
         torch.set_num_threads(config.trainer.num_threads)
     device = find_device(config.device)
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # events and streams belong to the current device
+        # By its number, as tensors name it. Events and streams belong to the current device.
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
     batches = build_batches(config, recipe, options, device)
 
     start_streams(config.seed, None)
@@ -128,6 +130,7 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
         "workspaces": True,
+        "cuda_graphs": config.kernel.cuda_graphs,
     }
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 

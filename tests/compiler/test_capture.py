@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import aottrain
+from aottrain.compiler.hidden import MUTATION_RULES, hidden_writes
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, calls, module_of, source_of
 from tests.compiler.programs import captured, joint_of, leaf, targets
 from tests.numerics.comparison import assert_same
+
+aten = torch.ops.aten
 
 
 class Tied(nn.Module):
@@ -102,3 +107,37 @@ def test_draws_of_the_backward_are_refused():
 
     with pytest.raises(UnsupportedError, match="backward draws"):
         joint_of(Noisy.apply, leaf(3))
+
+
+@pytest.mark.parametrize("tracked, training", [(True, True), (False, True), (True, False)])
+def test_batch_norm_of_cudnn_is_traced_as_the_native_one(tracked, training):
+    """On a GPU autograd records cuDNN's, whose backward reads a library's own state."""
+    x, weight, bias = torch.randn(4, 3, 5, 5), torch.randn(3), torch.randn(3)
+    statistics = [(torch.zeros(3), torch.ones(3)) if tracked else (None, None) for _ in range(2)]
+    forward, backward = aten.cudnn_batch_norm.default, aten.cudnn_batch_norm_backward.default
+    found = MUTATION_RULES[forward](forward, (x, weight, bias, *statistics[0], training, 0.1, 1e-5), {})
+    leaves = [value.clone().requires_grad_() for value in (x, weight, bias)]
+    wanted = F.batch_norm(leaves[0], *statistics[1], *leaves[1:], training, 0.1, 1e-5)
+    assert_same(found[0], wanted)
+    if tracked:
+        assert_same(list(statistics[0]), list(statistics[1]))
+    assert hidden_writes(forward, (x, weight, bias, *statistics[0], training)) == ((3, 4) if training else ())
+    if training:
+        gradient = torch.randn_like(x)
+        given = (x, gradient, weight, *statistics[0], found[1], found[2], 1e-5, found[3])
+        eager = torch.autograd.grad(wanted, leaves, gradient)
+        assert_same(list(MUTATION_RULES[backward](backward, given, {})), list(eager))
+
+
+def test_a_compiled_function_may_be_called_inside_a_call_of_it():
+    """By a function that Dynamo runs as it is: its options are then set twice."""
+    inner = aottrain.compile(lambda x: x * 2, kernel="aten")
+
+    @torch.compiler.disable
+    def between(x):
+        return inner(x)
+
+    outer = aottrain.compile(lambda x: between(x + 1) + 1, kernel="aten")
+    x = torch.ones(3)
+    for _ in range(2):
+        assert_same(outer(x), (x + 1) * 2 + 1)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aottrain.compiler.codegen.programs import plan_program
+from aottrain.compiler.codegen.triton import partial_bytes, render_code
+from aottrain.compiler.partition import workspace as workspaces
 from aottrain.compiler.partition.cost import node_seconds
 from aottrain.compiler.partition.marginal import marginals, scheduled_ops
 from aottrain.compiler.partition.schedule import Emitter, Schedule, simulate
@@ -192,3 +197,32 @@ def test_a_report_has_the_price_and_the_worth_of_what_is_saved() -> None:
     assert all(record.recompute_s is not None for record in report.recomputed)
     assert report.counts_workspaces and report.timeline.totals[report.timeline.peak] == report.predicted_peak_bytes
     assert not compiled(Net(), "save_all").prepare(torch.randn(4, 8, 16)).counts_workspaces
+
+
+def test_what_cublas_keeps_is_counted_for_each_half_with_products(monkeypatch):
+    """On a device, for the thread that runs the forward and for autograd's; a library never gives it back."""
+    monkeypatch.setattr(workspaces, "product_workspace_bytes", lambda device: 1000)
+    x, w = leaf(4, 3), leaf(3, 5)
+
+    def kept(function, *inputs):
+        joint = joint_of(function, *inputs)
+        assert workspaces.kept_by_libraries(joint) == 0
+        there = [
+            replace(value, spec=replace(value.spec, device=torch.device("cuda"))) for value in joint.signature.inputs
+        ]
+        return workspaces.kept_by_libraries(replace(joint, signature=replace(joint.signature, inputs=tuple(there))))
+
+    assert kept(lambda x, w: (x @ w).sum(), x, w) == 2000
+    assert kept(lambda x, w: (x @ w).detach().sum() + x.sum(), x, w) == 1000
+    assert kept(lambda x: x.sin().sum(), x) == 0
+
+
+def test_partial_results_of_triton_kernels_are_what_their_modules_say():
+    joint = joint_of(lambda x, scale: F.layer_norm(x, (8,), scale).sin().sum(), leaf(4096, 8), leaf(8))
+    parts = apply_partition(joint, plan_partition(joint, "min_cut"))
+    kernels = [call.kernel for _, _, schedule in plan_program(parts) for call in schedule.kernels]
+    sizes = []
+    for kernel in kernels:
+        (line,) = [line for line in render_code(kernel).splitlines() if line.startswith("SCRATCH = ")]
+        sizes.append(sum(count * getattr(torch, name).itemsize for name, count in ast.literal_eval(line[10:])))
+    assert [partial_bytes(kernel) for kernel in kernels] == sizes and max(sizes) > 0

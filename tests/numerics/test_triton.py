@@ -21,7 +21,7 @@ import torch
 import aottrain
 from aottrain.compiler.codegen.evaluation import _FUNCTIONS, _IN_DOUBLE
 from aottrain.compiler.codegen.triton import render_code, render_triton
-from aottrain.compiler.codegen.triton_text import arithmetic
+from aottrain.compiler.codegen.triton_text import arithmetic, literal
 from aottrain.errors import ConfigError
 from aottrain.ir.affine import Affine
 from aottrain.ir.kernel import Address, Compute, KernelIR, Load, Parameter, Store
@@ -92,6 +92,11 @@ def test_on_a_cpu_it_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"needs a CUDA device; .* TRITON_INTERPRET=1") as caught:
         call(torch.ones(3))
     assert "\n" not in str(caught.value)
+
+
+def test_negative_numbers_wrap_beside_unsigned_values():
+    assert literal(-1, torch.uint8) == "tl.full((), 255, tl.uint8)"
+    assert literal(-1, torch.int8) == "tl.full((), -1, tl.int8)"
 
 
 def test_every_operation_has_a_rendering():

@@ -8,9 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import aottrain
 from aottrain import philox_eager
 from aottrain.errors import UnsupportedError
-from aottrain.runtime.rng import RULES, PhiloxMode
+from aottrain.runtime.rng import RULES, PhiloxMode, _check_no_draw
 
 aten = torch.ops.aten
 N = 4000
@@ -371,3 +372,39 @@ def test_the_mode_sees_draws_inside_the_backward():
     with Watch(torch.tensor([1, 0])) as mode:
         Noisy.apply(x).sum().backward()
     assert mode.num_draws == 1 and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("kernel", ["efficient_attention", "cudnn_attention"])
+def test_attention_kernels_of_a_device_draw_only_with_dropout(kernel):
+    """Backward too: torch tags both as drawing, though the mask's state comes in as a tensor."""
+    for name in (f"_scaled_dot_product_{kernel}", f"_scaled_dot_product_{kernel}_backward"):
+        func = getattr(aten, name).default
+        names = [argument.name for argument in func._schema.arguments]
+        given = [0.0 if argument == "dropout_p" else None for argument in names[: names.index("dropout_p") + 1]]
+        _check_no_draw(func, tuple(given), {})
+        with pytest.raises(UnsupportedError, match="dropout mask inside the kernel"):
+            _check_no_draw(func, (*given[:-1], 0.5), {})
+
+
+def test_attention_with_dropout_is_taken_apart_where_kernels_draw_inside(monkeypatch):
+    """On a GPU; nn.MultiheadAttention too. Attention without dropout keeps its kernel."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen = []
+
+    def choose(*args, **kwargs):
+        seen.append(torch.backends.cuda.flash_sdp_enabled())
+        return attention(*args, **kwargs)
+
+    attention = F.scaled_dot_product_attention
+    layer = torch.nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+    q = torch.randn(2, 4, 8)
+    with philox_eager() as mode:
+        F.scaled_dot_product_attention(q, q, q, dropout_p=0.5)
+        F.scaled_dot_product_attention(q, q, q, None, 0.5)
+        monkeypatch.setattr(F, "scaled_dot_product_attention", choose)
+        layer(q, q, q, need_weights=False)
+        layer.dropout = 0.0
+        layer(q, q, q, need_weights=False)
+        call = aottrain.compile(lambda x: x * 2, capture="trace", kernel="aten", on_unsupported="error")
+        assert torch.equal(call(q), q * 2)
+    assert seen == [False, True] and mode.num_draws == 3 and torch.backends.cuda.flash_sdp_enabled()

@@ -300,6 +300,12 @@ def kernel_title(kernel: KernelIR) -> str:
     return "_".join(["triton", *names])[:60].rstrip("_")
 
 
+def partial_bytes(kernel: KernelIR) -> int:
+    """Of the scratch buffers that a launch allocates."""
+    sizes = Renderer(kernel).columns.sizes
+    return sum(count * (1 if name == "int1" else getattr(torch, name).itemsize) for name, count in sizes)
+
+
 def render_code(kernel: KernelIR) -> str:
     """The module without the comment that names the graph's values: equal for equal kernels."""
     return HEADER + "\n" + Renderer(kernel).render(kernel_title(kernel))

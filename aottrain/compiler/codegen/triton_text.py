@@ -90,7 +90,8 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return str(bool(value))
     if not dtype.is_floating_point:
-        return str(int(value))
+        # A negative number beside an unsigned value wraps, as in eager; Triton refuses to.
+        return str(int(value) if dtype.is_signed else int(value) % (torch.iinfo(dtype).max + 1))
     real = float(value)
     if dtype is not torch.float64:
         real = float(torch.tensor(real, dtype=torch.float64).to(torch.float32))

@@ -19,10 +19,11 @@ from aottrain.ir.graph import (
     results,
     storage_bytes,
     storage_root,
+    value_of,
     view_source,
 )
 from aottrain.ir.report import AliveRecord, MemoryTimeline
-from aottrain.ir.schedule import WRITTEN, MemoryPlan, Schedule, copied_bytes, scratch_of
+from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copied_bytes, scratch_of
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -145,9 +146,18 @@ def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None
             found.append(_library_step(call, inside, planned))
         else:
             made = [(node, storage_bytes(node)) for node in call.writes]
-            inside = 0 if planned else scratch_of(schedule, call)
+            inside = 0 if planned else _scratch_bytes(schedule, call)
             found.append(_Step(call.writes[0], made, list(call.buffers), inside, True))
     return [*found, _library_step(graph.output_node())]
+
+
+def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
+    """What a kernel allocates for itself: for each thread, or on a device for all programs together."""
+    if value_of(call.writes[0]).device.type == "cpu":
+        return scratch_of(schedule, call)
+    from aottrain.compiler.codegen.triton import partial_bytes  # here: a program of a CPU need not load it
+
+    return partial_bytes(call.kernel)
 
 
 def _library_step(node: fx.Node, inside: int = 0, planned: bool = False) -> _Step:

@@ -11,12 +11,13 @@ from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
 from aottrain.compiler.partition.repetition import once_for_alike
-from aottrain.ir.graph import calls, info, spec_of, storage_bytes, value_of
+from aottrain.ir.graph import InputKind, JointGraph, calls, descendants, info, spec_of, storage_bytes, value_of
 from aottrain.ir.sizes import concrete, hint
 from aottrain.runtime.calls import OpCall
-from aottrain.runtime.workspaces import workspace_bytes
+from aottrain.runtime.workspaces import product_workspace_bytes, workspace_bytes
 
 Workspace = Callable[[fx.Node], int]
+_PRODUCTS = ("matrix product", "linear and cross-entropy")
 
 
 def no_workspace(node: fx.Node) -> int:
@@ -36,6 +37,17 @@ def workspaces_of(*graphs: fx.Graph) -> Workspace:
         return found[node]
 
     return workspace
+
+
+def kept_by_libraries(joint: JointGraph) -> int:
+    """Bytes that cuBLAS keeps for the program from its first call on: for the thread of the forward and for that of the
+    backward, which autograd has one of for each device, where they do matrix products."""
+    device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
+    if device.type != "cuda":
+        return 0
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    halves = {node in late for node in calls(joint.graph) if info(node).label in _PRODUCTS}
+    return len(halves) * product_workspace_bytes(device) if halves else 0
 
 
 def call_of(node: fx.Node) -> OpCall | None:

@@ -1,0 +1,347 @@
+"""Run a program's graphs as CUDA graphs: recorded once at fixed addresses, then replayed by one launch each.
+
+A recording reads and writes the same memory in every replay, so a call may only be a replay while nothing that an
+earlier call has left there is still referred to. Parameters and buffers are read where they are; what changes from call
+to call is copied into memory of the recording first. Outputs and gradients are copied out of it, into fresh memory.
+Residuals stay: until the last reference to one of them is gone, further calls run kernel by kernel, and so does the
+backward of such a call. Every call that is not replayed is counted, with the reason.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from aottrain.compat import copy_all, storage_use_count
+from aottrain.ir.report import Replays
+from aottrain.runtime.executor import Runner
+
+# Calls that run kernel by kernel first: kernels are compiled, libraries choose and allocate what they keep.
+WARM_UP_CALLS = 2
+# How often one graph is recorded anew after its parameters have moved, before it is left alone.
+MAX_RECORDINGS = 4
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """What records. For CUDA its stream capture; tests have one that runs the same again."""
+
+    def place(self) -> Hashable | None:
+        """Where a call's work is queued now; None where nothing can be recorded or replayed."""
+        ...
+
+    def record(self, run: Runner, inputs: Sequence[Any]) -> tuple[list[Any], Replay]:
+        """The results of `run(inputs)`, and what does its work again, from and to the same addresses.
+
+        Nothing need have been computed before the first replay. The inputs are not kept alive.
+        """
+        ...
+
+
+class CudaRecorder:
+    """Stream capture. Recordings on one stream share a memory pool: their temporaries are never in use at once."""
+
+    # By place, the pool and the graphs in it: a pool ends with the last of them, and must not be named again.
+    _pools: dict[Hashable, tuple[Any, weakref.WeakSet[torch.cuda.CUDAGraph]]] = {}
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def place(self) -> Hashable | None:
+        if torch.cuda.is_current_stream_capturing():
+            return None  # the caller records something larger
+        return self.device.index, torch.cuda.current_stream(self.device).cuda_stream
+
+    def record(self, run: Runner, inputs: Sequence[Any]) -> tuple[list[Any], Replay]:
+        place = self.place()
+        with torch.cuda.device(self.device):
+            pool, graphs = self._pools.get(place, (None, ()))
+            if not len(graphs):
+                pool, graphs = self._pools[place] = torch.cuda.graph_pool_handle(), weakref.WeakSet()
+            graph = torch.cuda.CUDAGraph()
+            # Other threads, such as one that pins batches, may do as they like meanwhile.
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                results = run(list(inputs))
+            graphs.add(graph)
+        return results, graph.replay
+
+
+RECORDERS: dict[str, Callable[[torch.device], Recorder]] = {"cuda": CudaRecorder}
+
+
+class _Refused(Exception):
+    """Why a call cannot be recorded."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Memory that a recording writes and a result lives in. in_use: how many references it has when nobody else has
+    one; escapes: whether results in it leave the program."""
+
+    storage: torch.UntypedStorage
+    escapes: bool
+    in_use: int
+
+    @property
+    def is_free(self) -> bool:
+        return storage_use_count(self.storage) <= self.in_use
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A result's type, and its place in a block (by number)."""
+
+    block: int
+    dtype: torch.dtype
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def tensor(self, storage: torch.UntypedStorage) -> Tensor:
+        empty = torch.empty(0, dtype=self.dtype, device=storage.device)
+        return empty.set_(storage, self.offset, self.shape, self.stride)  # type: ignore[call-overload]
+
+
+@dataclass
+class _Recording:
+    """inputs: for each the address where it must be, a buffer that it is copied into, or None for None. results: for
+    each the number of the input that it is, its place, or None; the same object for the same tensor."""
+
+    at: Hashable
+    replay: Replay
+    inputs: list[int | Tensor | None]
+    results: list[int | _Place | None]
+    blocks: list[_Block]
+    forward: _Recording | None = None
+
+    def mismatch(self, given: Sequence[Tensor | None]) -> bool:
+        """Whether an input is elsewhere than it was."""
+        for known, value in zip(self.inputs, given, strict=True):
+            if (known is None) != (value is None):
+                return True
+            if isinstance(known, int) and value is not None and value.data_ptr() != known:
+                return True
+            if isinstance(known, Tensor) and value is not None and value.shape != known.shape:
+                return True
+        return False
+
+    def run(self, given: list[Tensor | None]) -> list[Any]:
+        self.load(given)
+        self.replay()
+        left = [_words(block.storage) for block in self.blocks if block.escapes]
+        fresh = [torch.empty_like(words) for words in left]
+        for dtype in {words.dtype for words in left}:  # of one type each, or it is a copy for each tensor
+            chosen = [pair for pair in zip(fresh, left, strict=True) if pair[0].dtype is dtype]
+            copy_all([new for new, _ in chosen], [old for _, old in chosen])
+        outside = iter(fresh)
+        memory = [next(outside).untyped_storage() if block.escapes else block.storage for block in self.blocks]
+        made: dict[int, Tensor] = {}
+        return [self._result(result, given, memory, made) for result in self.results]
+
+    def load(self, given: Sequence[Tensor | None]) -> None:
+        pairs = [(known, value) for known, value in zip(self.inputs, given, strict=True) if isinstance(known, Tensor)]
+        for known, value in pairs:
+            known.copy_(value)  # type: ignore[arg-type]
+
+    @staticmethod
+    def _result(
+        known: int | _Place | None, given: list[Tensor | None], memory: list[Any], made: dict[int, Tensor]
+    ) -> Tensor | None:
+        if not isinstance(known, _Place):
+            return None if known is None else given[known]
+        if id(known) not in made:
+            made[id(known)] = known.tensor(memory[known.block])
+        return made[id(known)]
+
+
+@dataclass
+class RecordedRunner:
+    """A runner of one graph, recorded once it has been called often enough.
+
+    stays: for each input whether it is read where it is. num_escaping: leading results that leave the program; the
+    others are residuals. forward: of a backward, whose first inputs are that one's residuals.
+    """
+
+    runner: Runner
+    recorder: Recorder
+    counts: Replays
+    stays: Sequence[bool]
+    num_escaping: int
+    forward: RecordedRunner | None = None
+    recording: _Recording | None = None
+    _num_calls: int = 0
+    _num_recordings: int = 0
+    _off: str = ""
+    _lock: Any = field(default_factory=threading.Lock)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if not self._lock.acquire(blocking=False):
+            return self._plainly(inputs, "another thread runs it")
+        try:
+            at = self.recorder.place()
+            if reason := self._obstacle(inputs, at):
+                return self._plainly(inputs, reason)
+            if self.recording is None:
+                try:
+                    self.recording = self._record(inputs, at)
+                except Exception as error:  # whatever it is: nothing has been computed yet, and the runner will tell
+                    refused = isinstance(error, _Refused)
+                    self._off = str(error) if refused else f"recording failed: {type(error).__name__}: {_line(error)}"
+                    return self._plainly(inputs, self._off)
+            given = list(inputs)
+            inputs.clear()
+            self.counts.replays += 1
+            return self.recording.run(given)
+        finally:
+            self._lock.release()
+
+    def _plainly(self, inputs: list[Any], reason: str) -> list[Any]:
+        self.counts.plain[reason] = self.counts.plain.get(reason, 0) + 1
+        return self.runner(inputs)
+
+    def _obstacle(self, inputs: Sequence[Any], at: Hashable | None) -> str:
+        """Why this call cannot be a replay, nor be recorded."""
+        if self._off:
+            return self._off
+        if at is None:
+            return "a larger CUDA graph is being recorded"
+        if self.forward is not None and self.recording and self.recording.forward is not self.forward.recording:
+            self._forget()
+        if self.recording is not None:
+            if self.recording.at != at:
+                return "another stream"
+            if not all(block.escapes or block.is_free for block in self.recording.blocks):
+                return "residuals of an earlier call are still alive"
+            if not self.recording.mismatch(inputs):
+                return ""
+            if self.forward is not None:
+                return "its forward was no replay"
+            self._forget()
+        self._num_calls += 1
+        if self._num_calls <= WARM_UP_CALLS:
+            return "warm-up"
+        if self.forward is not None and not self._follows_replay(inputs):
+            return "its forward was no replay"
+        return "parameters keep moving" if self._num_recordings >= MAX_RECORDINGS else ""
+
+    def _forget(self) -> None:
+        """Tensors in it that are still referred to keep their memory."""
+        self.recording, self._num_calls = None, 0
+
+    def _follows_replay(self, inputs: Sequence[Any]) -> bool:
+        """Whether these residuals are where the forward's recording left them."""
+        addresses = self._residual_addresses()
+        return addresses is not None and all(
+            address is None or value is None or value.data_ptr() == address
+            for address, value in zip(addresses, inputs, strict=False)
+        )
+
+    def _residual_addresses(self) -> list[int | None] | None:
+        """For each residual where the forward's replays leave it; None where that changes from call to call."""
+        assert self.forward is not None
+        known = self.forward.recording
+        if known is None:
+            return None
+        found: list[int | None] = []
+        for result in known.results[self.forward.num_escaping :]:
+            if isinstance(result, _Place) and not known.blocks[result.block].escapes:
+                storage = known.blocks[result.block].storage
+                found.append(storage.data_ptr() + result.offset * result.dtype.itemsize)
+            else:
+                place = known.inputs[result] if isinstance(result, int) else None
+                found.append(place if isinstance(place, int) else None)
+        return found
+
+    def _record(self, inputs: Sequence[Any], at: Hashable) -> _Recording:
+        stays = list(self.stays)
+        if self.forward is not None:
+            addresses = self._residual_addresses() or []
+            stays = [*(address is not None for address in addresses), *stays[len(addresses) :]]
+        self._num_recordings += 1
+        known = [_known(v, stay or isinstance(v, nn.Parameter)) for v, stay in zip(inputs, stays, strict=True)]
+        seen = [value if isinstance(place, int) else place for value, place in zip(inputs, known, strict=True)]
+        recording = _Recording(at, lambda: None, known, [], [], self.forward.recording if self.forward else None)
+        recording.load(inputs)
+        results, recording.replay = self.recorder.record(self.runner, seen)
+        _place_results(recording, results, seen, self.num_escaping)
+        del results
+        recording.blocks = [_Block(b.storage, b.escapes, storage_use_count(b.storage)) for b in recording.blocks]
+        self.counts.recordings += 1
+        return recording
+
+
+def _known(value: Any, stay: bool) -> int | Tensor | None:
+    """Where a recording reads an input."""
+    if value is None:
+        return None
+    if not isinstance(value, Tensor):
+        raise _Refused("an input is no tensor")
+    if stay:
+        return value.data_ptr()
+    if value.is_conj() or value.is_neg() or _overlaps(value):
+        raise _Refused("an input overlaps itself, or is lazily conjugated or negated")
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _overlaps(value: Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
+def _place_results(recording: _Recording, results: list[Any], seen: Sequence[Any], num_escaping: int) -> None:
+    """Fill in where each result of a recorded run is. Raises _Refused where a replay could not give the same."""
+    given = {id(value): i for i, value in enumerate(seen) if value is not None}
+    owned = {value.untyped_storage().data_ptr() for value in seen if isinstance(value, Tensor) and value.numel()}
+    places: dict[int, _Place] = {}
+    numbers: dict[int, int] = {}
+    sides: dict[int, set[bool]] = {}
+    for position, value in enumerate(results):
+        if value is None or id(value) in given:
+            recording.results.append(None if value is None else given[id(value)])
+            continue
+        if id(value) not in places:
+            places[id(value)] = _place_of(value, recording, numbers, owned)
+        place = places[id(value)]
+        sides.setdefault(place.block, set()).add(position < num_escaping)
+        recording.results.append(place)
+    shared = [block for block, found in sides.items() if len(found) > 1]
+    if any(sum(place.block == block for place in places.values()) > 1 for block in shared):
+        raise _Refused("an output shares its memory with what is saved for the backward")
+    recording.blocks = [_Block(b.storage, True in sides[i], 0) for i, b in enumerate(recording.blocks)]
+
+
+def _place_of(value: Any, recording: _Recording, numbers: dict[int, int], owned: set[int]) -> _Place:
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        raise _Refused("a result is no strided tensor")
+    storage = value.untyped_storage()
+    if storage.device != _device_of(recording, storage.device):
+        raise _Refused(f"a result is on {storage.device}")
+    if value.numel() and storage.data_ptr() in owned:
+        raise _Refused("a result is a view of an input")
+    if value.is_conj() or value.is_neg():
+        raise _Refused("a result is lazily conjugated or negated")
+    number = numbers.setdefault(storage.data_ptr() or id(value), len(recording.blocks))
+    if number == len(recording.blocks):
+        recording.blocks.append(_Block(storage, False, 0))
+    return _Place(number, value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
+
+
+def _device_of(recording: _Recording, default: torch.device) -> torch.device:
+    """That of the inputs which are copied, or of the first result."""
+    places = [known.device for known in recording.inputs if isinstance(known, Tensor)]
+    return places[0] if places else recording.blocks[0].storage.device if recording.blocks else default
+
+
+def _words(storage: torch.UntypedStorage) -> Tensor:
+    """All of a storage, in the largest integers that it divides into: copies move several of them at a time."""
+    dtype = torch.uint8 if storage.nbytes() % 8 else torch.int64
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage)  # type: ignore[call-overload]
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "")[:200]
