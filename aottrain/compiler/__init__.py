@@ -1,7 +1,7 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> split_norms
--> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
+capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> order_scatters
+-> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels -> link
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.rewriting import verify_views
+from aottrain.compiler.scatters import order_scatters
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.compiler.sums import join_sums
@@ -53,6 +54,7 @@ __all__ = [
     "functional_joint",
     "functionalize",
     "join_sums",
+    "order_scatters",
     "plan_partition",
     "simplify",
     "split_norms",
@@ -107,6 +109,7 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     where a budget then leaves no room for them, the program is as it was."""
     if options.kernel in GENERATED:
         ready = log.run("join_sums", join_sums, joint, check=_verify_whole)
+        ready = log.run("order_scatters", order_scatters, ready, check=_verify_whole)
         ready = log.run("split_norms", split_norms, ready, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         if choice.graph is not None:

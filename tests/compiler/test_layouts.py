@@ -133,7 +133,7 @@ def test_the_decision_is_by_measured_times(monkeypatch, slower, words):
 
 
 @pytest.mark.parametrize(("seconds", "words"), ((0.06, "in channels_last: "), (None, "in channels_last: "),
-                                                (0.3, "as the program has them: ")))  # fmt: skip
+                                                (1.2, "as the program has them: ")))  # fmt: skip
 def test_what_copies_between_layouts_take_counts(monkeypatch, seconds, words):
     """A group norm works on contiguous images: with convolutions in channels_last each one is copied twice."""
     monkeypatch.setenv("AOTTRAIN_RATES", "measured")
@@ -200,3 +200,15 @@ def test_group_norms_are_kernels(affine, dtype):
     # The sums for the channels are over other rows than those for the groups.
     assert len(report.kernels) == (3 if affine else 2)
     check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])
+
+
+@pytest.mark.parametrize("affine", (True, False))
+def test_instance_norms_are_kernels(affine):
+    model = nn.Sequential(nn.InstanceNorm2d(9, affine=affine), nn.SiLU())
+    wanted, got, report = both(model, torch.randn(4, 9, 13, 17, requires_grad=True))
+    check_equal(wanted, got)
+    assert report.library_calls == {}
+    model = nn.Sequential(nn.BatchNorm2d(9, affine=affine, track_running_stats=False), nn.SiLU())
+    wanted, got, report = both(model, torch.randn(4, 9, 13, 17, requires_grad=True))
+    check_equal(wanted, got)
+    assert report.library_calls == {}

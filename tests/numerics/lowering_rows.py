@@ -258,6 +258,9 @@ def places() -> Iterator[Case]:
         yield from case("slice_scatter.default", x, x[:, 1:5], 1, 3, 7)
         yield from case("slice_scatter.default", x, x[:, 1:4], 1, -6, None, 2)
         yield from case("flip.default", x, [0, 2])
+        for times in ([1, 1, 1], [2, 1, 3], [2, 3, 1, 2], [0, 1, 1]):
+            yield from case("repeat.default", x, times)
+            yield from case("repeat.default", sliced(x[:, :1]), times)
         yield from case("roll.default", x, [3, -1], [1, 0])
         yield from case("roll.default", x, [5], [1])
         yield from case("roll.default", x, [-2], [-1])
