@@ -7,6 +7,7 @@ again is held in a row buffer on the stack. Reductions over rows are summed per 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -45,6 +46,7 @@ from aottrain.ir.kernel import (
     Reduce,
     Store,
     draw_constants,
+    is_natural,
     levels,
     stages,
 )
@@ -96,7 +98,8 @@ class Renderer:
         single = not reduces and not kernel.columns and kernel.num_outer == 0 and parallel
         self.tile = find_tile(kernel, self.levels, self.plan) if parallel else None
         if self.tile is not None:
-            self.tile.render(self._out, lambda depth: self._values(depth, Level.ROW, 0), self._element)
+            element = partial(self._body, number=0, work=self._work(0), base=None, running="b")
+            self.tile.render(self._out, partial(self._values, level=Level.ROW, stage=0), element)
         elif single:
             self._single(parallel)
         else:
@@ -104,10 +107,6 @@ class Renderer:
         self._out(1, "return failed;")
         self._out(0, "}")
         return "\n".join(self.lines) + "\n"
-
-    def _element(self, depth: int) -> None:
-        """Of a tile."""
-        self._body(depth, 0, self._work(0), None, "b")
 
     def _parameters(self) -> None:
         for i, parameter in enumerate(self.kernel.parameters):
@@ -354,7 +353,8 @@ class Renderer:
     def _address(self, address: Address) -> str:
         parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
         for value, stride, size in address.indirect:
-            wrapped = f"(v{value} < 0 ? v{value} + {size} : v{value})"
+            natural = is_natural(self.kernel, value)
+            wrapped = f"v{value}" if natural else f"(v{value} < 0 ? v{value} + {size} : v{value})"
             parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
         return " + ".join(parts) or "0"
 
