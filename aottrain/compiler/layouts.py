@@ -108,15 +108,15 @@ def _timed(node: fx.Node) -> tuple[float | None, float | None]:
 
 
 def _copy_seconds(node: fx.Node) -> float:
-    """Of a copy from one layout into the other: measured, for it may run at a tenth of what memory gives. The kernel
-    that it becomes a part of reads or writes across memory in its place, and takes no less."""
+    """Of a copy from one layout into the other: measured, for it may run at a tenth of what memory gives. Twice, for
+    the kernel that it becomes a part of goes across memory in its place, and that of a norm in two passes."""
     call = call_of(node)
     assert call is not None
     (seconds,) = call_seconds([call])
     if seconds is not None:
-        return seconds
+        return 2 * seconds
     rates = rates_for(torch.device("cpu"))
-    return 2 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s
+    return 4 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s
 
 
 def _in_channels_last(facts: TensorSpec) -> TensorSpec:
