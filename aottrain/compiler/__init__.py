@@ -1,8 +1,8 @@
 """The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
 
 capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> share_heads
--> fuse_attention -> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule -> make_kernels
--> link
+-> fuse_attention -> order_scatters -> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule
+-> make_kernels -> link
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from aottrain.compiler.partition.workspace import kept_by_libraries
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.rewriting import verify_views
+from aottrain.compiler.scatters import order_scatters
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.compiler.sums import join_sums
@@ -58,6 +59,7 @@ __all__ = [
     "functionalize",
     "fuse_attention",
     "join_sums",
+    "order_scatters",
     "plan_partition",
     "share_heads",
     "simplify",
@@ -100,6 +102,12 @@ def compile_call(
     return program, step, analysis, describe(built.joint, built.plan, built.parts, decided, log.records)
 
 
+def rewrites(kernel: Kernel) -> tuple[Callable[[JointGraph], JointGraph], ...]:
+    """What changes a program for generated kernels alone, in order."""
+    attention = (fuse_attention,) if kernel == "cpp" else ()
+    return (join_sums, share_heads, *attention, order_scatters, split_norms)
+
+
 @dataclass(frozen=True)
 class _Built:
     """A program cut in two, and its kernels. layouts: what was decided about them."""
@@ -117,11 +125,9 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     """From the whole program to kernels. What rounds otherwise than eager is rewritten for generated kernels alone:
     where a budget then leaves no room for them, the program is as it was."""
     if options.kernel in GENERATED:
-        ready = log.run("join_sums", join_sums, joint, check=_verify_whole)
-        ready = log.run("share_heads", share_heads, ready, check=_verify_whole)
-        if options.kernel == "cpp":
-            ready = log.run("fuse_attention", fuse_attention, ready, check=_verify_whole)
-        ready = log.run("split_norms", split_norms, ready, check=_verify_whole)
+        ready = joint
+        for rewrite in rewrites(options.kernel):
+            ready = log.run(rewrite.__name__, rewrite, ready, check=_verify_whole)
         choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
         if choice.graph is not None:
             ready = joint.with_graph(choice.graph)

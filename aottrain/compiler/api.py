@@ -18,6 +18,7 @@ from aottrain.compiler.dynamic import SizeGuard, SymbolicSizes, size_guard, symb
 from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
+from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.budget import Budget
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
@@ -115,7 +116,7 @@ class CompiledCall:
         return None
 
     def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
-        with tracing_alone():
+        with tracing_alone(), collection_paused():
             found = self._find(key, tensors)
             if found is not None:
                 return found

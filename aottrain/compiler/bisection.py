@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +18,18 @@ import torch
 from torch import Tensor, fx, nn
 
 from aottrain.compat import disable_autocast, tree_flatten
-from aottrain.compiler import capture_whole
+from aottrain.compiler import capture_whole, rewrites
 from aottrain.compiler.analysis import Analysis, analyse
 from aottrain.compiler.api import CompiledModule
-from aottrain.compiler.attention import fuse_attention
 from aottrain.compiler.backends import KernelPlan, choose_kernel, fused_by, make_kernels, plan_kernels
 from aottrain.compiler.capture import CapturedStep, enter_primals
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.functional import functionalize
-from aottrain.compiler.heads import share_heads
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import choose_layouts
 from aottrain.compiler.linking import build_runner
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
@@ -39,7 +37,6 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
-from aottrain.compiler.sums import join_sums
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
@@ -211,11 +208,9 @@ def _ladder(
     kernel, _ = choose_kernel(options.kernel, list(stages.values())[-1])
     options = replace(options, kernel=kernel)
     if kernel in GENERATED:
-        yield whole("join sums", lambda: join_sums(list(stages.values())[-1]))
-        yield whole("shared heads", lambda: share_heads(stages["join sums"]))
-        if kernel == "cpp":
-            yield whole("fused attention", lambda: fuse_attention(stages["shared heads"]))
-        yield whole("split norms", lambda: split_norms(list(stages.values())[-1]))
+        for rewrite in rewrites(kernel):
+            before = list(stages.values())[-1]
+            yield whole(rewrite.__name__.replace("_", " "), partial(rewrite, before))
     if kernel == "cpp":
         yield whole("layouts", lambda: _laid_out(stages["split norms"]))
     yield halves("partitioned", "aten")

@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from aottrain.compat import flatten_values, tree_unflatten
 from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
-from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, hidden_writes
+from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, SIZE_RULES, hidden_writes
 from aottrain.compiler.indexing import IndexingGradients
 from aottrain.compiler.places import Place, told_place, user_line
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
@@ -253,7 +253,7 @@ class CaptureMode(PhiloxMode):
         place = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)
-        rule = MUTATION_RULES.get(func)
+        rule = MUTATION_RULES.get(func) or SIZE_RULES.get(func)
         node = torch._C._current_autograd_node()
         out = None if node is None else self.indexing.rule(node, func, args)
         if func is aten._local_scalar_dense.default:

@@ -1,4 +1,8 @@
-"""Ops that update an argument though their schema denies it, written out: a new value, then a copy of it in place."""
+"""Ops that a trace cannot have as they are, written out.
+
+Those that update an argument though their schema denies it: a new value, then a copy of it in place. Those whose
+results have sizes that depend on values, where larger ones hold the same.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 
 import torch
 
+import aottrain.runtime.ctc  # noqa: F401  (the ops)
 from aottrain.ir.ops import hidden_mutation
 
 aten = torch.ops.aten
@@ -59,6 +64,22 @@ def _cudnn_batch_norm_backward(_: Any, args: Any, kwargs: Any) -> Any:
     return aten.native_batch_norm_backward(gradient, x, weight, *statistics, True, epsilon, [True, True, True])
 
 
+def _ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
+    """On a CPU: elsewhere other libraries may compute it."""
+    names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "zero_infinity")
+    given = {"blank": 0, "zero_infinity": False, **dict(zip(names, args, strict=False)), **kwargs}
+    if given["log_probs"].device.type != "cpu":
+        return func(*args, **kwargs)
+    return torch.ops.aottrain.ctc_loss.default(*(given[name] for name in names))
+
+
+def _ctc_loss_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    if args[1].device.type != "cpu":
+        return func(*args, **kwargs)
+    zero_infinity = args[8] if len(args) > 8 else kwargs.get("zero_infinity", False)
+    return torch.ops.aottrain.ctc_loss_backward.default(*args[:8], zero_infinity)
+
+
 def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
     """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
     training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
@@ -74,3 +95,8 @@ MUTATION_RULES: dict[Any, Callable[..., Any]] = {
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
 }
 KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
+# Of ops whose results have sizes that depend on values.
+SIZE_RULES: dict[Any, Callable[..., Any]] = {
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+}

@@ -76,8 +76,7 @@ def choose_layouts(joint: JointGraph) -> LayoutChoice:
     if any(a is None or b is None for a, b in pairs):
         return LayoutChoice(None, f"{what} as the program has them: they could not be timed")
     before, after = (sum(seconds or 0.0 for seconds in column) for column in zip(*pairs, strict=True))
-    rates = rates_for(torch.device("cpu"))
-    copies = sum(2 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s for node in laid.copies)
+    copies = sum(_copy_seconds(node) for node in laid.copies)
     times = f"{format_seconds(after)} and {format_seconds(copies)} of copies, as given {format_seconds(before)}"
     if after + copies > (1 - _GAIN) * before:
         return LayoutChoice(None, f"{what} as the program has them: in channels_last {times}")
@@ -106,6 +105,18 @@ def _timed(node: fx.Node) -> tuple[float | None, float | None]:
     images = _images(node)
     args = tuple(_in_channels_last(arg) if i in images else arg for i, arg in enumerate(call.args))
     return call_seconds([call, OpCall(call.target, args, call.kwargs, call.result_bytes)])  # type: ignore[return-value]
+
+
+def _copy_seconds(node: fx.Node) -> float:
+    """Of a copy from one layout into the other: measured, for it may run at a tenth of what memory gives. Twice, for
+    the kernel that it becomes a part of goes across memory in its place, and that of a norm in two passes."""
+    call = call_of(node)
+    assert call is not None
+    (seconds,) = call_seconds([call])
+    if seconds is not None:
+        return 2 * seconds
+    rates = rates_for(torch.device("cpu"))
+    return 4 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s
 
 
 def _in_channels_last(facts: TensorSpec) -> TensorSpec:

@@ -33,7 +33,7 @@ _FORWARDS = (
 
 def split_norms(joint: JointGraph) -> JointGraph:
     """The same program; rounded otherwise than eager's, as generated kernels round. The graph itself where it has none
-    that can be split: of a fixed size; in a batch norm with running statistics."""
+    that can be split: of a fixed size."""
     splits = dict.fromkeys(_FORWARDS, _split_forward) | {
         aten.native_batch_norm_backward.default: _split_backward,
         aten.native_group_norm.default: _split_group_norm,
@@ -54,7 +54,8 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
     x, weight, bias, running_mean, running_var, *rest = _arguments(node)
     training = node.target is not aten._native_batch_norm_legit_no_training.default and rest[0]
     momentum, eps = rest[-2:]
-    if node.kwargs or not _is_plain(x) or not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
+    tracked = isinstance(running_mean, fx.Node) and isinstance(running_var, fx.Node)
+    if node.kwargs or not _is_plain(x) or not (tracked or training):
         return
     facts, wide, count = _spec(x), _wide(x), _count(x)
     with graph.inserting_before(node):
@@ -66,7 +67,9 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
             return
         mean = add_call(node, aten.mean.dim, (x, channel_dims(len(facts.shape)), False), dtype=wide)
         lost, square = _items(node, add_call(node, own.batch_spread.default, (x, mean)), 2)
-        known = (mean, lost, square, running_mean, running_var, count, momentum, eps)
+        # Without running statistics, as in instance norms, nothing reads the new ones.
+        running = (running_mean, running_var) if tracked else (mean, mean)
+        known = (mean, lost, square, *running, count, momentum, eps)
         mean, rstd, *new = _items(node, add_call(node, own.batch_statistics.default, known), 4)
         out = add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))
     _replace(node, [out, mean, rstd, *new])

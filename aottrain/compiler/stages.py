@@ -24,13 +24,17 @@ T = TypeVar("T")
 @contextmanager
 def collection_paused() -> Iterator[None]:
     """Inside, no garbage is collected: graphs are many objects that live on, and to look through them again and again
-    takes an eighth of a compile."""
+    takes an eighth of a compile. Nor is it at once after that: what was made counts as old, and is looked through when
+    all is."""
     collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if collects:
+            if not gc.get_freeze_count():  # what the program has frozen stays so
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 

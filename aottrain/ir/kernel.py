@@ -202,6 +202,23 @@ def affine_level(offset: Affine, num_outer: int) -> Level:
     return Level.ROW if offset.terms else Level.CONSTANT
 
 
+def is_natural(kernel: KernelIR, value: int) -> bool:
+    """Whether it is known to be negative in no iteration, so that as an index it counts from the start."""
+    instruction = kernel.body[value]
+    if isinstance(instruction, Position):
+        return extent(instruction.offset, kernel.ranges)[0] >= 0
+    if isinstance(instruction, Constant):
+        return instruction.value >= 0
+    if not isinstance(instruction, Compute) or instruction.op not in ("div", "fmod", "checked", "where"):
+        return False
+    if instruction.op != "where":
+        return all(is_natural(kernel, v) for v in instruction.args)
+    test, negative, other = instruction.args  # as `Builder.checked` asks for indices that do not count from the end
+    known = kernel.body[test]
+    below = isinstance(known, Compute) and known.op == "lt" and known.args[0] == other
+    return below and is_natural(kernel, known.args[1]) and is_natural(kernel, negative)  # type: ignore[union-attr]
+
+
 def levels(kernel: KernelIR) -> list[Level]:
     """The level of each value."""
     found: list[Level] = []

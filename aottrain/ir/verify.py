@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import fx
 
-from aottrain.compat import tree_flatten
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
@@ -137,15 +136,18 @@ class _Expressions:
             if node in self._of_node or waiting:
                 stack.pop() if node in self._of_node else stack.extend(waiting)
                 continue
-            leaves, tree = tree_flatten((node.args, node.kwargs))
-            parts = tuple(
-                ("node", self._of_node[leaf]) if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf))
-                for leaf in leaves
-            )
-            expression = (node.op, node.target, str(tree), parts)
+            given = tuple((name, self._part(value)) for name, value in node.kwargs.items())
+            expression = (node.op, node.target, self._part(node.args), given)
             self._of_node[node] = self._numbers.setdefault(expression, len(self._numbers))
             stack.pop()
         return self._of_node[root]
+
+    def _part(self, value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return "node", self._of_node[value]
+        if isinstance(value, (tuple, list)):
+            return isinstance(value, list), *map(self._part, value)
+        return type(value), repr(value)
 
 
 def _require(holds: Any, what: str) -> None:

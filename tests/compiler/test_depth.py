@@ -76,3 +76,16 @@ def test_garbage_is_collected_again_after_compiling(folder):
         step = aottrain.compile(lambda x: print(x), capture="trace", on_unsupported="error")
         step(torch.ones(2))
     assert gc.isenabled()
+
+
+def test_what_compiling_made_is_not_looked_through_at_once(folder):
+    import gc
+
+    gc.collect()
+    rounds = [found["collections"] for found in gc.get_stats()]
+    frozen = gc.get_freeze_count()
+    compiled(1)
+    assert gc.get_freeze_count() == frozen
+    # The least that a compile of this size would have set off is a collection of the middle generation.
+    assert gc.get_stats()[1]["collections"] <= rounds[1] + 1
+    assert gc.get_count()[0] < gc.get_threshold()[0] + 1

@@ -127,10 +127,21 @@ def test_the_oracle_keeps_the_programs_own_layouts():
 @pytest.mark.parametrize(("slower", "words"), ((0.5, "in channels_last: "), (2.0, "as the program has them: ")))
 def test_the_decision_is_by_measured_times(monkeypatch, slower, words):
     monkeypatch.setenv("AOTTRAIN_RATES", "measured")
-    monkeypatch.setattr(layouts, "call_seconds", lambda calls: (0.1, 0.1 * slower))
-    monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
+    monkeypatch.setattr(layouts, "call_seconds", lambda calls: (0.1, 0.1 * slower) if len(calls) == 2 else (0.0,))
     call = aottrain.compile(Block(True), capture="trace", kernel="cpp")
     assert words in call.prepare(torch.randn(4, 8, 16, 16)).layouts
+
+
+@pytest.mark.parametrize(("seconds", "words"), ((0.06, "in channels_last: "), (None, "in channels_last: "),
+                                                (1.2, "as the program has them: ")))  # fmt: skip
+def test_what_copies_between_layouts_take_counts(monkeypatch, seconds, words):
+    """A group norm works on contiguous images: with convolutions in channels_last each one is copied twice."""
+    monkeypatch.setenv("AOTTRAIN_RATES", "measured")
+    monkeypatch.setattr(layouts, "call_seconds", lambda calls: (1.0, 0.2) if len(calls) == 2 else (seconds,))
+    monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
+    model = nn.Sequential(nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3))
+    call = aottrain.compile(model, capture="trace", kernel="cpp")
+    assert words in call.prepare(torch.randn(4, 8, 16, 16, requires_grad=True)).layouts
 
 
 def test_a_budget_may_leave_no_room_for_another_layout():
@@ -189,3 +200,15 @@ def test_group_norms_are_kernels(affine, dtype):
     # The sums for the channels are over other rows than those for the groups.
     assert len(report.kernels) == (3 if affine else 2)
     check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])
+
+
+@pytest.mark.parametrize("affine", (True, False))
+def test_instance_norms_are_kernels(affine):
+    model = nn.Sequential(nn.InstanceNorm2d(9, affine=affine), nn.SiLU())
+    wanted, got, report = both(model, torch.randn(4, 9, 13, 17, requires_grad=True))
+    check_equal(wanted, got)
+    assert report.library_calls == {}
+    model = nn.Sequential(nn.BatchNorm2d(9, affine=affine, track_running_stats=False), nn.SiLU())
+    wanted, got, report = both(model, torch.randn(4, 9, 13, 17, requires_grad=True))
+    check_equal(wanted, got)
+    assert report.library_calls == {}

@@ -112,6 +112,23 @@ class Block(nn.Module):
         return F.dropout(F.gelu(self.norm(x)), 0.1)
 
 
+def test_the_gates_of_a_recurrent_step_are_one_kernel():
+    """They read four parts of one buffer, each at other places."""
+
+    def step(gates, cell):
+        i, f, g, o = gates.chunk(4, 1)
+        cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(cell), cell
+
+    x, c = leaf(16, 256), leaf(16, 64)
+    forward, backward, _ = schedules(step, x, c)
+    assert len(forward.kernels) == 1
+    assert len(backward.kernels) <= 2  # the gradients of the gates, and their concatenation
+    call = aottrain.compile(step, capture="trace", kernel="cpp")
+    for got, wanted in zip(call(x, c), step(x, c), strict=True):
+        assert_close(got, wanted)
+
+
 def test_a_norm_an_activation_and_a_dropout_are_one_kernel_and_two_backward():
     """The mask is drawn where it is read, and written nowhere. In the backward it multiplies the gradient before
     anything reads the norm."""

@@ -19,8 +19,10 @@ from aottrain.ir.kernel import (
     Level,
     Load,
     Parameter,
+    Position,
     Reduce,
     Store,
+    is_natural,
     levels,
     stages,
     verify_kernel,
@@ -97,3 +99,17 @@ def test_constants_that_compare_equal_may_differ():
     assert zero != negative
     assert builder.constant(0.0, F32) == zero
     assert builder.body[zero] == Constant(0.0, F32)
+
+
+def test_what_is_never_negative():
+    place, below = Position(Affine(((0, 1),))), Position(Affine(((0, 1),), -1))
+    zero, two, minus = (Constant(value, torch.int64) for value in (0, 2, -2))
+    address = Address(Affine(((0, 1),)))
+    body = (
+        place, below, zero, two, minus, Load(0, address, torch.int64),
+        Compute("div", (0, 3), torch.int64), Compute("fmod", (1, 3), torch.int64), Compute("lt", (5, 2), torch.bool),
+        Compute("where", (8, 3, 5), torch.int64), Compute("where", (8, 4, 5), torch.int64),
+        Compute("checked", (9, 3), torch.int64), Compute("checked", (5, 3), torch.int64),
+    )  # fmt: skip
+    kernel = KernelIR("k", (4,), 0, (Parameter("x", torch.int64, False, 4),), body, (), ())
+    assert [value for value in range(len(body)) if is_natural(kernel, value)] == [0, 2, 3, 6, 9, 11]

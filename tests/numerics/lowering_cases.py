@@ -94,6 +94,15 @@ def _modes(count: int, mode: str | None) -> Make:
     return make
 
 
+def _after(number: float) -> Make:
+    """(number, tensor)."""
+
+    def make(shape: tuple[int, ...], dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
+        return number, layout(numbers(shape, dtype))
+
+    return make
+
+
 def _ordinary(count: int) -> Make:
     def make(shape: tuple[int, ...], dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> tuple[Any, ...]:
         return tuple(layout(numbers(shape, dtype, seed, special=False)) for seed in range(count))
@@ -168,6 +177,7 @@ POINTWISE: dict[str, tuple[Make, ...]] = {
     "rsub.Scalar": (_tensors(1, 2.5), _tensors(1, 3, 2)),
     "pow.Tensor_Scalar": tuple(_tensors(1, p) for p in (0, 1, 2, 3, 4, 0.5, -0.5, -1, -2, 1.7)),
     "pow.Tensor_Tensor": (_tensors(2),),
+    "pow.Scalar": tuple(_after(base) for base in (2, 1, 0.3, -1.5, 0)),
     "clamp.default": (_tensors(1, -1, 2), _tensors(1, None, 0), _tensors(1, 0.5)),
     "clamp_min.default": (_tensors(1, 0),),
     "clamp_max.default": (_tensors(1, 1),),

@@ -248,6 +248,9 @@ def places() -> Iterator[Case]:
         yield from case("slice_backward.default", x, [7, 20, 4], 1, 4, 13, 1)
         yield from case("slice_backward.default", x, [7, 20, 4], 1, -10, -1, 1)
         yield from case("slice_backward.default", x, [7, 20, 4], 1, 2, 20, 2)
+        yield from case("slice_backward.default", x, [7, 30, 4], 1, -28, 30, 3)
+        yield from case("slice_backward.default", transposed(x), [7, 9, 17], 2, 1, 15, 4)
+        yield from case("slice_backward.default", x[:, :0], [7, 9, 4], 1, 9, 9, 2)
         yield from case("select_backward.default", x, [7, 5, 9, 4], 1, -2)
         yield from case("constant_pad_nd.default", x, [1, 2, 0, 3], 1)
         yield from case("constant_pad_nd.default", x, [-1, 2, 3, -2], 0)
@@ -255,6 +258,9 @@ def places() -> Iterator[Case]:
         yield from case("slice_scatter.default", x, x[:, 1:5], 1, 3, 7)
         yield from case("slice_scatter.default", x, x[:, 1:4], 1, -6, None, 2)
         yield from case("flip.default", x, [0, 2])
+        for times in ([1, 1, 1], [2, 1, 3], [2, 3, 1, 2], [0, 1, 1]):
+            yield from case("repeat.default", x, times)
+            yield from case("repeat.default", sliced(x[:, :1]), times)
         yield from case("roll.default", x, [3, -1], [1, 0])
         yield from case("roll.default", x, [5], [1])
         yield from case("roll.default", x, [-2], [-1])
@@ -298,6 +304,12 @@ def pools() -> Iterator[Case]:
                 sizes = [*shape[:2], 2 * shape[2], 2 * shape[3]]
                 yield from case("upsample_nearest2d_backward.default", layout(wide), sizes[2:], list(shape), 2.0, 2.0)
                 yield from case("upsample_nearest2d_backward.default", layout(wide), sizes[2:], list(shape), None, None)
+                yield from case("_upsample_nearest_exact2d_backward.default", wide, sizes[2:], list(shape))
+                for scales in ((None, None), (3.0, 2.0), (2.9, 2.0)):
+                    sizes = [3 * shape[2], 2 * shape[3]]
+                    yield from case("upsample_nearest2d.default", x, sizes, *scales)
+                    yield from case("_upsample_nearest_exact2d.default", x, sizes, *scales)
+                yield from case("upsample_nearest2d.default", x, [shape[2] + 3, shape[3]])
                 rest = ([2, 2], [2, 2], [0, 0], False, True, None)
                 yield from case("avg_pool2d_backward.default", x, layout(wide), *rest)
     nothing = torch.full((1, 1, 3, 5), -math.inf)

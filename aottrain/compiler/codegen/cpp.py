@@ -7,6 +7,7 @@ again is held in a row buffer on the stack. Reductions over rows are summed per 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from aottrain.compiler.codegen.cpp_text import (
     STORED,
     affine_text,
     arithmetic,
+    decoded,
     folded,
     holds,
     identity,
@@ -29,6 +31,7 @@ from aottrain.compiler.codegen.cpp_text import (
     rounded,
     to_stored,
 )
+from aottrain.compiler.codegen.cpp_tiles import Tile, find_tile
 from aottrain.compiler.codegen.passes import is_element, plan_passes, row_buffers, store_stage
 from aottrain.ir.affine import Affine
 from aottrain.ir.kernel import (
@@ -43,6 +46,7 @@ from aottrain.ir.kernel import (
     Reduce,
     Store,
     draw_constants,
+    is_natural,
     levels,
     stages,
 )
@@ -78,6 +82,7 @@ class Renderer:
         self.columns = Columns(kernel, self._out)
         # Of the innermost loop, while it is rendered: and the values that are known before it.
         self.segment: Segment | None = None
+        self.tile: Tile | None = None
         self.ready: set[int] = set()
 
     def render(self) -> str:
@@ -89,8 +94,13 @@ class Renderer:
             self._out(1, f"const i64* const draws = (const i64*)p[{len(kernel.parameters)}];")
         self._out(1, "int failed = 0;")
         self._values(1, Level.CONSTANT, 0)
-        single = not self._passes_needed() and not kernel.columns and kernel.num_outer == 0 and parallel
-        if single:
+        reduces = any(isinstance(i, Reduce) for i in kernel.body)
+        single = not reduces and not kernel.columns and kernel.num_outer == 0 and parallel
+        self.tile = find_tile(kernel, self.levels, self.plan) if parallel else None
+        if self.tile is not None:
+            element = partial(self._body, number=0, work=self._work(0), base=None, running="b")
+            self.tile.render(self._out, partial(self._values, level=Level.ROW, stage=0), element)
+        elif single:
             self._single(parallel)
         else:
             self._rows(parallel and kernel.num_rows > 1)
@@ -103,9 +113,6 @@ class Renderer:
             const = "" if parameter.written else "const "
             kind = STORED[parameter.dtype]
             self._out(1, f"{const}{kind}* __restrict const p{i} = ({const}{kind}*)p[{i}];")
-
-    def _passes_needed(self) -> bool:
-        return any(isinstance(i, Reduce) for i in self.kernel.body)
 
     def _single(self, parallel: bool) -> None:
         """No rows, no reductions: one long loop, in blocks."""
@@ -135,7 +142,8 @@ class Renderer:
             self._out(2, f"alignas(64) {kind} r{buffer}[{kernel.row_size}];")
         depth = self.columns.start(2)
         self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
-        self._outer_index(depth)
+        outer = kernel.ranges[: kernel.num_outer]
+        self._lines(depth, decoded("row", [f"i{loop}" for loop in range(len(outer))], outer))
         self._values(depth, Level.ROW, 0)
         for value, before in self.plan.holds.items():
             if before == -1:
@@ -147,14 +155,6 @@ class Renderer:
         self._out(depth - 1, "}")
         self.columns.end(2, parallel)
         self._out(1, "}")
-
-    def _outer_index(self, depth: int) -> None:
-        ranges = self.kernel.ranges[: self.kernel.num_outer]
-        step = 1
-        for loop in reversed(range(len(ranges))):
-            part = "row" if step == 1 else f"row / {step}"
-            self._out(depth, f"const i64 i{loop} = {part}" + (f" % {ranges[loop]};" if loop else ";"))
-            step *= ranges[loop]
 
     def _values(self, depth: int, level: Level, stage: int) -> None:
         """Values of a level that are known once the passes before `stage` are done."""
@@ -282,7 +282,9 @@ class Renderer:
         address that may be read in any case, for compilers make no vectors of a choice whether to read."""
         kernel, answers = self.kernel, segment.answers
         computed = [v for v in self.plan.passes[number] if self.plan.holds.get(v, number) == number]
-        self.ready = {v for v in computed if self.levels[v] is Level.ELEMENT and self._is_uniform(v, answers)}
+        self.ready = {
+            v for v in computed if self.levels[v] is Level.ELEMENT and is_uniform(kernel, self.levels, answers, v)
+        }
         for value in sorted(self.ready):
             self._define(depth, value)
         for value in computed:
@@ -292,11 +294,12 @@ class Renderer:
                 start = f"p{load.buffer} + (v{load.guard} ? {affine_text(parts[0])} : 0)"
                 self._out(depth, f"const {kind}* const q{value} = {start};")
 
-    def _is_uniform(self, value: int, answers: Mapping[int, bool]) -> bool:
-        return is_uniform(self.kernel, self.levels, answers, value)
-
     def _address_in_any_case(self, load: Load) -> tuple[Affine, Affine] | None:
-        if self.segment is None or load.guard is None or not self._is_uniform(load.guard, self.segment.answers):
+        if (
+            self.segment is None
+            or load.guard is None
+            or not is_uniform(self.kernel, self.levels, self.segment.answers, load.guard)
+        ):
             return None
         return parts_of(self.kernel, load, self.segment)
 
@@ -344,18 +347,22 @@ class Renderer:
     def _store(self, depth: int, store: Store) -> None:
         dtype = self.kernel.parameters[store.buffer].dtype
         text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
-        self._out(depth, f"p{store.buffer}[{self._address(store.address)}] = {text};")
+        place = self.tile.written(store) if self.tile else None
+        self._out(depth, f"{place or f'p{store.buffer}[{self._address(store.address)}]'} = {text};")
 
     def _address(self, address: Address) -> str:
         parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
         for value, stride, size in address.indirect:
-            wrapped = f"(v{value} < 0 ? v{value} + {size} : v{value})"
+            natural = is_natural(self.kernel, value)
+            wrapped = f"v{value}" if natural else f"(v{value} < 0 ? v{value} + {size} : v{value})"
             parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
         return " + ".join(parts) or "0"
 
     def _expression(self, value: int) -> str:
         instruction = self.kernel.body[value]
         if isinstance(instruction, Load):
+            if self.tile and value in self.tile.loads:
+                return self.tile.read(value)
             text = loaded(instruction.dtype, f"p{instruction.buffer}", self._address(instruction.address))
             if instruction.guard is None:
                 return text

@@ -182,3 +182,13 @@ def affine_text(offset: Affine) -> str:
     if offset.constant or not parts:
         parts.append(f"{offset.constant}")
     return " + ".join(parts)
+
+
+def decoded(number: str, names: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """The index of each loop, the innermost first, from the running number of an iteration."""
+    lines, step = list[str](), 1
+    for loop in reversed(range(len(sizes))):
+        part = number if step == 1 else f"{number} / {step}"
+        lines.append(f"const i64 {names[loop]} = {part}" + (f" % {sizes[loop]};" if loop else ";"))
+        step *= sizes[loop]
+    return lines

@@ -92,6 +92,25 @@ def _flip(node: fx.Node) -> Rule | None:
     return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
 
 
+@lowers("aten.repeat.default")
+def _repeat(node: fx.Node) -> Rule | None:
+    """Each dimension as often as it says, new ones in front."""
+    source, _ = arguments(node)[:2]
+    own, rank = spec(node), len(spec(node).shape)
+    shape = spec(source).shape
+    first = rank - len(shape)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        index, places = list(b.index[first:]), []
+        for d, size in enumerate(shape):
+            if own.shape[first + d] != size:
+                index[d] = ZERO
+                places.append((d, b.compute("fmod", b.position(first + d), b.constant(size, torch.int64))))
+        return [b.load(v[0], index, places)]
+
+    return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+
+
 @lowers("aten.roll.default")
 def _roll(node: fx.Node) -> Rule | None:
     """Along one dimension, or all as one: what leaves at the end comes in at the start."""

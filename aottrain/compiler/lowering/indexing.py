@@ -77,28 +77,34 @@ def _cat(node: fx.Node) -> Rule | None:
 
 @lowers("aten.slice_backward.default", "aten.select_backward.default")
 def _slice_backward(node: fx.Node) -> Rule | None:
-    """The gradient at the slice's place, zeros around it."""
+    """The gradient at the slice's place, zeros around it and between its steps."""
     gradient, sizes, dim, start = arguments(node)[:4]
     assert isinstance(gradient, fx.Node) and isinstance(dim, int) and isinstance(start, int)
     own = spec(node)
     selected = "select" in str(node.target)
-    if not selected and arguments(node)[5] != 1:
-        return None
     dim, rank = dim % len(own.shape), len(own.shape)
     size = own.shape[dim]
+    step = 1 if selected else arguments(node)[5]
+    count = 1 if selected else spec(gradient).shape[dim]
     start = start + size if start < 0 else start
-    start = min(start, size)
-    end = start + (1 if selected else spec(gradient).shape[dim])
+    start = min(max(start, 0), size)
+    end = start + max(step * (count - 1) + 1, 0)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         where = b.position(dim)
         after = b.compare("ge", where, b.constant(start, torch.int64))
-        before = b.compare("lt", where, b.constant(end, torch.int64))
+        inside = b.compute("and", after, b.compare("lt", where, b.constant(end, torch.int64)))
         index = list(b.index)
         index[dim] = index[dim] + Affine((), -start)
+        if step != 1:
+            distance, width = b.emit(Position(index[dim])), b.constant(step, torch.int64)
+            hit = b.compare("eq", b.compute("fmod", distance, width), b.constant(0, torch.int64))
+            index[dim] = ZERO
+            place = b.compute("div", distance, width)
+            return [b.load(v[0], index, [(dim, place)], guard=b.compute("and", inside, hit))]
         if selected:
             del index[dim]
-        return [b.load(v[0], index, guard=b.compute("and", after, before))]
+        return [b.load(v[0], index, guard=inside)]
 
     return Rule(own.shape, (Operand(gradient, free=True),), (Output(whole(rank), own.dtype),), formula)
 

@@ -337,6 +337,14 @@ def _square(node: fx.Node) -> Rule | None:
     return mixed(node, arguments(node)[:1], lambda b, v: b.compute("mul", v[0], v[0]))
 
 
+@lowers("aten.pow.Scalar")
+def _pow_of_number(node: fx.Node) -> Rule | None:
+    base, power = arguments(node)[:2]
+    if not spec(node).dtype.is_floating_point or not isinstance(base, (int, float)):
+        return None
+    return mixed(node, [power], lambda b, v: b.compute("pow", b.constant(base, b.dtype(v[0])), v[0]))
+
+
 @lowers("aten.pow.Tensor_Tensor")
 def _pow_tensor(node: fx.Node) -> Rule | None:
     if not spec(node).dtype.is_floating_point:

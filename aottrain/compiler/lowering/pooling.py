@@ -138,11 +138,21 @@ def _avg_pool(node: fx.Node) -> Rule | None:
     return _window_sums(node, source, windows, divisor or windows.count)
 
 
-@lowers("aten.upsample_nearest2d_backward.default")
+@lowers("aten.upsample_nearest2d.default", "aten._upsample_nearest_exact2d.default")
+def _nearest(node: fx.Node) -> Rule | None:
+    """By whole numbers each element is repeated: then both ways to find the nearest agree."""
+    source = arguments(node)[0]
+    given = argument(node, "scales_h", 2), argument(node, "scales_w", 3)
+    steps = _repetitions(spec(node).shape, spec(source).shape, given)
+    return None if steps is None else _repeated(node, source, steps, 1)
+
+
+@lowers("aten.upsample_nearest2d_backward.default", "aten._upsample_nearest_exact2d_backward.default")
 def _nearest_backward(node: fx.Node) -> Rule | None:
     """By whole numbers each element was repeated: the sum of what its repetitions get."""
     gradient = arguments(node)[0]
-    steps = _repetitions(spec(gradient).shape, node)
+    given = argument(node, "scales_h", 3), argument(node, "scales_w", 4)
+    steps = _repetitions(spec(gradient).shape, spec(node).shape, given)
     if steps is None or math.prod(steps) > _LARGEST_WINDOW:
         return None
     return _window_sums(node, gradient, _Windows(gradient, spec(node).shape, steps, steps, 0), 1)
@@ -175,11 +185,10 @@ def _avg_pool_backward(node: fx.Node) -> Rule | None:
     return _repeated(node, gradient, steps, divisor or math.prod(sizes))
 
 
-def _repetitions(large: Sequence[int], node: fx.Node) -> tuple[int, int] | None:
-    """How often each element is there in the larger image; None where that is not a whole number."""
-    small = spec(node).shape
+def _repetitions(large: Sequence[int], small: Sequence[int], given: Sequence[float | None]) -> tuple[int, int] | None:
+    """How often each element is there in the larger image; None where that, or a scale that was given, is not a whole
+    number."""
     steps = _pair([a // max(b, 1) for a, b in zip(large[-2:], small[-2:], strict=True)])
-    given = argument(node, "scales_h", 3), argument(node, "scales_w", 4)
     if any(scale is not None and scale != step for scale, step in zip(given, steps, strict=True)):
         return None
     exact = all(b * step == a for a, b, step in zip(large[-2:], small[-2:], steps, strict=True))

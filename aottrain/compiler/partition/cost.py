@@ -121,7 +121,7 @@ def _timed(nodes: Iterable[fx.Node]) -> dict[fx.Node, float]:
 
 
 def total_flops(nodes: Iterable[fx.Node]) -> int:
-    return sum(node_flops(node) for node in nodes)
+    return sum(map(once_for_alike(node_flops), nodes))
 
 
 def _numel(node: fx.Node) -> int:

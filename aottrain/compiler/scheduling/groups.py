@@ -231,6 +231,8 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
                 known = [source[layout.root]] if layout.root in source else []
             else:
                 known = group.reads.get(layout.root, []) if None in found else []
+                # Other parts of one buffer, as the gates of a recurrent step, are read side by side.
+                known = known + [position + Affine((), layout.start - position.constant) for position in known]
             for position in known:
                 if _fill(found, operand, layout, position, group):
                     break

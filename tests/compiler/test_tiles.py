@@ -1,0 +1,95 @@
+"""Kernels across memory run in tiles; what does not, or needs single elements, does not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aottrain
+from aottrain.compiler.codegen.cpp import render_cpp
+from aottrain.compiler.codegen.cpp_tiles import find_tile
+from aottrain.compiler.codegen.passes import plan_passes
+from aottrain.compiler.scheduling.order import schedule
+from aottrain.ir.kernel import levels
+from aottrain.runtime.native import find_compiler
+from tests.compiler.programs import joint_of
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+
+
+def added(x, y):
+    return torch.tanh(x + y.movedim(-1, 1))
+
+
+def two_results(x, y):
+    z = x * 2 + y.movedim(-1, 1)
+    return z.relu(), z.movedim(1, -1).contiguous() - 1
+
+
+def along(x, y):
+    return (x + y.movedim(-1, 1)) * x[:, :, :1, :1]
+
+
+def copied(x, y):
+    return y.movedim(-1, 1).contiguous() + 1
+
+
+def masked(x, y):
+    return torch.where(x > 0, y.movedim(-1, 1), x).to(torch.bfloat16)
+
+
+CASES = (added, two_results, along, copied, masked)
+SHAPES = ((2, 16, 64, 64), (3, 17, 37, 29), (1, 130, 9, 31), (2, 40, 8, 130))
+
+
+def tile_of(function, *args):
+    (call,) = schedule(joint_of(function, *args).graph).kernels
+    known = levels(call.kernel)
+    return find_tile(call.kernel, known, plan_passes(call.kernel, can_hold=True)), call.kernel
+
+
+@needs_compiler
+@pytest.mark.parametrize("function", CASES, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_tile_gives_what_eager_gives(function, shape):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x = torch.randn(shape).to(dtype)
+        y = torch.randn(shape[0], *shape[2:], shape[1]).to(dtype)
+        tile, kernel = tile_of(function, x, y)
+        if dtype is torch.float32 and function is not copied:
+            assert tile is not None
+            assert "alignas(64)" in render_cpp(kernel)
+        got = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")(x, y)
+        torch.testing.assert_close(got, function(x, y), rtol=2e-2 if got_low(got) else 1e-5, atol=1e-5)
+
+
+def got_low(got) -> bool:
+    return (got[0] if isinstance(got, tuple) else got).dtype is torch.bfloat16
+
+
+def test_both_directions_are_copied_by_lines():
+    tile, _ = tile_of(two_results, torch.ones(2, 16, 64, 64), torch.ones(2, 64, 64, 16))
+    assert tile is not None
+    assert len(tile.loads) + len(tile.stores) == 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    (
+        lambda x, y: x + y.reshape(x.shape),
+        lambda x, y: (x + y.movedim(-1, 1)).sum((2, 3)),
+        lambda x, y: torch.cat((x, y.movedim(-1, 1)), 1),
+        lambda x, y: torch.sin(x + y.movedim(-1, 1)),
+        lambda x, y: x + y.movedim(-1, 1)[:, :, :, :4].repeat(1, 1, 1, 16),
+    ),
+    ids=("contiguous", "sum", "guarded", "sine", "looked up"),
+)
+def test_what_has_no_tile(function):
+    assert tile_of(function, torch.ones(2, 16, 64, 64), torch.ones(2, 64, 64, 16))[0] is None
+
+
+def test_a_copy_whose_lines_stay_near_needs_no_tile():
+    near, far = ((8, 96, 24, 24), (4, 32, 64, 64))
+    found = [tile_of(lambda x: x.movedim(1, -1).contiguous(), torch.ones(shape))[0] for shape in (near, far)]
+    assert found[0] is None
+    assert found[1] is not None
