@@ -64,6 +64,15 @@ class CapturedTensors(Exception):
         self.tensors = list(tensors)
 
 
+# Ops that copy their first argument with its strides, and write to a part of the copy.
+_SCATTERS = (
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+)
+
+
 class _WatchMode(CaptureMode):
     """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
 
@@ -98,7 +107,11 @@ class _WatchMode(CaptureMode):
                     self.foreign[id(value)] = value
             if self.foreign:  # an op whose inputs are all real would write to real memory
                 args, kwargs = tree_map(self._stand_in, (args, kwargs))
-        return super().dispatch(func, types, args, kwargs)
+        result = super().dispatch(func, types, args, kwargs)
+        if func in _SCATTERS and not is_injective(result):
+            # Eager's copy has these strides, too; what is in it depends on the order of the writes.
+            raise UnsupportedError(f"{func} of a tensor whose elements share their memory")
+        return result
 
     def _stand_in(self, value: Any) -> Any:
         if id(value) not in self.foreign:

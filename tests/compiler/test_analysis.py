@@ -116,3 +116,22 @@ def test_results_that_are_no_plain_tensors_are_refused():
         analyse(captured(lambda x: (x * 2).to_sparse(), torch.eye(2)))
     with pytest.raises(UnsupportedError):
         analyse(captured(lambda x: {"thing": object(), "x": x * 2}, torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x.unfold(1, 2, 1).slice_scatter(x.unfold(1, 2, 1)[:1], 0, 0, 1),
+        lambda x: x.unfold(0, 2, 1).select_scatter(x[:, :2] * 3, 0, 0),
+    ],
+    ids=["slice", "select"],
+)
+def test_copies_whose_elements_share_their_memory_are_refused(program):
+    """The tangent of such a result would be put into its strides, and lose all but one of those elements."""
+    with pytest.raises(UnsupportedError, match="share their memory"):
+        analyse(captured(program, leaf(4, 4)))
+
+
+def test_copies_of_other_views_are_analysed():
+    program = analyse(captured(lambda x: x.t().slice_scatter(x.t()[:1] * 2, 0, 0, 1), leaf(4, 4)))
+    assert program.needs_gradient
