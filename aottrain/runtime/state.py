@@ -11,7 +11,7 @@ import logging
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.values import PLAIN_TYPES
 from aottrain.runtime.codes import codes_of, globals_of, names_of
 from aottrain.runtime.guards import describe
+from aottrain.runtime.tables import MISSING, Attributes, Call, Cell, Comparison, Items, Slot, read
 
 # Containers longer than this are guarded by the identity of their items, and of what those hold.
 _MAX_ITEMS = 256
@@ -30,7 +31,6 @@ _MAX_ITEMS = 256
 _MAX_DEPTH = 32
 # Memory that is compared by content before each call.
 _MAX_BYTES = 1 << 16
-_MISSING = object()
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
 _OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
 _NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
@@ -45,47 +45,6 @@ _WRAPPERS = (
     functools.cached_property,
     functools.singledispatchmethod,
 )
-
-
-class _Cell:
-    """A closure cell, read like a dictionary."""
-
-    def __init__(self, cell: Any):
-        self.cell = cell
-
-    def get(self, key: Any, default: Any) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:  # the cell has been emptied
-            return default
-
-
-class _List:
-    def __init__(self, items: Any):
-        self.items = items
-
-    def get(self, key: int, default: Any) -> Any:
-        return self.items[key] if key < len(self.items) else default
-
-
-class _Call:
-    """What a function of no arguments gives: the object of a weak reference, the value of a context variable."""
-
-    def __init__(self, read: Callable[[], Any]):
-        self.read = read
-
-    def get(self, key: Any, default: Any) -> Any:
-        return self.read()
-
-
-class _Attributes:
-    """Attributes that are in no `__dict__`: of functions, of classes with slots."""
-
-    def __init__(self, owner: Any):
-        self.owner = owner
-
-    def get(self, key: str, default: Any) -> Any:
-        return getattr(self.owner, key, default)
 
 
 class StateGuard:
@@ -103,9 +62,10 @@ class StateGuard:
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
         self._ran: set[types.CodeType] = set()
         self._packages: set[str] = set()  # those that these functions come from
-        self._slots: list[tuple[Any, Any, Any]] = []
-        self._plain: list[tuple[Any, Any, Any, type]] = []
+        self._slots: list[Slot] = []
+        self._plain: list[Slot] = []
         self._sizes: list[tuple[Any, int]] = []
+        self._compared: tuple[int, Comparison] | None = None
         self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
         self._copies: list[tuple[Any, Any]] = []
         self._items: list[tuple[Any, list[int]]] = []
@@ -119,14 +79,19 @@ class StateGuard:
 
     def holds(self) -> bool:
         return (
-            all(type(value := _read(table, key)) is kind and value == known for table, key, known, kind in self._plain)
-            and _are(self._slots)
-            and all(len(table) == size for table, size in self._sizes)
+            self._comparison().holds()
             and all(list(map(id, items)) == known for items, known in self._items)
             and all(describe(tensor) == known for tensor, known in self._tensors)
             and all(function.cache_info().misses == misses for function, misses in self._caches)
             and all(read() == known for read, known in self._contents)
         )
+
+    def _comparison(self) -> Comparison:
+        """Made anew where more is guarded than when it was made."""
+        size = len(self._slots) + len(self._plain) + len(self._sizes)
+        if self._compared is None or self._compared[0] != size:
+            self._compared = size, Comparison(self._slots, self._plain, self._sizes)
+        return self._compared[1]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -182,12 +147,12 @@ class StateGuard:
             elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
                 table.clear()
                 table.update(copy)
-        for table, key, known in [*self._slots, *(entry[:3] for entry in self._plain)]:
-            if _read(table, key) is known:
+        for table, key, known in [*self._slots, *self._plain]:
+            if read(table, key) is known:
                 continue
-            if isinstance(table, _Cell):
+            if isinstance(table, Cell):
                 table.cell.cell_contents = known
-            elif isinstance(table, _Attributes):
+            elif isinstance(table, Attributes):
                 setattr(table.owner, key, known)
             elif isinstance(table, dict):  # the globals of a function
                 table[key] = known
@@ -209,12 +174,13 @@ class StateGuard:
             for name in ("_parameters", "_buffers", "_modules"):
                 self._visit_table(vars(value)[name], depth)
             self._visit(type(value), depth + 1)
-            self._slots.append((_Attributes(value), "__class__", type(value)))
+            self._slots.append((Attributes(value), "__class__", type(value)))
         elif isinstance(value, type):
             self._visit_class(value, depth)
         elif isinstance(value, (dict, collections.ChainMap, types.MappingProxyType)):
             self._visit_table(value, depth)
-            self._items.append((value, list(map(id, value))))
+            if value:  # of an empty one its size is known
+                self._items.append((value, list(map(id, value))))
         elif isinstance(value, (set, collections.deque)):
             self._items.append((value, list(map(id, value))))
             self._copies.append((value, list(value)))
@@ -240,20 +206,20 @@ class StateGuard:
         elif isinstance(value, _WRAPPERS):
             self._visit_table(vars(value), depth)
         elif isinstance(value, weakref.ref):
-            self._slot(_Call(value), None, value(), depth)
+            self._slot(Call(value), None, value(), depth)
         elif isinstance(value, contextvars.ContextVar):
-            self._slot(_Call(lambda: value.get(None)), None, value.get(None), depth)
+            self._slot(Call(lambda: value.get(None)), None, value.get(None), depth)
         elif isinstance(value, (bytearray, memoryview, numpy.ndarray)) or type(value).__module__ == "array":
             self._visit_memory(value)
         elif isinstance(value, Iterator):
             raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
         elif depth < _MAX_DEPTH and (_is_users(value) or is_dataclass(value)):
             self._visit_class(type(value), depth + 1)
-            self._slots.append((_Attributes(value), "__class__", type(value)))
+            self._slots.append((Attributes(value), "__class__", type(value)))
             if isinstance(getattr(value, "__dict__", None), dict):
                 self._visit_table(vars(value), depth)
             for name in getattr(type(value), "__slots__", ()):
-                self._slot(_Attributes(value), name, getattr(value, name, _MISSING), depth)
+                self._slot(Attributes(value), name, getattr(value, name, MISSING), depth)
 
     def _visit_memory(self, value: Any) -> None:
         if len(content := value.tobytes() if hasattr(value, "tobytes") else bytes(value)) > _MAX_BYTES:
@@ -301,7 +267,7 @@ class StateGuard:
         if isinstance(items, list):
             self._sizes.append((items, len(items)))
             self._copies.append((items, list(items)))
-        table = _List(items)
+        table = Items(items)
         for i, value in enumerate(items):
             self._slot(table, i, value, depth)
 
@@ -309,7 +275,7 @@ class StateGuard:
         if isinstance(value, PLAIN_TYPES):
             # nan is not equal to itself: by identity.
             if value == value:
-                self._plain.append((table, key, value, type(value)))
+                self._plain.append((table, key, value))
             else:
                 self._slots.append((table, key, value))
             return
@@ -328,11 +294,11 @@ class StateGuard:
     def _visit_body(self, function: types.FunctionType, depth: int) -> None:
         names = names_of(function.__code__)
         for cell in function.__closure__ or ():
-            table = _Cell(cell)
+            table = Cell(cell)
             self._slot(table, None, table.get(None, None), depth)
             self._visit_names(table.get(None, None), names, depth)
         for name in ("__defaults__", "__kwdefaults__", "__code__"):
-            self._slot(_Attributes(function), name, getattr(function, name), depth)
+            self._slot(Attributes(function), name, getattr(function, name), depth)
         self._visit_table(vars(function), depth)
         if depth <= _MAX_DEPTH:
             for name in globals_of(function.__code__) & function.__globals__.keys():
@@ -355,19 +321,6 @@ class StateGuard:
                 self._slots.append((table, name, value))
             elif isinstance(value, types.ModuleType) and value is not module and name in ("nn", "functional"):
                 self._visit_names(value, names, depth)
-
-
-def _read(table: Any, key: Any) -> Any:
-    return dict.get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)
-
-
-def _are(slots: Sequence[tuple[Any, Any, Any]]) -> bool:
-    """Whether each table's key is still what it was. Most tables are dictionaries, which need no call of a function."""
-    get = dict.get
-    return all(
-        (get(table, key, _MISSING) if isinstance(table, dict) else table.get(key, _MISSING)) is known
-        for table, key, known in slots
-    )
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:
