@@ -2,11 +2,13 @@
 
 As products, softmax and dropout the scores of all heads are in memory, and as much again is kept for the backward. One
 op (`runtime.attention.written_attention`) has a block of scores at a time, and computes it again in the backward. What
-is known is the form softmax(scale * query key^T, plus or filled by a mask) value, in float32 on a CPU.
+is known is the form softmax(scale * query key^T, plus or filled by a mask) value, in float32 on a CPU, where values are
+as wide as keys.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -108,12 +110,22 @@ def _written(softmax: fx.Node) -> _Written:
     weights, turned = _weights(weights, derived)
     result = _only_user(weights, turned, aten.bmm.default)
     _require(result.args[0] is weights and not any(map(marks_of, (softmax, scores, result))))
+    _require(_is_of_heads(facts.shape, scores, weights, result))
     rule = {"scale": path.scale, "fill": path.fill, "safe": softmax.target is aten._safe_softmax.default}
     rule |= {"draw": 0, "keep": 1.0} if drop is None else {"draw": drop.draw, "keep": drop.keep}
     factor, state = (None, None) if drop is None else (drop.factor, drop.state)
     backward = _backward(derived[0], (scores, result), path, factor, turned) if derived else None
     _require(backward is not None or turned is None)
     return _Written(softmax, scores, result, path.mask, state, rule, backward)
+
+
+def _is_of_heads(shape: tuple[int, ...], scores: fx.Node, weights: fx.Node, result: fx.Node) -> bool:
+    """Whether the products have the softmax's batches, rows and columns, so that no view between them groups elements
+    otherwise and no mask repeats them; and values are as wide as keys."""
+    *batches, queries, keys = shape
+    count, width = math.prod(batches), _spec(scores.args[0]).shape[2]
+    wanted = (count, queries, keys), (count, queries, keys), (count, queries, width)
+    return width > 0 and tuple(_spec(node).shape for node in (scores, weights, result)) == wanted
 
 
 @dataclass

@@ -277,6 +277,13 @@ static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Ro
     w.rests[i] = i < n.queries && split ? lse[i][1] : 0.0f;
   }
 }
+// Whether one of these queries sees no key and has NaN for its probabilities, whose gradients are NaN everywhere.
+INLINE bool empty(int64_t first, int64_t count, const Workspace& w, const Rule& rule) {
+  if (rule.safe) return false;
+  for (int64_t i = first; i < first + count; i++)
+    if (w.logs[i] == -__builtin_inff()) return true;
+  return false;
+}
 // The queries from `first` on and the keys from `start` on.
 INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, const Scores& of) {
   const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
@@ -285,7 +292,8 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
   if (causal && start > first) first += (start - first) / R * R;  // rows that see none of the keys
   const int64_t number = padded(least(QUERIES - first % QUERIES, n.queries - first), R);
   if (number <= 0) return;
-  if (masked && of.hide(first, least(number, n.queries - first), start, some)) return;
+  if (masked && !empty(first, least(number, n.queries - first), w, of.rule) &&
+      of.hide(first, least(number, n.queries - first), start, some)) return;
   const float *q = w.qs + first * width, *g = w.gs + first * width;
   scores(q, w.keys + start * width, w.p, number, width, KEYS);
   scores(g, w.values + start * width, w.ds, number, width, KEYS);

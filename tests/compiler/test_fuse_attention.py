@@ -122,11 +122,26 @@ def powers(q, k, v, _):
     return weights @ weights @ q
 
 
+def wider_values(q, k, v, _):
+    return (q @ k.transpose(-2, -1)).softmax(-1) @ torch.cat([v, v * 2], -1)[..., :-1]
+
+
+def narrower_values(q, k, v, _):
+    return (q @ k.transpose(-2, -1)).softmax(-1) @ v[..., :8]
+
+
+def over_parts_of_rows(q, k, v, _):
+    """No attention: each half of a row of scores sums up to 1."""
+    scores = (q @ k.transpose(-2, -1)).view(BATCH, HEADS, QUERIES * 2, KEYS // 2)
+    return scores.softmax(-1).view(BATCH, HEADS, QUERIES, KEYS) @ v
+
+
 def in_a_checkpoint(q, k, v, _):
     return checkpoint(products, q, k, v, None, use_reentrant=False)
 
 
-OTHERS = [weights_too, scores_too, a_bias_that_learns, over_queries, a_changed_product, powers, in_a_checkpoint]
+OTHERS = [weights_too, scores_too, a_bias_that_learns, over_queries, a_changed_product, powers, wider_values,
+          narrower_values, over_parts_of_rows, in_a_checkpoint]  # fmt: skip
 
 
 def inputs(dtype=torch.float32):
@@ -149,7 +164,7 @@ def run(call, given, mask, tangent):
 def check(program, given, mask):
     """Each result at most a few roundings of its largest number from eager's, and laid out as that."""
     compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
-    tangent = torch.randn(BATCH, HEADS, QUERIES, WIDTH)
+    tangent = torch.randn_like(program(*given, mask))
     ours = run(compiled, given, mask, tangent)
     with aottrain.philox_eager():
         theirs = run(program, given, mask, tangent)
@@ -208,6 +223,22 @@ def test_a_query_that_sees_no_key(program):
     mask = hidden((0, 1, 2, 3))
     mask[0, 1, 5] = mask[1, :, 7] = True
     check(program, inputs(), mask)
+
+
+@pytest.mark.parametrize("program", MASKED)
+def test_an_example_that_sees_no_key(program):
+    """All of its blocks are hidden; but where its weights are NaN, so are the gradients of its values."""
+    mask = hidden((0, 1, 2, 3))
+    mask[1] = True
+    check(program, inputs(), mask)
+
+
+def test_a_mask_that_repeats_the_scores():
+    """One product of scores for several masks."""
+    q, k, v = torch.randn(1, QUERIES, WIDTH), torch.randn(1, KEYS, WIDTH), torch.randn(4, KEYS, WIDTH)
+    masks = torch.randn(4, QUERIES, KEYS)
+    compiled = aottrain.compile(added, capture="trace", kernel="cpp", on_unsupported="error")
+    torch.testing.assert_close(compiled(q, k, v, masks), added(q, k, v, masks), rtol=1e-5, atol=1e-5)
 
 
 def test_hidden_numbers_are_not_read():
