@@ -1,8 +1,9 @@
 """CTC loss as ops whose results have sizes that are known before their values: Graves et al., "Connectionist temporal
 classification", ICML 2006.
 
-ATen's has a table with a column for each place between the symbols of the longest target, which is found among the
-values; here it has as many as the longest target that there could be. What is computed is ATen's, bit for bit.
+ATen's has a table of each example with a column for each place between the symbols of the longest target, which is
+found among the values. Here the columns of all examples follow on each other, of each as many as its target needs: how
+many that is in all, the number of targets bounds. What is computed is ATen's, bit for bit.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ _library.define(
 def _ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
-    """As aten._ctc_loss: log_probs (time, batch, symbols) -> the loss of each example, and log_alpha (batch, time, 2 *
-    longest + 1), of which columns that no target reaches are zero."""
-    lengths = input_lengths.tolist(), target_lengths.tolist()
+    """As aten._ctc_loss: log_probs (time, batch, symbols) -> the loss of each example, and log_alpha (time, 2 *
+    targets + batch), the examples' columns one after another, with zeros after the last."""
+    lengths = input_lengths.flatten().tolist(), target_lengths.flatten().tolist()
     loss, known = aten._ctc_loss.default(log_probs, targets, *lengths, blank, zero_infinity)
-    columns = _columns(targets)
-    if known.shape[2] == columns:
-        return loss, known
-    log_alpha = known.new_zeros(*known.shape[:2], columns)
-    log_alpha[:, :, : known.shape[2]] = known
+    log_alpha = known.new_zeros(log_probs.shape[0], _num_columns(log_probs, targets))
+    end = 0
+    for example, length in zip(known, lengths[1], strict=True):
+        start, end = end, end + 2 * length + 1
+        log_alpha[:, start:end] = example[:, : 2 * length + 1]
     return loss, log_alpha
 
 
@@ -50,14 +51,18 @@ def _ctc_loss_backward(
     zero_infinity: bool,
 ) -> Tensor:
     """The gradient of log_probs."""
-    lengths = input_lengths.tolist(), target_lengths.tolist()
-    known = log_alpha[:, :, : 2 * max(lengths[1], default=0) + 1].contiguous()
+    lengths = input_lengths.flatten().tolist(), target_lengths.flatten().tolist()
+    known = log_alpha.new_zeros(log_probs.shape[1], log_probs.shape[0], 2 * max(lengths[1], default=0) + 1)
+    end = 0
+    for example, length in zip(known, lengths[1], strict=True):
+        start, end = end, end + 2 * length + 1
+        example[:, : 2 * length + 1] = log_alpha[:, start:end]
     return aten._ctc_loss_backward.default(grad, log_probs, targets, *lengths, loss, known, blank, zero_infinity)
 
 
-def _columns(targets: Tensor) -> int:
-    """Targets have a row for each example, or follow on each other."""
-    return 2 * targets.shape[-1] + 1
+def _num_columns(log_probs: Tensor, targets: Tensor) -> int:
+    """Of all examples. Targets have a row for each, or follow on each other."""
+    return 2 * targets.numel() + log_probs.shape[1]
 
 
 _library.impl("ctc_loss", _ctc_loss, "CPU")
@@ -69,7 +74,7 @@ def _(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int, zero_infinity: bool
 ) -> tuple[Tensor, Tensor]:
     time, batch = log_probs.shape[:2]
-    return log_probs.new_empty(batch), log_probs.new_empty(batch, time, _columns(targets))
+    return log_probs.new_empty(batch), log_probs.new_empty(time, _num_columns(log_probs, targets))
 
 
 @torch.library.register_fake("aottrain::ctc_loss_backward")

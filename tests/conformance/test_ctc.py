@@ -74,3 +74,33 @@ def test_a_target_longer_than_its_row_is_an_error():
     step(x, targets, times, torch.tensor([6, 1, 2, 3]))
     with pytest.raises(RuntimeError):
         step(x, targets, times, torch.tensor([7, 1, 2, 3]))
+
+
+def test_targets_that_follow_on_each_other():
+    """Its table has room for what the targets need, not for each example as long as all together."""
+
+    def loss(x, targets, times, lengths):
+        return F.ctc_loss(x.log_softmax(-1), targets, times, lengths)
+
+    step = aottrain.compile(loss, capture="trace", kernel="aten", on_unsupported="error")
+    x, targets = make(True)
+    for lengths in ([6, 6, 6, 6], [10, 0, 9, 5], [1, 15, 5, 3]):
+        given = targets, torch.full((BATCH,), TIME), torch.tensor(lengths)
+        wanted, got = loss(x, *given), step(x, *given)
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        torch.testing.assert_close(*(torch.autograd.grad(value, x)[0] for value in (got, wanted)), rtol=0, atol=0)
+    assert len(step.report.graphs) == 1
+    # The table is kept, for to compute it again takes as long as the loss.
+    table = 4 * TIME * (2 * targets.numel() + BATCH)
+    assert table <= step.report.graphs[0].saved_bytes <= table + 4 * x.numel() + 1024
+
+
+def test_one_example_without_a_batch():
+    def loss(x, targets, times, lengths):
+        return F.ctc_loss(x.log_softmax(-1), targets, times, lengths)
+
+    x, given = torch.randn(TIME, SYMBOLS).requires_grad_(), (torch.tensor([1, 2, 2]), torch.tensor(20), torch.tensor(3))
+    step = aottrain.compile(loss, capture="trace", on_unsupported="error")
+    wanted, got = loss(x, *given), step(x, *given)
+    torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(*(torch.autograd.grad(value, x)[0] for value in (got, wanted)), rtol=0, atol=0)
