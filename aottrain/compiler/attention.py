@@ -140,8 +140,9 @@ class _Path:
     steps: list[tuple[Any, float]] = field(default_factory=list)
 
     def climb(self) -> fx.Node:
-        """The product. Each value on the way is read once."""
-        node: Any = self.softmax.args[0]
+        """The product. Each value on the way is read once; what is updated in place is viewed in between."""
+        node: Any = _below_views(self.softmax.args[0])
+        masked = node
         if _is(node, aten.masked_fill.Scalar):
             node, self.mask, fill = _arguments(_read_once(node))
             _require(isinstance(fill, (int, float)) and _spec(self.mask).dtype is torch.bool)
@@ -150,16 +151,22 @@ class _Path:
             left, right = _arguments(_read_once(node))
             node, self.mask = (left, right) if _leads_to_product(left) else (right, left)
             _require(_spec(self.mask).dtype is torch.float32 and len(_spec(self.mask).shape) <= 4)
+        _require(self.mask is None or _spec(masked).shape == _spec(self.softmax).shape)
+        node = _below_views(node)
         while _is(node, *_PRODUCTS, *_QUOTIENTS):
             source, number = _arguments(_read_once(node))
             _require(isinstance(number, (int, float)) and number)
             self.steps.append((node.target, number))
             self.scale *= number if node.target in _PRODUCTS else 1.0 / number
-            node = source
-        while _is(node, *_VIEWS):
-            node = _read_once(node).args[0]
+            node = _below_views(source)
         _require(_is(node, aten.bmm.default))
         return _read_once(node)
+
+
+def _below_views(node: Any) -> Any:
+    while _is(node, *_VIEWS):
+        node = _read_once(node).args[0]
+    return node
 
 
 def _leads_to_product(node: Any) -> bool:
@@ -228,8 +235,7 @@ def _backward(
     if factor is not None:
         _require(_is(node, aten.mul.Tensor) and factor in node.args)
         node = next((operand for operand in _arguments(_read_once(node)) if operand is not factor), None)
-    while _is(node, *_VIEWS):
-        node = _read_once(node).args[0]
+    node = _below_views(node)
     _require(_is(node, aten.bmm.default))
     weights = _read_once(node)
     gradient, other = _arguments(weights)

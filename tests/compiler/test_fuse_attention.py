@@ -62,6 +62,20 @@ def added(q, k, v, mask):
     return ((q @ k.transpose(-2, -1)) * 0.25 + mask * -1e9).softmax(-1) @ v
 
 
+def in_place(q, k, v, mask):
+    scores = q @ k.transpose(-2, -1)
+    scores *= 0.5
+    scores.div_(2).masked_fill_(mask, float("-inf"))
+    return scores.softmax(-1) @ v
+
+
+def added_in_place(q, k, v, mask):
+    scores = q @ k.transpose(-2, -1)
+    scores /= 4
+    scores += mask * -1e9
+    return scores.softmax(-1) @ v
+
+
 def dropped(q, k, v, _):
     return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
 
@@ -89,9 +103,9 @@ def of_one_projection(q, k, v, _):
     return mixed.transpose(1, 2).contiguous().view(BATCH, QUERIES, HEADS, WIDTH).transpose(1, 2)
 
 
-KNOWN = [products, scaled, causal, filled, filled_with_little, added, dropped, dropped_causally, dropped_with_a_mask,
-         by_batches, of_one_projection]  # fmt: skip
-MASKED = [filled, filled_with_little, added, dropped_with_a_mask]
+KNOWN = [products, scaled, causal, filled, filled_with_little, added, in_place, added_in_place, dropped,
+         dropped_causally, dropped_with_a_mask, by_batches, of_one_projection]  # fmt: skip
+MASKED = [filled, filled_with_little, added, in_place, dropped_with_a_mask]
 
 
 def weights_too(q, k, v, _):
@@ -136,12 +150,19 @@ def over_parts_of_rows(q, k, v, _):
     return scores.softmax(-1).view(BATCH, HEADS, QUERIES, KEYS) @ v
 
 
+def a_mask_of_parts(q, k, v, mask):
+    """The scores are masked as (batch, heads * queries, keys), each head by other numbers."""
+    scores = (q @ k.transpose(-2, -1)).view(BATCH, HEADS * QUERIES, KEYS)
+    scores = scores + torch.linspace(-1, 1, HEADS * QUERIES)[:, None] * torch.linspace(0, 1, KEYS)
+    return scores.view(BATCH, HEADS, QUERIES, KEYS).softmax(-1) @ v
+
+
 def in_a_checkpoint(q, k, v, _):
     return checkpoint(products, q, k, v, None, use_reentrant=False)
 
 
 OTHERS = [weights_too, scores_too, a_bias_that_learns, over_queries, a_changed_product, powers, wider_values,
-          narrower_values, over_parts_of_rows, in_a_checkpoint]  # fmt: skip
+          narrower_values, over_parts_of_rows, a_mask_of_parts, in_a_checkpoint]  # fmt: skip
 
 
 def inputs(dtype=torch.float32):
