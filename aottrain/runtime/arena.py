@@ -7,10 +7,13 @@ storage's reference count says so. What autograd, hooks or retained graphs still
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ class Arena:
     memory: Tensor
     views: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
+
+_LARGEST_LEARNED = (32 << 20) - (64 << 10)  # glibc's limit, with room for its own words
 
 _lock = threading.Lock()
 _keys = itertools.count()
@@ -104,6 +109,21 @@ def _free_idle_blocks(wanted: int) -> None:
             if storage_use_count(storage) == 1:
                 known.remove(storage)
                 wanted -= storage.nbytes()
+
+
+@cache
+def settle_allocator() -> None:
+    """Once in a process: the C library's allocator learns to keep what is freed.
+
+    What libraries allocate themselves at each step is out of its reach. glibc gives memory back to the system, to be
+    mapped and cleared anew, until a block as large has been freed once; this is the largest from which it learns. The
+    block is never touched.
+    """
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.malloc.restype, library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
+        library.malloc.argtypes = (ctypes.c_size_t,)
+        library.free(library.malloc(_LARGEST_LEARNED))
 
 
 def empty_cache() -> None:

@@ -15,7 +15,7 @@ from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, val
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.ir.tensor import TensorSpec
-from aottrain.runtime.arena import ArenaLayout, residual
+from aottrain.runtime.arena import ArenaLayout, residual, settle_allocator
 from aottrain.runtime.attention import ATTENTIONS
 from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
@@ -32,6 +32,7 @@ def scheduled_runner(
 
     launches: for each kernel's name what runs it on its buffers. memory: where buffers live; without it each is fresh.
     """
+    settle_allocator()
     source, names = render(graph, schedule, launches, memory)
     namespace: dict[str, Any] = dict(names)
     exec(compile(source, "<aottrain program>", "exec"), namespace)

@@ -1,5 +1,10 @@
 """Arenas: offsets without overlap (law 5), leases, blocks that nothing refers to, and calls in flight."""
 
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -90,3 +95,35 @@ def test_what_is_returned_is_never_used_again():
     for _ in range(3):
         call(x + 1)
     assert torch.equal(first, kept)
+
+
+PAGE_FAULTS = """
+import resource
+import torch
+from torch import nn
+import aottrain
+
+blocks = [nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(2)]
+model = nn.Sequential(*blocks)
+call, x = aottrain.compile(model, capture="trace", kernel="cpp"), torch.randn(4096, 256)
+
+def steps(count):
+    for _ in range(count):
+        call(x).square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+steps(4)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+steps(4)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is taught")
+def test_a_steady_step_takes_no_new_pages():
+    """For what libraries and gradients allocate anew; five thousand before the allocator was taught to keep it."""
+    environment = {key: value for key, value in os.environ.items() if key != "AOTTRAIN_RATES"}
+    ran = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, env=environment, check=True
+    )
+    assert int(ran.stdout) < 1000
