@@ -140,7 +140,7 @@ def _log_softmax(loss: fx.Node) -> fx.Node:
     _require(reduction in (_op.MEAN, _op.SUM), "its losses are not reduced")
     assert isinstance(scores, fx.Node) and isinstance(target, fx.Node)
     if scores.target is aten._to_copy.default:  # under autocast on CUDA: a log-softmax in bfloat16, a loss in float32
-        scores = scores.args[0]  # type: ignore[assignment]
+        scores = scores.args[0]
     assert isinstance(scores, fx.Node)
     _require(scores.target is aten._log_softmax.default, f"its scores are those of {_name(scores)}")
     _require(spec_of(scores) is not None and len(_spec(scores).shape) == 2, "it is of a single example")
@@ -177,7 +177,7 @@ def _gradients(loss: fx.Node, log_softmax: fx.Node, layer: Layer) -> Gradients |
     assert isinstance(gradient, fx.Node)
     if gradient.target is aten._to_copy.default and loss.args[0] is not log_softmax:
         _require(len(gradient.users) == 1, "its log-probabilities have another gradient")
-        gradient = gradient.args[0]  # type: ignore[assignment]
+        gradient = gradient.args[0]
     assert isinstance(gradient, fx.Node)
     same = gradient.target is aten.nll_loss_backward.default and gradient.args[1:6] == loss.args
     _require(len(softmaxes) == 1 and same and len(gradient.users) == 1, "its log-probabilities have another gradient")

@@ -39,7 +39,7 @@ def test_rows_are_eagers(classes, reduction, dtype, softmax_dtype):
     (losses, gradient), (wanted_losses, wanted) = both(logits, target, softmax_dtype, reduction)
     assert_close(losses.to(softmax_dtype), wanted_losses.to(softmax_dtype))
     assert gradient.dtype is wanted.dtype
-    assert_close(gradient, wanted.to(gradient.dtype))
+    assert_close(gradient.to(softmax_dtype), wanted.to(softmax_dtype))  # one rounding of a log-probability, as above
 
 
 def test_infinities_and_nans_come_out_the_same():
