@@ -264,7 +264,7 @@ def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[
         f"process of its own, {together}; medians of the rounds, lowest and highest in brackets. Speed is relative to "
         "eager; level: faster in one round, slower in another.",
         f"Dominated: another run needs no more memory and is faster in every round, or needs less (by {EQUAL_PEAK:.0%} "
-        "or more) and is as fast or faster.",
+        "or more) and is not slower by the median.",
         f"Knee: {chosen.name}, farthest below the line between the ends of the budgets that no other one dominates."
         if chosen
         else "Knee: none; no budget lies below the line between the ends.",
