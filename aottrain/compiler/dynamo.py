@@ -27,6 +27,7 @@ from aottrain.compat import (
 )
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.asserts import raise_as_python
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
@@ -36,6 +37,7 @@ from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
 from aottrain.runtime.state import StateGuard
@@ -109,6 +111,7 @@ def compile_graph(
     guard_modules()
     keep_dynamo_out()
     drop_shadows(graph)
+    raise_as_python(graph)
     function = _Inliner(graph).run
     sizes = None
     try:
@@ -131,6 +134,7 @@ def compile_graph(
     forward_mode = _eager(graph, report, FORWARD_MODE, ran)
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
     moved = _eager(graph, report, _STARTS, ran)
+    by_operators = _by_operators(graph)
     counts_from_start = _counts_from_start(graph)
 
     def run(*args: Any) -> Any:
@@ -145,7 +149,19 @@ def compile_graph(
             return fallback(*args)
         ran.any = True
         values = NO_SIZES if sizes is None else sizes.read(args)
-        computed = program(primals, values)
+        try:
+            computed = program(primals, values)
+        except ForwardRaised as signal:
+            raised = signal
+        else:
+            return finish(computed, primals, values)
+        result = raised.run_again(by_operators, args, {})
+        if options.on_unsupported == "error":
+            raise raised.error
+        add_fallback(report, f"the compiled forward raised where eager does not: {raised}")
+        return result
+
+    def finish(computed: list[Tensor], primals: list[Tensor], values: Any) -> Any:
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 
@@ -170,15 +186,26 @@ def _compile(
 
 
 def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threading.local) -> Runner:
+    by_operators = _by_operators(graph)
+
     def run(*args: Any) -> Any:
         ran.any = True
         add_fallback(report, reason)
+        return by_operators(*args)
+
+    return run
+
+
+def _by_operators(graph: fx.GraphModule) -> Runner:
+    """Dynamo's graph as eager runs it."""
+    restored: list[bool] = []
+
+    def run(*args: Any) -> Any:
         if not restored:
             _restore_checkpoints(graph)
             restored.append(True)
         return graph(*args)
 
-    restored: list[bool] = []
     return run
 
 

@@ -26,11 +26,12 @@ from aottrain.ir.graph import (
     spec_of,
     value_of,
 )
-from aottrain.ir.ops import OpKind
+from aottrain.ir.ops import OpKind, uses_generator
 from aottrain.ir.report import Replays
 from aottrain.peers import inductor_kernel
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
+from aottrain.runtime.failures import signalling
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
@@ -57,8 +58,9 @@ def link(
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
     known = parts, kernel, fused[1:], recorded
+    run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
-        forward=_or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward,
+        forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
         build_backward=None if parts.backward is None else partial(_build_backward, *known),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
@@ -77,6 +79,12 @@ def link(
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
     return program
+
+
+def _drawn_from(forward: fx.Graph) -> list[torch.device]:
+    """Where the graph draws from eager's generators: on a device it may also ask the CPU's for a seed."""
+    draws = any(uses_generator(node.target) for node in calls(forward))
+    return sorted({torch.device("cpu"), *devices_of(forward)}, key=str) if draws else []
 
 
 def _build_backward(
@@ -174,7 +182,7 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
 
 
 def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
-    if node is None or is_wrapped(value):
+    if node is None or value is None or is_wrapped(value):
         return value
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or value.layout is not torch.strided:
