@@ -144,6 +144,7 @@ class CompiledCall:
             entry.places = entry.state_places(tensors)
             self._entries.setdefault(key, []).append(entry)
             self.report.graphs.append(entry.report)
+            entry.program.faults.count_in(self.report)
             return entry
 
     def _trace(

@@ -28,7 +28,8 @@ def raise_as_python(graph: fx.GraphModule) -> None:
 def _is_statement(node: fx.Node) -> bool:
     """By the source that Dynamo notes: its last frame's line is followed by marks under it, or nothing."""
     lines = str(node.meta.get("stack_trace") or "").splitlines()
-    return getattr(node.target, "__name__", "") == "_assert_async" and any(line.strip().startswith("assert") for line in lines[-2:])
+    written = any(line.strip().startswith("assert") for line in lines[-2:])
+    return written and getattr(node.target, "__name__", "") == "_assert_async"
 
 
 def assert_true(flag: Tensor, message: Any = _NO_MESSAGE) -> None:

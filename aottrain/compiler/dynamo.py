@@ -128,6 +128,7 @@ def compile_graph(
         return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)
+    program.faults.count_in(report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state

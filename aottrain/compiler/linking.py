@@ -32,6 +32,7 @@ from aottrain.peers import inductor_kernel
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.failures import signalling
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
@@ -42,6 +43,7 @@ def link(
     replay: Replay | None = None,
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
+    faults: Faults | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
 
@@ -57,7 +59,8 @@ def link(
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
-    known = parts, kernel, fused[1:], recorded
+    faults = faults or Faults()
+    known = parts, kernel, fused[1:], recorded, faults
     run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
         forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
@@ -75,6 +78,7 @@ def link(
         replay=replay,
         size_names=size_names,
         viewed=analysis.viewed,
+        faults=faults,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
@@ -92,18 +96,14 @@ def _build_backward(
     kernel: Kernel,
     fused: Sequence[FusedGraph],
     forward: RecordedRunner | None,
+    faults: Faults,
     pattern: Pattern,
 ) -> Backward:
     assert parts.backward is not None
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
     graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    if fused:
-        known = fused[0]
-        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
-        runner = whole.runner()
-    else:
-        runner = build_runner(graph, kernel)
+    runner = _fused_runner(graph, fused[0], faults) if fused else build_runner(graph, kernel)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -111,6 +111,17 @@ def _build_backward(
     if fused or forward is not None:
         runner = _or_by_operators(runner, graph)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
+
+
+def _fused_runner(graph: fx.Graph, known: FusedGraph, faults: Faults) -> Runner:
+    """By kernels of its own, where it is not the graph whose kernels are made already."""
+    if graph is known.graph:
+        return known.runner()
+    try:
+        return fuse_graph(graph, known.memory is not None, known.backend).runner()
+    except Exception as error:
+        faults.note("the kernels of a backward in which some tangents are undefined", error)
+        return aten_runner(graph)
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from aottrain.errors import UnsupportedError
-
 aten = torch.ops.aten
 
 
-class _OutOfRange(UnsupportedError, RuntimeError):
-    """What eager raises a RuntimeError for; a program that is traced runs eagerly instead, and raises eager's own."""
-
-
 def check_number(holds: bool, message: str) -> None:
-    """Of an argument that is the same in each call of a program."""
+    """Of an argument that is the same in each call of a program; one that cannot be traced runs eagerly."""
     if not holds:
-        raise _OutOfRange(message)
+        raise RuntimeError(message)
 
 
 def check_values(flag: Tensor, message: str) -> None:
