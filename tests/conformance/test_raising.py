@@ -84,7 +84,7 @@ LOOKUPS = {
     ),
     "multi_margin_loss": (F.multi_margin_loss, (EYE[:2], FAR), (EYE[:2], FAR % 3)),
     "one_hot": (lambda t: F.one_hot(t, 3), (FAR,), (FAR % 3,)),
-    "masked_scatter": (lambda x, y: x.masked_scatter(x > 0, y), (ONES, ONES[:1]), (tensor([1.0, -1.0, -1.0]), ONES[:1])),
+    "masked_scatter": (lambda x, y: x.masked_scatter(x > 0, y), (ONES, ONES[:1]), (-ONES, ONES[:1])),
     "max_unpool2d": (
         lambda x, i: F.max_unpool2d(x, i, 2),
         (torch.ones(1, 1, 2, 2), torch.full((1, 1, 2, 2), 99)),
