@@ -192,8 +192,8 @@ def _ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *more: Any, **named: Any
 ) -> Tensor:
     """With lengths as tensors: of lists C++ makes tensors that no trace sees."""
-    given = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (input_lengths, target_lengths)]
-    return torch.nn.functional.ctc_loss(log_probs, targets, *given, *more, **named)
+    inputs, outputs = (torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (input_lengths, target_lengths))
+    return torch.nn.functional.ctc_loss(log_probs, targets, inputs, outputs, *more, **named)
 
 
 _WRITTEN_OUT: dict[Any, Any] = {

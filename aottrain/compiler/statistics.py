@@ -24,8 +24,8 @@ def cov(
     if not weights and count <= correction:
         return torch.cov(input, correction=correction)
     x = input.reshape(1, -1) if input.dim() < 2 else input
-    for weight in weights:
-        check_values(weight.min() >= 0, "cov(): weights cannot be negative")
+    for known in weights:
+        check_values(known.min() >= 0, "cov(): weights cannot be negative")
     weight = weights[0] * weights[1] if len(weights) == 2 else next(iter(weights), None)
     total = torch.scalar_tensor(count, dtype=torch.int64, device=x.device) if weight is None else weight.sum()
     if weight is not None:
