@@ -1,4 +1,4 @@
-"""Plans in tests do not depend on how fast the machine is that runs them."""
+"""Plans in tests do not depend on how fast the machine is that runs them, and faults of the compiler are errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import pytest
 
 os.environ["AOTTRAIN_RATES"] = "default"
+os.environ["AOTTRAIN_FAULTS"] = "raise"
 
 
 @pytest.fixture(autouse=True)
