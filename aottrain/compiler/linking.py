@@ -13,6 +13,7 @@ from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
+from aottrain.errors import CompilerError
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
@@ -29,6 +30,7 @@ from aottrain.ir.graph import (
 from aottrain.ir.ops import OpKind
 from aottrain.ir.report import Replays
 from aottrain.peers import inductor_kernel
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
@@ -90,12 +92,7 @@ def _build_backward(
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
     graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    if fused:
-        known = fused[0]
-        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
-        runner = whole.runner()
-    else:
-        runner = build_runner(graph, kernel)
+    runner = _fused_runner(graph, fused[0]) if fused else build_runner(graph, kernel)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -103,6 +100,17 @@ def _build_backward(
     if fused or forward is not None:
         runner = _or_by_operators(runner, graph)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
+
+
+def _fused_runner(graph: fx.Graph, known: FusedGraph) -> Runner:
+    """known: the whole backward, of which this is a part where some tangents are undefined."""
+    if graph is known.graph:
+        return known.runner()
+    try:
+        return fuse_graph(graph, known.memory is not None, known.backend).runner()
+    except CompilerError as error:
+        say_once(f"the backward without some of its tangents runs op by op: {error}")
+        return aten_runner(graph)
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
