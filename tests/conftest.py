@@ -1,4 +1,4 @@
-"""Plans in tests do not depend on how fast the machine is that runs them."""
+"""Plans in tests do not depend on how fast the machine is that runs them, nor on how many tests it runs at once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import sys
 import pytest
 
 os.environ["AOTTRAIN_RATES"] = "default"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
 
 
 @pytest.fixture(autouse=True)
