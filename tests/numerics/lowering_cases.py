@@ -129,8 +129,8 @@ def _masked(*rest: Any) -> Make:
 # What is left of a sum near its zero has no digit right, in eager either: errors are counted in those of the largest.
 CANCELLING = (aten.mish_backward.default,)
 
-# What a formula adds up, where the sum may be near zero: each part is rounded before, by whoever computes it. (1 + erf is
-# 1e-8 at the far left of gelu, where erf itself is rounded as -1 is.)
+# What a formula adds up, where the sum may be near zero: each part is rounded before, by whoever computes it. (1 + erf
+# is 1e-8 at the far left of gelu, where erf itself is rounded as -1 is.)
 CANCELLED: dict[Any, Callable[..., Tensor]] = {
     aten.gelu.default: lambda x: x.abs() / 2,
     aten.gelu_backward.default: lambda gradient, x: gradient.abs(),
