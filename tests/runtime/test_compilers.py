@@ -38,7 +38,6 @@ def compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(native, "_loaded", {})
     monkeypatch.setattr(native, "_hanging", {})
-    monkeypatch.setattr(native, "_FIRST_TIMEOUT_S", 1)
     monkeypatch.setattr(cache, "_said", set())
 
     def make(script: str) -> Path:
@@ -50,6 +49,11 @@ def compiler(tmp_path, monkeypatch):
         return started
 
     return make
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(native, "_FIRST_TIMEOUT_S", 1)
 
 
 class Blocks(nn.Module):
@@ -119,7 +123,7 @@ def test_one_that_breaks_while_the_process_runs(compiler, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["sleep 1000", '[ "$1" = --version ] && exec "$GOOD" "$@"\nsleep 1000'])
-def test_one_that_hangs_is_waited_for_once(compiler, script):
+def test_one_that_hangs_is_waited_for_once(compiler, impatient, script):
     started = compiler(script)
     start = time.monotonic()
     with pytest.warns(UserWarning, match="did not answer within 1 s"):
@@ -132,7 +136,7 @@ def test_one_that_hangs_is_waited_for_once(compiler, script):
     assert time.monotonic() - start < 60
 
 
-def test_what_hangs_is_ended_with_all_that_it_has_started(compiler, tmp_path):
+def test_what_hangs_is_ended_with_all_that_it_has_started(compiler, impatient, tmp_path):
     compiler(f'sleep 1000 & echo $! >"{tmp_path}/child"; wait')
     with pytest.warns(UserWarning, match="did not answer"):
         assert find_compiler() is None
