@@ -39,11 +39,12 @@ from aottrain.compiler.scatters import order_scatters
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.compiler.sums import join_sums
-from aottrain.errors import BudgetError, UnsupportedError
+from aottrain.errors import BudgetError, CompilerError, UnsupportedError
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.report import GraphReport
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.runtime.state import StateGuard, check_reachable
@@ -98,7 +99,12 @@ def compile_call(
     options = replace(options, kernel=kernel)
     if options.counts_workspaces:
         options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(joint))
-    built = _build(joint, options, log, faults)
+    try:
+        built = _build(joint, options, log, faults)
+    except CompilerError as error:  # the plan and its budget hold without kernels too
+        say_once(f"this program runs op by op: {error}")
+        options, reason = replace(options, kernel="aten"), str(error)
+        built = _build(joint, options, log, faults)
     chosen = replace(options, kernel=built.kernel)
     replays = plan_replays(built.parts, chosen)
     known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays, faults

@@ -13,6 +13,7 @@ from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
+from aottrain.errors import CompilerError
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
@@ -29,6 +30,7 @@ from aottrain.ir.graph import (
 from aottrain.ir.ops import OpKind, uses_generator
 from aottrain.ir.report import Replays
 from aottrain.peers import inductor_kernel
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.failures import signalling
@@ -114,11 +116,14 @@ def _build_backward(
 
 
 def _fused_runner(graph: fx.Graph, known: FusedGraph, faults: Faults) -> Runner:
-    """By kernels of its own, where it is not the graph whose kernels are made already."""
+    """known: the whole backward, of which this is a part where some tangents are undefined."""
     if graph is known.graph:
         return known.runner()
     try:
         return fuse_graph(graph, known.memory is not None, known.backend).runner()
+    except CompilerError as error:
+        say_once(f"the backward without some of its tangents runs op by op: {error}")
+        return aten_runner(graph)
     except Exception as error:
         faults.note("the kernels of a backward in which some tangents are undefined", error)
         return aten_runner(graph)
