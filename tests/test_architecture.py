@@ -29,6 +29,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint.py",
     "aottrain/compiler/functional.py",
     "aottrain/compat.py",
+    "aottrain/compat_dynamo.py",
     "aottrain/peers.py",
 }
 # The one place that runs a peer's compiler on our graphs, for kernel=inductor.
