@@ -148,7 +148,7 @@ def test_the_line_of_the_program_is_named(capture):
     if call.report.fallbacks:  # else TorchDynamo broke the graph there
         assert [value.source for value in call.report.fallbacks] == [f"test_counting.py:{first + 2}"]
     else:
-        assert [value.source for value in call.report.graph_breaks] == [f"test_counting.py:{first + 2}"]
+        assert f"test_counting.py:{first + 2}" in {value.source for value in call.report.graph_breaks}
 
 
 def test_a_line_of_the_backward():
