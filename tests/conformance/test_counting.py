@@ -101,6 +101,7 @@ def test_a_part_past_the_limit():
     assert fallback.reason == dynamo.LIMIT_REACHED and fallback.source.startswith("test_counting.py:")
     (found,) = call.report.graph_breaks
     assert "graph_break" in found.reason and found.source.startswith("test_counting.py:")
+    assert found.source in call.report.explain().partition("Program 1")[0]
 
 
 def test_a_part_past_the_limit_is_an_error_where_that_is_asked_for():
