@@ -146,7 +146,9 @@ def observe(program):
 
 
 def same(one, other):
-    return isinstance(other, torch.Tensor) and torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and torch.equal(one, other)
+    return one == other
 
 
 def attempt(program, capture, how):
