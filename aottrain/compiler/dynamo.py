@@ -34,6 +34,7 @@ from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.places import line_at, line_of, place_of, raised_at, written_at
 from aottrain.compiler.refusals import count_fallback, shared_report
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
+from aottrain.compiler.reporting import without_state
 from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import AottrainError, ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_graph_break
@@ -184,7 +185,7 @@ def _compile_graph(
     with tracing_alone():
         entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
-    eager.report.graphs.append(graph_report)
+    eager.report.graphs.append(without_state(graph_report, graph, example_inputs))
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
