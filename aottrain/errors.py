@@ -41,3 +41,7 @@ class NumericsError(AottrainError):
 
 class CheckpointError(AottrainError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class BusyError(AottrainError):
+    """Another run writes to the output folder; the message names the folder and the process."""

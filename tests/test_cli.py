@@ -318,6 +318,48 @@ def test_an_interrupted_sweep_names_what_was_not_run(here):
     assert [row["status"] for row in rows] == ["interrupted", "not run", "not run"]
 
 
+def begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    assert process.stdout is not None
+    while "started" not in process.stdout.readline():
+        assert process.poll() is None
+    return process
+
+
+@pytest.mark.parametrize("line", [["hydra.run.dir=mine"], ["-m", "seed=1,2", "hydra.sweep.dir=mine"]], ids=str)
+def test_a_folder_that_another_run_writes_to_is_refused_and_stays_as_it_is(here, line):
+    first = begun(command(*line, "trainer.steps=7", folder=here, stub=WAITING))
+    before = {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()}
+    second = command(*line, "trainer.steps=9", folder=here)
+    _, err = second.communicate()
+    assert second.returncode == 2 and err == (
+        f"aottrain: BusyError: {here / 'mine'}: another run (process {first.pid}) writes there; "
+        f"wait until it ends, or give another {line[-1].split('=')[0]}\n"
+    )
+    assert {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()} == before
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=30)
+    assert not list((here / "mine").rglob(".lock"))
+
+
+def test_the_lock_of_a_run_that_was_killed_holds_nobody_back(here):
+    first = begun(command("hydra.run.dir=mine", folder=here, stub=WAITING))
+    first.kill()
+    first.communicate()
+    assert (here / "mine" / ".lock").read_text() == f"{first.pid}\n"
+    third = command("hydra.run.dir=mine", "logger=csv", folder=here, stub=TASK)
+    assert third.communicate()[1] == "" and third.returncode == 0
+
+
+def test_a_lock_is_had_by_one_at_a_time_however_they_take_turns(tmp_path):
+    script = "import sys, time\nfrom pathlib import Path\nfrom aottrain.cli.lock import only_run_in\n" \
+             "from aottrain.errors import BusyError\nfolder = Path(sys.argv[1])\nheld = 0\nwhile held < 200:\n" \
+             "    try:\n        with only_run_in(folder, 'k'):\n            (folder / 'in').touch(exist_ok=False)\n" \
+             "            (folder / 'in').unlink()\n            held += 1\n" \
+             "    except BusyError:\n        time.sleep(0)\n"  # fmt: skip
+    racers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT) for _ in range(3)]
+    assert [racer.wait() for racer in racers] == [0, 0, 0]
+
+
 def test_two_runs_in_the_same_second_do_not_share_a_directory(here):
     processes = [command("logger=csv", "seed=1", folder=here, stub=TASK) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]

@@ -12,10 +12,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aottrain.errors import AottrainError, BudgetError, ConfigError
+from aottrain.errors import AottrainError, BudgetError, BusyError, ConfigError
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
+
+# Errors of what was asked for, found before any step.
+REFUSALS = (BudgetError, BusyError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except AottrainError as error:
         print(f"aottrain: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, BudgetError) else 1  # a budget is refused before any step
+        return 2 if isinstance(error, REFUSALS) else 1
     except KeyboardInterrupt as error:
         print("aottrain: interrupted", file=sys.stderr)
         return 128 + getattr(error, "signum", signal.SIGINT)

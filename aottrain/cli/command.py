@@ -19,9 +19,10 @@ from omegaconf import DictConfig, read_write
 
 from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
+from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.sweeps import sweep
-from aottrain.cli.values import text_of
+from aottrain.cli.values import directory_of, text_of
 from aottrain.errors import ConfigError
 from aottrain.usage import config_folder, parse_flags, usage
 
@@ -75,7 +76,13 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
 
 
 def _run_one(composer: Composer, job: Job) -> int:
-    """Make the output directory as Hydra does (.hydra/, log file, callbacks) and run the task in it."""
+    """Make the output directory, which is this run's alone, and run the task in it."""
+    with only_run_in(Path(directory_of(job.composed, "hydra.run.dir")[0]), "hydra.run.dir"):
+        return _run_in_folder(composer, job)
+
+
+def _run_in_folder(composer: Composer, job: Job) -> int:
+    """Fill the output directory as Hydra does (.hydra/, log file, callbacks) and run the task in it."""
     errors: list[Exception] = []
 
     def task(_: DictConfig) -> int:

@@ -1,8 +1,8 @@
 """Compose the configuration with Hydra, and hold it against what exists: all mistakes are found, and said at once.
 
-Hydra would accept `+partition.bugdet=0.4` and `partition.budget=1.4`, and stop at the first of several mistakes; so each
-override is held against the keys that exist before Hydra sees it, and each value against the dataclasses of config.py
-after.
+Hydra would accept `+partition.bugdet=0.4` and `partition.budget=1.4`, and stop at the first of several mistakes; so
+each override is held against the keys that exist before Hydra sees it, and each value against the dataclasses of
+config.py after.
 """
 
 from __future__ import annotations

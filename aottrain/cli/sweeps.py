@@ -13,6 +13,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import read_write
 
 from aottrain.cli.compose import Composer, Job
+from aottrain.cli.lock import only_run_in
 from aottrain.cli.values import directory_of, quoted, text_of
 from aottrain.errors import ConfigError
 from aottrain.schema import Mistake, show
@@ -52,7 +53,8 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
         mistakes.append(Mistake("hydra.sweep.subdir", "must differ between jobs, as ${hydra.job.num} does"))
     if mistakes:
         raise ConfigError([str(mistake) for mistake in dict.fromkeys(mistakes)])
-    return run_sweep(planned, Path(folder))
+    with only_run_in(Path(folder), "hydra.sweep.dir"):
+        return run_sweep(planned, Path(folder))
 
 
 def _sweep_job(number: int, given: list[Override], job: Job, folder: Path, flags: argparse.Namespace) -> SweepJob:
