@@ -32,7 +32,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(arguments) == 2
     printed = capsys.readouterr()
     title, *lines = printed.err.splitlines()
-    assert "mistake" in title and "Traceback" not in printed.err and printed.out == ""
+    assert "mistake" in title and "Traceback" not in printed.err
+    assert all(line.startswith(f"aottrain {__version__}: ") for line in printed.out.splitlines())
     assert title.split()[1] == str(len(lines)) and all(line.startswith("  ") for line in lines)
     assert set(Path.cwd().rglob("*")) == before
     return [line.strip() for line in lines]
@@ -253,6 +254,53 @@ def test_wrong_input_is_answered_without_torch_and_traceback(here):
     script = "import sys; from aottrain.cli import main; main(['seed=x']); print({'torch', 'wandb'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+LOUD = """
+import sys, warnings
+from aottrain.errors import NumericsError
+
+def run(config):
+    print("printed")
+    print("and to stderr", file=sys.stderr)
+    warnings.warn("a warning")
+    raise NumericsError("step 3: wrong\\nsecond line")
+"""
+
+
+def test_the_first_line_comes_before_torch_and_the_log_has_all_that_was_printed(here):
+    process = command("hydra.run.dir=mine", folder=here, stub=LOUD)
+    out, err = process.communicate()
+    assert process.returncode == 1
+    first = f"aottrain {__version__}: train transformer, engine aot, in mine; loading torch"
+    assert out.splitlines() == [first, "printed"]
+    logged = (here / "mine" / "aottrain.log").read_text()
+    assert err.endswith("aottrain: NumericsError: step 3: wrong\nsecond line\n") and "a warning" in err
+    assert all(line in logged.splitlines() for line in (first, "printed", "and to stderr", "second line"))
+    assert "a warning" in logged and "NumericsError: step 3: wrong" in logged
+    script = "import sys; from aottrain.cli import main; import aottrain.cli.compose as c\n" \
+             "c.read_model = lambda config: sys.exit(str('torch' in sys.modules))\nmain(['hydra.run.dir=other'])"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert done.stderr == "False\n" and done.stdout == first.replace("mine", "other") + "\n"
+
+
+@pytest.mark.parametrize("name", ["hydra", "omegaconf", "torch"])
+def test_without_a_dependency_one_line_says_what_to_do(here, name):
+    (here / "stub" / name).mkdir(parents=True)
+    (here / "stub" / name / "__init__.py").write_text(f"raise ModuleNotFoundError('no', name='{name}')")
+    process = command("debug=fast", "hydra.run.dir=mine", folder=here)
+    _, err = process.communicate()
+    assert process.returncode == 2 and err == (
+        f"aottrain: {sys.executable} has no {name}: write `bash scripts/train.sh` for `python -m aottrain`, "
+        "or `source .venv/bin/activate` before it\n"
+    )
+
+
+def test_a_module_of_one_s_own_that_is_missing_is_not_taken_for_a_dependency(here):
+    process = command("logger=csv", folder=here, stub="import no_such_module")
+    _, err = process.communicate()
+    assert process.returncode == 1 and "Traceback" in err and "no_such_module" in err
 
 
 def test_a_task_s_own_error_is_one_line(here):

@@ -12,13 +12,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aottrain.errors import AottrainError, BudgetError, BusyError, ConfigError
+from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
 
 # Errors of what was asked for, found before any step.
-REFUSALS = (BudgetError, BusyError)
+REFUSALS = (BudgetError, BusyError, CapacityError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +25,9 @@ from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.values import directory_of, text_of
-from aottrain.errors import ConfigError
+from aottrain.config import RunConfig
+from aottrain.errors import AottrainError, ConfigError
+from aottrain.trainer.console import copied_to
 from aottrain.usage import config_folder, parse_flags, usage
 
 
@@ -72,28 +76,44 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
     mode = None if head is None else head.hydra.mode  # set by an experiment's file, or by hydra.mode=MULTIRUN
     if flags.multirun or mode == RunMode.MULTIRUN:
         return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
-    return _run_one(composer, _sound(composer.check(flags.overrides)))
+    said: list[str] = []
+
+    def announce(config: RunConfig, directory: str) -> None:
+        """The first line, before torch is imported, which takes longer than all until here."""
+        what = f"{config.task} {config.recipe.name}, engine {config.engine.name}"
+        said.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
+        print(said[-1], flush=True)
+
+    return _run_one(composer, _sound(composer.check(flags.overrides, announce=announce)), said)
 
 
-def _run_one(composer: Composer, job: Job) -> int:
+def _run_one(composer: Composer, job: Job, said: Sequence[str]) -> int:
     """Make the output directory, which is this run's alone, and run the task in it."""
     with only_run_in(Path(directory_of(job.composed, "hydra.run.dir")[0]), "hydra.run.dir"):
-        return _run_in_folder(composer, job)
+        return _run_in_folder(composer, job, said)
 
 
-def _run_in_folder(composer: Composer, job: Job) -> int:
-    """Fill the output directory as Hydra does (.hydra/, log file, callbacks) and run the task in it."""
+def _run_in_folder(composer: Composer, job: Job, said: Sequence[str]) -> int:
+    """Fill the output directory as Hydra does (.hydra/, log file, callbacks) and run the task in it.
+
+    said: what has been printed already; it goes to the log, as all that is printed from now on does.
+    """
     errors: list[Exception] = []
 
     def task(_: DictConfig) -> int:
-        try:
-            for note in job.notes:
-                print(note, flush=True)
-            config = replace(job.config, output_dir=HydraConfig.get().runtime.output_dir)
-            return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
-        except Exception as error:
-            errors.append(error)
-            raise
+        directory = HydraConfig.get().runtime.output_dir
+        with copied_to(Path(directory, f"{HydraConfig.get().job.name}.log"), said) as log:
+            try:
+                for note in job.notes:
+                    print(note, flush=True)
+                config = replace(job.config, output_dir=directory)
+                return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
+            except BaseException as error:
+                own = isinstance(error, AottrainError | KeyboardInterrupt)
+                log.write(f"{type(error).__name__}: {error}\n" if own else traceback.format_exc())
+                if isinstance(error, Exception):  # which Hydra would keep for itself
+                    errors.append(error)
+                raise
 
     composed = job.composed
     with read_write(composed.hydra):

@@ -8,7 +8,7 @@ config.py after.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Job:
 
 
 Checked = tuple[Job | None, list[Mistake]]
+Announce = Callable[[RunConfig, str], None]
 
 
 class Composer:
@@ -67,11 +68,14 @@ class Composer:
                 mistakes.append(Mistake(text, reason))
         return overrides, mistakes
 
-    def check(self, texts: Sequence[str], *, look: bool = True, sweep: bool = False) -> Checked:
+    def check(
+        self, texts: Sequence[str], *, look: bool = True, sweep: bool = False, announce: Announce | None = None
+    ) -> Checked:
         """A job, or every mistake in its overrides and in the configuration that they give.
 
         look: at files, folders and devices too. sweep: the job will run in another process, so that here `recipe.model`
-        is read, and with it torch imported, only if somebody changed it.
+        is read, and with it torch imported, only if somebody changed it. announce: is called before torch is imported,
+        with the output directory, where nothing wrong has been found until then.
         """
         resumed = with_recorded(self, texts, sweep=sweep)
         composed, given, mistakes = self.compose(resumed.texts)
@@ -82,8 +86,11 @@ class Composer:
         config = absolute_paths(config)
         found += wrong
         if look:
-            found += missing_paths(config) + unusable(config, {item.key for item in found})
-            found += directory_of(composed, "hydra.sweep.dir" if sweep else "hydra.run.dir")[1]
+            directory, unmade = directory_of(composed, "hydra.sweep.dir" if sweep else "hydra.run.dir")
+            found += missing_paths(config) + unmade
+            if announce is not None and not found and not mistakes:
+                announce(config, directory)
+            found += unusable(config, {item.key for item in found})
         shipped, _ = self._compose_most(())
         changed = shipped is None or values.get("recipe") != shipped.get("recipe")
         finish = look and not sweep and not found and not mistakes

@@ -23,7 +23,7 @@ from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
 from aottrain.report import html
 from aottrain.tasks.build import build_job
-from aottrain.tasks.train import compile_figures, first_summary, report_figures
+from aottrain.tasks.summary import compile_figures, first_summary, report_figures
 from aottrain.tasks.worker import CONFIG_FILE, LOG_FILE, dump, last_words, load
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import prepare, schedule_steps, start_streams, take_step
