@@ -298,7 +298,7 @@ def test_without_a_dependency_one_line_says_what_to_do(here, name):
 
 
 def test_a_module_of_one_s_own_that_is_missing_is_not_taken_for_a_dependency(here):
-    process = command("logger=csv", folder=here, stub="import no_such_module")
+    process = command("logger=csv", folder=here, stub="def run(config):\n    import no_such_module")
     _, err = process.communicate()
     assert process.returncode == 1 and "Traceback" in err and "no_such_module" in err
 

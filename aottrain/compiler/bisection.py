@@ -9,8 +9,9 @@ guilty.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,11 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_o
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.workspace import kept_by_libraries
 from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
+from aottrain.errors import BudgetError
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
@@ -95,6 +98,9 @@ def bisect(
     modules: Sequence[str] = (),
     kernel: Kernel = "aten",
     loss_head: str = "auto",
+    reserved_bytes: int = 0,
+    cost: str = "roofline",
+    workspaces: bool = False,
     folder: str | Path | None = None,
 ) -> Guilty:
     """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`.
@@ -103,8 +109,8 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    known = partition, budget, kernel, "trace", "philox", False, "error"
-    options = check_options(*known, modules=modules, loss_head=loss_head)
+    known = partition, budget, kernel, "trace", "philox", False, "error", reserved_bytes, cost
+    options = check_options(*known, modules=modules, workspaces=workspaces, loss_head=loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -189,13 +195,25 @@ def _ladder(
 
         return climb
 
+    @cache
+    def planned() -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
+        """The plan that runs: as rewritten for kernels, or, where a budget leaves them no room, of the program before."""
+        rewritten = list(stages.values())[-1]
+        with suppress(BudgetError):
+            found = plan_of(rewritten)
+            if found[2].kernel == options.kernel or rewritten is base:
+                return found
+        return plan_of(base)
+
+    def plan_of(joint: JointGraph) -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
+        wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
+        plan = plan_partition(joint, *wanted, fused_by(joint, options))
+        parts = apply_partition(joint, plan)
+        return joint, parts, plan_kernels(joint, plan, parts, options)
+
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
-            joint: JointGraph = list(stages.values())[-1]
-            wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-            plan = plan_partition(joint, *wanted, fused_by(joint, options))
-            parts = apply_partition(joint, plan)
-            kernels = plan_kernels(joint, plan, parts, options)
+            joint, parts, kernels = planned()
             return _run_halves(name, joint, parts, kernels, kernel, inputs(joint))
 
         return climb
@@ -205,8 +223,11 @@ def _ladder(
     yield whole("simplified", lambda: simplify(stages["functional"]))
     if options.chunks_loss_head:
         yield whole("chunked loss head", lambda: _chunk(stages["simplified"]))
-    kernel, _ = choose_kernel(options.kernel, list(stages.values())[-1])
+    base = list(stages.values())[-1]
+    kernel, _ = choose_kernel(options.kernel, base)
     options = replace(options, kernel=kernel)
+    if options.counts_workspaces:
+        options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(base))
     if kernel in GENERATED:
         for rewrite in rewrites(kernel):
             before = list(stages.values())[-1]
@@ -214,6 +235,7 @@ def _ladder(
     if kernel == "cpp":
         yield whole("layouts", lambda: _laid_out(stages["split norms"]))
     yield halves("partitioned", "aten")
+    kernel = planned()[2].kernel
     if kernel in GENERATED:
         yield halves("scheduled", "evaluate")
     if kernel != "aten":

@@ -127,14 +127,11 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "modules": config.partition.modules,
         "kernel": load_kernel(config),
         "loss_head": config.kernel.loss_head,
-    }
-    options = {
-        "on_unsupported": config.engine.on_unsupported,
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
         "workspaces": True,
-        "cuda_graphs": config.kernel.cuda_graphs,
     }
+    options = {"on_unsupported": config.engine.on_unsupported, "cuda_graphs": config.kernel.cuda_graphs}
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
     def explain(batch: Batch) -> str:

@@ -25,6 +25,7 @@ from aottrain.config import LoggerConfig, RunConfig
 from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.worker import run_apart
+from aottrain.trainer.signals import interruptible
 
 Summary = Mapping[str, Any]
 
@@ -62,7 +63,15 @@ class Row:
 
 
 def run(config: RunConfig) -> int:
-    """Compare, print the table and write compare.csv. 0 if every engine ran and every loss agrees, else 1."""
+    """Compare, print the table and write compare.csv. 0 if every engine ran and every loss agrees, else 1.
+
+    Raises Interrupted by SIGINT or SIGTERM, when the process that trains has been ended.
+    """
+    with interruptible():
+        return _compare(config)
+
+
+def _compare(config: RunConfig) -> int:
     engines = config.compare.engines
     baseline = "eager" if "eager" in engines else engines[0]
     directory = Path(config.output_dir)
