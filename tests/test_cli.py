@@ -279,7 +279,8 @@ def test_the_first_line_comes_before_torch_and_the_log_has_all_that_was_printed(
     assert all(line in logged.splitlines() for line in (first, "printed", "and to stderr", "second line"))
     assert "a warning" in logged and "NumericsError: step 3: wrong" in logged
     script = "import sys; from aottrain.cli import main; import aottrain.cli.compose as c\n" \
-             "c.read_model = lambda config: sys.exit(str('torch' in sys.modules))\nmain(['hydra.run.dir=other'])"  # fmt: skip
+             "c.read_model = lambda config: sys.exit(str('torch' in sys.modules))\n" \
+             "main(['hydra.run.dir=other'])"  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
     assert done.stderr == "False\n" and done.stdout == first.replace("mine", "other") + "\n"

@@ -7,6 +7,7 @@ Exit codes: 0 success, 1 the run failed, 2 the input is wrong, 128 + n ended by 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wan
 
 # Errors of what was asked for, found before any step.
 REFUSALS = (BudgetError, BusyError, CapacityError)
+# What a file system says that takes no more; other errors of the system are shown with their traceback.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AottrainError as error:
         print(f"aottrain: {type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, REFUSALS) else 1
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"aottrain: {error.filename or 'output'}: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as error:
         print("aottrain: interrupted", file=sys.stderr)
         return 128 + getattr(error, "signum", signal.SIGINT)

@@ -36,11 +36,12 @@ from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.partition.workspace import kept_by_libraries
+from aottrain.compiler.reproduction import write_script
 from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import BudgetError
-from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
+from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
 from aottrain.runtime.launch import Launch
@@ -197,7 +198,7 @@ def _ladder(
 
     @cache
     def planned() -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
-        """The plan that runs: as rewritten for kernels, or, where a budget leaves them no room, of the program before."""
+        """The plan that runs: as rewritten for kernels, or, where a budget has no room for them, of what was before."""
         rewritten = list(stages.values())[-1]
         with suppress(BudgetError):
             found = plan_of(rewritten)
@@ -359,7 +360,8 @@ def _blame(last: _Rung, rung: _Rung, what: str, error: float, folder: str | Path
     }
     for name, node in rung.nodes.items():
         if name in wrong and not any(source.name in wrong for source in node.all_input_nodes):
-            script = "" if folder is None else _write_script(Path(folder), node, last, rung)
+            known = rung.name, node, last.values, rung.values[name]
+            script = "" if folder is None else write_script(Path(folder), *known)
             return Guilty(rung.name, what, node_text(node), module_of(node), source_of(node), error, script)
     return Guilty(rung.name, what, error=error)
 
@@ -381,37 +383,3 @@ def _difference(a: Any, b: Any) -> float:
     error = float((wide_a - wide_b)[finite].abs().max()) if bool(finite.any()) else 0.0
     scale = float(wide_a[finite].abs().max()) if bool(finite.any()) else 0.0
     return error if error > _TOLERANCE[a.dtype] * max(scale, _FLOOR) else 0.0
-
-
-def _write_script(folder: Path, node: fx.Node, last: _Rung, rung: _Rung) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs = {source.name: last.values.get(source.name) for source in node.all_input_nodes}
-    torch.save(
-        {"inputs": inputs, "expected": last.values[node.name], "found": rung.values[node.name]}, folder / "values.pt"
-    )
-    path = folder / "reproduce.py"
-    path.write_text(
-        f'"""Stage {rung.name}: {node_text(node)}"""\n'
-        "import pathlib\n\nimport torch\n\n"
-        'saved = torch.load(pathlib.Path(__file__).parent / "values.pt")\n'
-        + "".join(f"{name} = saved['inputs'][{name!r}]\n" for name in inputs)
-        + _call_text(node)
-        + 'print("largest difference, found:", (saved["found"] - saved["expected"]).abs().max())\n'
-    )
-    return str(path)
-
-
-def _call_text(node: fx.Node) -> str:
-    if node.op != "call_function" or not info(node).name.startswith("aten."):
-        return "# the value of this node is not one PyTorch op of its inputs\n"
-    arguments = [_literal(value) for value in node.args] + [f"{k}={_literal(v)}" for k, v in node.kwargs.items()]
-    call = f"torch.ops.{info(node).name}({', '.join(arguments)})"
-    return f'again = {call}\nprint("largest difference, run again:", (again - saved["expected"]).abs().max())\n'
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)

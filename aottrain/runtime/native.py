@@ -94,7 +94,7 @@ def _build(compiler: str, source: Source, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         text, built = Path(scratch) / "program.cpp", Path(scratch) / "program.so"
-        text.write_text(source.text)
+        text.write_text(source.text, encoding="utf-8")
         command = [compiler, *_FLAGS, *source.flags, str(text), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, timeout=_TIMEOUT_S)
         checksum = hashlib.sha256(built.read_bytes()).digest()

@@ -187,7 +187,8 @@ def _timed_round(config: RunConfig, index: int, errors: dict[str, str]) -> dict[
             part = f"round {index + 1} of {config.compare.rounds}, {config.compare.steps} steps timed"
             errors.update(train_apart(run_config, engine, part))
             if engine not in errors:
-                summaries[engine] = json.loads((Path(run_config.output_dir) / "summary.json").read_text())
+                summary = Path(run_config.output_dir) / "summary.json"
+                summaries[engine] = json.loads(summary.read_text(encoding="utf-8"))
     return summaries
 
 
@@ -212,7 +213,7 @@ def train_apart(config: RunConfig, name: str, part: str) -> dict[str, str]:
 
 
 def _read_losses(path: Path) -> list[float]:
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return [float(row["train/loss"] or "nan") for row in csv.DictReader(file)]
 
 
@@ -302,7 +303,7 @@ def shown(write: Callable[[Any], str], value: float | None) -> str:
 
 
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)])
         writer.writeheader()
         writer.writerows(dataclasses.asdict(row) for row in rows)

@@ -287,7 +287,7 @@ def _plot(points: Sequence[Point], curve: Curve) -> str:
 
 
 def _write_csv(path: Path, points: Sequence[Point]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Point)])
         writer.writeheader()
         for point in points:
