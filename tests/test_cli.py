@@ -256,6 +256,29 @@ def test_wrong_input_is_answered_without_torch_and_traceback(here):
     assert done.stdout == "set()\n"
 
 
+NAMED = """
+from pathlib import Path
+
+def run(config):
+    print(config.data.path, Path(config.data.path).read_text(encoding="utf-8"))
+    Path(config.output_dir, "é").write_text("é")
+    return 0
+"""
+
+
+def test_letters_beyond_ascii_work_wherever_the_machine_is_set_to(here, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    (here / "Bücher (2)").mkdir()
+    (here / "Bücher (2)" / "größe.txt").write_text("Maß", encoding="utf-8")
+    line = ['data.path="Bücher (2)/größe.txt"', 'hydra.run.dir="Läufe, 1"', "logger=csv"]
+    process = command(*line, folder=here, stub=NAMED)
+    out, err = process.communicate()
+    assert process.returncode == 0 and err == "" and f"{here}/Bücher (2)/größe.txt Maß" in out
+    assert (here / "Läufe, 1" / "é").read_text(encoding="utf-8") == "é"
+    assert "größe.txt" in (here / "Läufe, 1" / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
+
+
 LOUD = """
 import sys, warnings
 from aottrain.errors import NumericsError

@@ -26,6 +26,8 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. Mistakes go to stderr, one line each, and nothing is run."""
+    if arguments is None and sys.getfilesystemencoding() == "ascii":
+        begin_again_with_utf8()
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # kernel.target may name a file of the current folder, however we were started
     for stream in (sys.stdout, sys.stderr):
@@ -57,6 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print("aottrain: interrupted", file=sys.stderr)
         return 128 + getattr(error, "signum", signal.SIGINT)
+
+
+def begin_again_with_utf8() -> None:
+    """Where the machine is set to ASCII, and Python told not to make up for it, no library that we use can name a
+    folder with an accent in it: the same process starts once more, in the mode that Python has for this."""
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def not_installed(name: str) -> str:
