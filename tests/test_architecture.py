@@ -121,7 +121,7 @@ def unnamed_encodings(root: Path) -> list[str]:
 def is_text_file_call(call: ast.Call) -> bool:
     named = {keyword.arg: keyword.value for keyword in call.keywords}
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if "encoding" in named or dotted(call.func) == "os.open":
+    if "encoding" in named or dotted(call.func) in ("os.open", "self.open"):
         return False
     if method in ("read_text", "write_text"):
         return True

@@ -131,7 +131,7 @@ def _prepare(record: Record, job: Job) -> None:
     with ExitStack() as inside:
         if job.step.engine in ("aot", "torch_compile"):
             record.begin("compiling, and measuring calls that are not in the cache")
-        status = inside.enter_context(Status(record.doing[-1]))
+        status = inside.enter_context(Status("compiling"))
         if job.step.engine == "aot":
             from aottrain.compiler.stages import stages_told  # the compiler, which the other engines do without
 

@@ -106,7 +106,10 @@ class Status:
             self._draw(f"{self.title}{stage}, {time.perf_counter() - self._start_s:.0f} s")
 
     def _draw(self, text: str) -> None:
-        self._terminal.write(f"\r\x1b[K{text}")
+        columns = DEFAULT_COLUMNS
+        if _has_size(self._terminal):
+            columns = os.get_terminal_size(self._terminal.fileno()).columns
+        self._terminal.write(f"\r\x1b[K{text[: columns - 1]}")  # a longer one would go on in a line that stays
         self._terminal.flush()
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import pty
 import signal
+import struct
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -105,6 +108,9 @@ def test_what_is_being_done_stands_on_the_last_line_and_goes_again(terminal, mon
     with Status("compiling") as status:
         status.tell("trace_joint")
         while "compiling: trace_joint, 0 s" not in seen.text:
+            time.sleep(0.01)
+        fcntl.ioctl(seen.file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
+        while not seen.text.endswith("\x1b[Kcompiling: "):
             time.sleep(0.01)
     assert seen.close() == [""]
 
