@@ -10,6 +10,7 @@ from aottrain.config import RunConfig
 from aottrain.ir.figures import with_optimizer
 from aottrain.ir.report import CompileReport, GraphReport
 from aottrain.metrics.memory import eager_saved_bytes
+from aottrain.runtime.machine import describe_machine
 from aottrain.tasks.build import accumulation_bytes
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import optimizer_state_bytes
@@ -55,6 +56,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "precision": config.trainer.precision,
         "device": config.device,
         "torch": str(torch.__version__),
+        "machine": None,
     }
 
 
@@ -66,6 +68,7 @@ def job_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
         "accumulation_bytes": accumulation_bytes(job.module, job.batches),
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
+        "machine": describe_machine(job.device),
     }
 
 
