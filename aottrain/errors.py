@@ -57,3 +57,19 @@ class NumericsError(AottrainError):
 
 class CheckpointError(AottrainError):
     """A checkpoint is missing, damaged, or belongs to another run."""
+
+
+class BusyError(AottrainError):
+    """Another run writes to the output folder; the message names the folder and the process."""
+
+
+class CapacityError(AottrainError):
+    """A step needs more memory than the machine has, which is known before one is tried."""
+
+
+class OutOfMemoryError(AottrainError):
+    """An allocator had no more memory; the message says what was being done."""
+
+
+class OutputError(AottrainError):
+    """A file of results cannot be written (disk full, no permission); the message names it and the reason."""

@@ -46,5 +46,6 @@ class TrainStep(Protocol):
     engine: str
     report: CompileReport | None
     explain: Callable[[Batch], str] | None
+    compile_for: Callable[[Batch], None] | None  # compile without running; None where that cannot be
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult: ...

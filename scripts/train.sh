@@ -4,4 +4,5 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare_environment
+export AOTTRAIN_COMMAND="bash $0"  # how to go on with a run, as it is typed here
 exec "$python" -m aottrain "$@"

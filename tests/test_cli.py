@@ -32,7 +32,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
     assert main(arguments) == 2
     printed = capsys.readouterr()
     title, *lines = printed.err.splitlines()
-    assert "mistake" in title and "Traceback" not in printed.err and printed.out == ""
+    assert "mistake" in title and "Traceback" not in printed.err
+    assert all(line.startswith(f"aottrain {__version__}: ") for line in printed.out.splitlines())
     assert title.split()[1] == str(len(lines)) and all(line.startswith("  ") for line in lines)
     assert set(Path.cwd().rglob("*")) == before
     return [line.strip() for line in lines]
@@ -255,6 +256,77 @@ def test_wrong_input_is_answered_without_torch_and_traceback(here):
     assert done.stdout == "set()\n"
 
 
+NAMED = """
+from pathlib import Path
+
+def run(config):
+    print(config.data.path, Path(config.data.path).read_text(encoding="utf-8"))
+    Path(config.output_dir, "é").write_text("é")
+    return 0
+"""
+
+
+def test_letters_beyond_ascii_work_wherever_the_machine_is_set_to(here, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "C")
+    monkeypatch.setenv("PYTHONUTF8", "0")
+    (here / "Bücher (2)").mkdir()
+    (here / "Bücher (2)" / "größe.txt").write_text("Maß", encoding="utf-8")
+    line = ['data.path="Bücher (2)/größe.txt"', 'hydra.run.dir="Läufe, 1"', "logger=csv"]
+    process = command(*line, folder=here, stub=NAMED)
+    out, err = process.communicate()
+    assert process.returncode == 0 and err == "" and f"{here}/Bücher (2)/größe.txt Maß" in out
+    assert (here / "Läufe, 1" / "é").read_text(encoding="utf-8") == "é"
+    assert "größe.txt" in (here / "Läufe, 1" / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
+
+
+LOUD = """
+import sys, warnings
+from aottrain.errors import NumericsError
+
+def run(config):
+    print("printed")
+    print("and to stderr", file=sys.stderr)
+    warnings.warn("a warning")
+    raise NumericsError("step 3: wrong\\nsecond line")
+"""
+
+
+def test_the_first_line_comes_before_torch_and_the_log_has_all_that_was_printed(here):
+    process = command("hydra.run.dir=mine", folder=here, stub=LOUD)
+    out, err = process.communicate()
+    assert process.returncode == 1
+    first = f"aottrain {__version__}: train transformer, engine aot, in mine; loading torch"
+    assert out.splitlines() == [first, "printed"]
+    logged = (here / "mine" / "aottrain.log").read_text()
+    assert err.endswith("aottrain: NumericsError: step 3: wrong\nsecond line\n") and "a warning" in err
+    assert all(line in logged.splitlines() for line in (first, "printed", "and to stderr", "second line"))
+    assert "a warning" in logged and "NumericsError: step 3: wrong" in logged
+    script = "import sys; from aottrain.cli import main; import aottrain.cli.compose as c\n" \
+             "c.read_model = lambda config: sys.exit(str('torch' in sys.modules))\n" \
+             "main(['hydra.run.dir=other'])"  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    assert done.stderr == "False\n" and done.stdout == first.replace("mine", "other") + "\n"
+
+
+@pytest.mark.parametrize("name", ["hydra", "omegaconf", "torch"])
+def test_without_a_dependency_one_line_says_what_to_do(here, name):
+    (here / "stub" / name).mkdir(parents=True)
+    (here / "stub" / name / "__init__.py").write_text(f"raise ModuleNotFoundError('no', name='{name}')")
+    process = command("debug=fast", "hydra.run.dir=mine", folder=here)
+    _, err = process.communicate()
+    assert process.returncode == 2 and err == (
+        f"aottrain: {sys.executable} has no {name}: write `bash scripts/train.sh` for `python -m aottrain`, "
+        "or `source .venv/bin/activate` before it\n"
+    )
+
+
+def test_a_module_of_one_s_own_that_is_missing_is_not_taken_for_a_dependency(here):
+    process = command("logger=csv", folder=here, stub="def run(config):\n    import no_such_module")
+    _, err = process.communicate()
+    assert process.returncode == 1 and "Traceback" in err and "no_such_module" in err
+
+
 def test_a_task_s_own_error_is_one_line(here):
     process = command("partition.budget=0.5", "logger=csv", folder=here, stub=TASK)
     _, err = process.communicate()
@@ -316,6 +388,48 @@ def test_an_interrupted_sweep_names_what_was_not_run(here):
     assert "job 0 interrupted" in err and "job 1 was not run (seed=2)" in err and "job 2 was not run (seed=3)" in err
     rows = list(csv.DictReader((here / "all" / "sweep.csv").open()))
     assert [row["status"] for row in rows] == ["interrupted", "not run", "not run"]
+
+
+def begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
+    assert process.stdout is not None
+    while "started" not in process.stdout.readline():
+        assert process.poll() is None
+    return process
+
+
+@pytest.mark.parametrize("line", [["hydra.run.dir=mine"], ["-m", "seed=1,2", "hydra.sweep.dir=mine"]], ids=str)
+def test_a_folder_that_another_run_writes_to_is_refused_and_stays_as_it_is(here, line):
+    first = begun(command(*line, "trainer.steps=7", folder=here, stub=WAITING))
+    before = {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()}
+    second = command(*line, "trainer.steps=9", folder=here)
+    _, err = second.communicate()
+    assert second.returncode == 2 and err == (
+        f"aottrain: BusyError: {here / 'mine'}: another run (process {first.pid}) writes there; "
+        f"wait until it ends, or give another {line[-1].split('=')[0]}\n"
+    )
+    assert {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()} == before
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=30)
+    assert not list((here / "mine").rglob(".lock"))
+
+
+def test_the_lock_of_a_run_that_was_killed_holds_nobody_back(here):
+    first = begun(command("hydra.run.dir=mine", folder=here, stub=WAITING))
+    first.kill()
+    first.communicate()
+    assert (here / "mine" / ".lock").read_text() == f"{first.pid}\n"
+    third = command("hydra.run.dir=mine", "logger=csv", folder=here, stub=TASK)
+    assert third.communicate()[1] == "" and third.returncode == 0
+
+
+def test_a_lock_is_had_by_one_at_a_time_however_they_take_turns(tmp_path):
+    script = "import sys, time\nfrom pathlib import Path\nfrom aottrain.cli.lock import only_run_in\n" \
+             "from aottrain.errors import BusyError\nfolder = Path(sys.argv[1])\nheld = 0\nwhile held < 200:\n" \
+             "    try:\n        with only_run_in(folder, 'k'):\n            (folder / 'in').touch(exist_ok=False)\n" \
+             "            (folder / 'in').unlink()\n            held += 1\n" \
+             "    except BusyError:\n        time.sleep(0)\n"  # fmt: skip
+    racers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT) for _ in range(3)]
+    assert [racer.wait() for racer in racers] == [0, 0, 0]
 
 
 def test_two_runs_in_the_same_second_do_not_share_a_directory(here):

@@ -9,8 +9,9 @@ guilty.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,13 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_o
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.workspace import kept_by_libraries
+from aottrain.compiler.reproduction import write_script
 from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
-from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, info, module_of, source_of
+from aottrain.errors import BudgetError
+from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
 from aottrain.runtime.launch import Launch
@@ -95,6 +99,9 @@ def bisect(
     modules: Sequence[str] = (),
     kernel: Kernel = "aten",
     loss_head: str = "auto",
+    reserved_bytes: int = 0,
+    cost: str = "roofline",
+    workspaces: bool = False,
     folder: str | Path | None = None,
 ) -> Guilty:
     """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`. One
@@ -104,8 +111,8 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    known = partition, budget, kernel, "trace", "philox", False, "error"
-    options = check_options(*known, modules=modules, loss_head=loss_head)
+    known = partition, budget, kernel, "trace", "philox", False, "error", reserved_bytes, cost
+    options = check_options(*known, modules=modules, workspaces=workspaces, loss_head=loss_head)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -191,13 +198,25 @@ def _ladder(
 
         return climb
 
+    @cache
+    def planned() -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
+        """The plan that runs: as rewritten for kernels, or, where a budget has no room for them, of what was before."""
+        rewritten = list(stages.values())[-1]
+        with suppress(BudgetError):
+            found = plan_of(rewritten)
+            if found[2].kernel == options.kernel or rewritten is base:
+                return found
+        return plan_of(base)
+
+    def plan_of(joint: JointGraph) -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
+        wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
+        plan = plan_partition(joint, *wanted, fused_by(joint, options))
+        parts = apply_partition(joint, plan)
+        return joint, parts, plan_kernels(joint, plan, parts, options)
+
     def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
         def climb() -> _Rung:
-            joint: JointGraph = list(stages.values())[-1]
-            wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-            plan = plan_partition(joint, *wanted, fused_by(joint, options))
-            parts = apply_partition(joint, plan)
-            kernels = plan_kernels(joint, plan, parts, options)
+            joint, parts, kernels = planned()
             return _run_halves(name, joint, parts, kernels, kernel, inputs(joint))
 
         return climb
@@ -207,8 +226,11 @@ def _ladder(
     yield whole("simplified", lambda: simplify(stages["functional"]))
     if options.chunks_loss_head:
         yield whole("chunked loss head", lambda: _chunk(stages["simplified"]))
-    kernel, _ = choose_kernel(options.kernel, list(stages.values())[-1])
+    base = list(stages.values())[-1]
+    kernel, _ = choose_kernel(options.kernel, base)
     options = replace(options, kernel=kernel)
+    if options.counts_workspaces:
+        options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(base))
     if kernel in GENERATED:
         for rewrite in rewrites(kernel):
             before = list(stages.values())[-1]
@@ -216,6 +238,7 @@ def _ladder(
     if kernel == "cpp":
         yield whole("layouts", lambda: _laid_out(stages["split norms"]))
     yield halves("partitioned", "aten")
+    kernel = planned()[2].kernel
     if kernel in GENERATED:
         yield halves("scheduled", "evaluate")
     if kernel != "aten":
@@ -339,7 +362,8 @@ def _blame(last: _Rung, rung: _Rung, what: str, error: float, folder: str | Path
     }
     for name, node in rung.nodes.items():
         if name in wrong and not any(source.name in wrong for source in node.all_input_nodes):
-            script = "" if folder is None else _write_script(Path(folder), node, last, rung)
+            known = rung.name, node, last.values, rung.values[name]
+            script = "" if folder is None else write_script(Path(folder), *known)
             return Guilty(rung.name, what, node_text(node), module_of(node), source_of(node), error, script)
     return Guilty(rung.name, what, error=error)
 
@@ -361,37 +385,3 @@ def _difference(a: Any, b: Any) -> float:
     error = float((wide_a - wide_b)[finite].abs().max()) if bool(finite.any()) else 0.0
     scale = float(wide_a[finite].abs().max()) if bool(finite.any()) else 0.0
     return error if error > _TOLERANCE[a.dtype] * max(scale, _FLOOR) else 0.0
-
-
-def _write_script(folder: Path, node: fx.Node, last: _Rung, rung: _Rung) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    inputs = {source.name: last.values.get(source.name) for source in node.all_input_nodes}
-    torch.save(
-        {"inputs": inputs, "expected": last.values[node.name], "found": rung.values[node.name]}, folder / "values.pt"
-    )
-    path = folder / "reproduce.py"
-    path.write_text(
-        f'"""Stage {rung.name}: {node_text(node)}"""\n'
-        "import pathlib\n\nimport torch\n\n"
-        'saved = torch.load(pathlib.Path(__file__).parent / "values.pt")\n'
-        + "".join(f"{name} = saved['inputs'][{name!r}]\n" for name in inputs)
-        + _call_text(node)
-        + 'print("largest difference, found:", (saved["found"] - saved["expected"]).abs().max())\n'
-    )
-    return str(path)
-
-
-def _call_text(node: fx.Node) -> str:
-    if node.op != "call_function" or not info(node).name.startswith("aten."):
-        return "# the value of this node is not one PyTorch op of its inputs\n"
-    arguments = [_literal(value) for value in node.args] + [f"{k}={_literal(v)}" for k, v in node.kwargs.items()]
-    call = f"torch.ops.{info(node).name}({', '.join(arguments)})"
-    return f'again = {call}\nprint("largest difference, run again:", (again - saved["expected"]).abs().max())\n'
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, fx.Node):
-        return value.name
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    return f"torch.device({str(value)!r})" if isinstance(value, torch.device) else repr(value)

@@ -22,6 +22,17 @@ from aottrain.ir.text import graph_text
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"<([\w.]+) object at 0x\w+>")
+_watchers: list[Callable[[str], None]] = []
+
+
+@contextmanager
+def stages_told(tell: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `tell` hears the name of each stage as it begins, of every compile in this process."""
+    _watchers.append(tell)
+    try:
+        yield
+    finally:
+        _watchers.remove(tell)
 
 
 @contextmanager
@@ -66,6 +77,8 @@ class StageLog:
 
     def run(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
         """`stage(*args)`; `check` raises where the stage broke its law. Verification counts into the stage's time."""
+        for tell in _watchers:
+            tell(name)
         start, start_cpu = time.perf_counter(), _processor_seconds()
         out = stage(*args)
         if check is not None:

@@ -23,6 +23,7 @@ class Batches(Protocol):
     tokens_per_batch: int  # 0 where examples have no tokens
     batch_size: int
     fingerprint: str
+    notes: tuple[str, ...]  # what to say about it before training, a line each
 
     def at(self, step: int) -> list[Batch]:
         """The micro-batches of one optimizer step."""
@@ -70,6 +71,10 @@ class TextBatches:
     def fingerprint(self) -> str:
         return self.text.fingerprint
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.text.notes
+
     def at(self, step: int) -> list[Batch]:
         num_starts = len(self.text.train) - self.context
         shape = (self.accumulate, self.batch_size)
@@ -94,6 +99,7 @@ class MadeBatches:
     device: torch.device
     tokens_per_batch: int = 0
     fingerprint: str = "made by the recipe"
+    notes: tuple[str, ...] = ()
 
     def at(self, step: int) -> list[Batch]:
         generator = step_generator(self.seed, step)

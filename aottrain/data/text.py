@@ -6,8 +6,9 @@ English), so that a first run needs neither a download nor a file.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,16 +18,21 @@ from aottrain.errors import ConfigError
 from aottrain.step import Batch
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py")
+MAX_WARNINGS = 3  # about single files
 
 
 @dataclass(frozen=True)
 class Text:
-    """train, held_out: uint8 of (num_bytes,), the start and the end of one text. fingerprint: SHA-256 of all of it."""
+    """train, held_out: uint8 of (num_bytes,), the start and the end of one text. fingerprint: SHA-256 of all of it.
+
+    notes: how much was read from the person's own files, and which of them are no text, a line each.
+    """
 
     source: str
     train: torch.Tensor
     held_out: torch.Tensor
     fingerprint: str
+    notes: tuple[str, ...] = ()
 
 
 def builtin_text() -> bytes:
@@ -41,6 +47,11 @@ def read_text(path: str) -> bytes:
 
     ConfigError names the path that is missing, cannot be read, or holds no text.
     """
+    return joined(read_files(path), path)
+
+
+def read_files(path: str) -> dict[Path, bytes]:
+    """What each of the files holds. ConfigError: see `read_text`."""
     root = Path(path).expanduser()
     try:
         if not root.exists():
@@ -48,13 +59,41 @@ def read_text(path: str) -> bytes:
         files = list(_text_files(root)) if root.is_dir() else [root]
         if not files:
             raise ConfigError(f"data.path={path}: the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}")
-        texts = [file.read_bytes() for file in files]
+        return {file: file.read_bytes() for file in files}
     except OSError as error:
         raise ConfigError(f"data.path={error.filename or path}: cannot be read: {error.strerror or error}") from error
-    text = b"\n\n".join(part for part in texts if part)
+
+
+def joined(files: Mapping[Path, bytes], path: str) -> bytes:
+    text = b"\n\n".join(part for part in files.values() if part)
     if not text:
         raise ConfigError(f"data.path={path}: is empty")
     return text
+
+
+def notes_on(files: Mapping[Path, bytes], path: str) -> tuple[str, ...]:
+    """How much there is, and a warning for each of the first files that are no text; any bytes can be learned."""
+    size = sum(map(len, files.values()))
+    count = "1 file" if len(files) == 1 else f"{len(files):,} files"
+    strange = {file: reason for file, content in files.items() if (reason := _not_text(content))}
+    shown = list(strange.items())[:MAX_WARNINGS]
+    lines = [f"text: {path}, {count}, {size:,} bytes"]
+    lines += [f"warning: {file} {reason}; its bytes are learned as they are" for file, reason in shown]
+    more = len(strange) - len(shown)
+    return (*lines, *([f"warning: and {more:,} more files that are no text"] if more else []))
+
+
+def _not_text(content: bytes) -> str:
+    """Why these bytes are no UTF-8 text; empty if they are."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "is UTF-16, not UTF-8 (iconv -f UTF-16 -t UTF-8 converts it)"
+    if b"\0" in content:
+        return f"is no text: it has {content.count(0):,} zero bytes"
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return f"is not UTF-8: byte {error.start:,} is 0x{content[error.start]:02x}"
+    return ""
 
 
 def _text_files(root: Path) -> Iterator[Path]:
@@ -71,7 +110,8 @@ def load_text(path: str | None, *, held_out: float, context: int, vocab_size: in
     token of the model (checked here, because an embedding would fail late, or on a GPU without saying where).
     """
     source = path if path is not None else "the built-in text"
-    text = builtin_text() if path is None else read_text(path)
+    files = {} if path is None else read_files(path)
+    text = builtin_text() if path is None else joined(files, path)
     tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     num_held_out = int(len(text) * held_out)
     train, rest = tokens[: len(text) - num_held_out], tokens[len(text) - num_held_out :]
@@ -84,7 +124,8 @@ def load_text(path: str | None, *, held_out: float, context: int, vocab_size: in
     largest = int(tokens.max())
     if largest >= vocab_size:
         raise ConfigError(f"data.path={source}: has byte {largest}, but the model's vocab_size is {vocab_size}")
-    return Text(source, train, rest, hashlib.sha256(text).hexdigest())
+    notes = () if path is None else notes_on(files, path)
+    return Text(source, train, rest, hashlib.sha256(text).hexdigest(), notes)
 
 
 def cut(tokens: torch.Tensor, starts: torch.Tensor, context: int) -> Batch:

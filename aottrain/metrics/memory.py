@@ -10,8 +10,9 @@ import os
 import resource
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -20,6 +21,18 @@ from torch.profiler import ProfilerActivity, profile
 from aottrain.metrics.preserve import preserved
 from aottrain.runtime.arena import held_bytes
 from aottrain.step import Batch
+
+_LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+def total_bytes(device: torch.device) -> int:
+    """The memory of a device; of a CPU what the machine, or this process's container, has in all."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        total = min(total, int(_LIMIT.read_text(encoding="utf-8")))
+    return total
 
 
 def distinct_bytes(tensors: Iterable[torch.Tensor | None]) -> int:

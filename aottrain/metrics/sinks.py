@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
+
+from aottrain.errors import OutputError
 
 Row = Mapping[str, float | int | None]
 
@@ -38,32 +42,68 @@ class CsvSink:
     """metrics.csv: one row a step, columns as in COLUMNS, an empty cell where there is no figure.
 
     kept_steps: a resumed run keeps the rows up to the step it goes on from, and drops those it is about to repeat.
+    What cannot be written (disk full) is said once, kept, and tried again with the next rows.
     """
 
-    def __init__(self, path: Path, kept_steps: int = 0):
+    def __init__(self, path: Path, kept_steps: int = 0, say: Callable[[str], None] = print):
         kept: list[dict[str, str]] = []
         if kept_steps and path.exists():
-            with path.open(newline="") as old:
+            with path.open(newline="", encoding="utf-8", errors="replace") as old:
                 kept = [row for row in csv.DictReader(old) if (row.get("step") or "").isdigit()]
-        self._file = path.open("w", newline="")
-        self._writer = csv.DictWriter(self._file, COLUMNS, restval="", extrasaction="ignore")
-        self._writer.writeheader()
-        self._writer.writerows(row for row in kept if int(row["step"]) <= kept_steps)
-        self._file.flush()
+        self.path, self._say, self._error = path, say, ""
+        try:
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+        self._unwritten = b""
+        self._add([dict(zip(COLUMNS, COLUMNS, strict=True))])
+        self._add([row for row in kept if int(row["step"]) <= kept_steps])
 
     def write(self, rows: Sequence[Row]) -> None:
-        self._writer.writerows({key: "" if value is None else value for key, value in row.items()} for row in rows)
-        self._file.flush()
+        self._add([{key: "" if value is None else value for key, value in row.items()} for row in rows])
 
     def close(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """OutputError: the last rows could not be written."""
+        self._add([])
         self._file.close()
+        if self._unwritten:
+            raise OutputError(f"{self.path}: lacks its last rows: {self._error}")
+
+    def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        text = io.StringIO(newline="")
+        csv.DictWriter(text, COLUMNS, restval="", extrasaction="ignore").writerows(rows)
+        self._unwritten += text.getvalue().encode()
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[self._file.write(self._unwritten) :]
+        except OSError as error:
+            if not self._error:
+                self._say(f"warning: {self.path}: cannot be written ({error.strerror}); keeping its rows, trying again")
+            self._error = error.strerror or str(error)
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Strict JSON (what is not finite becomes null), whole or not at all: readers may look while a run goes on."""
+    """Strict JSON (what is not finite becomes null), whole or not at all: readers may look while a run goes on.
+
+    On a full disk it goes where the older one lies, whose place it has, so that how the run ended is told there too.
+    OutputError: that is not possible either.
+    """
+    text = json.dumps(_strict(summary), indent=2, allow_nan=False) + "\n"
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(json.dumps(_strict(summary), indent=2, allow_nan=False) + "\n")
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        try:
+            with path.open("r+b", buffering=0) as file:
+                written = file.write(text.encode())
+                file.truncate(written)
+                if written < len(text):  # json escapes all that is not ASCII: a character is a byte
+                    raise OSError(error.errno, error.strerror)
+        except OSError:
+            raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _strict(value: Any) -> Any:

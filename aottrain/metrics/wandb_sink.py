@@ -47,6 +47,7 @@ class WandbSink:
         environment_tags = [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag]
 
         def start() -> Any:
+            own_folders(directory)
             import wandb
 
             run = wandb.init(
@@ -110,6 +111,18 @@ class WandbSink:
             if isinstance(error, ConnectionError):
                 _forget_service()
             return None
+
+
+def own_folders(directory: Path) -> None:
+    """Where the home folder takes no files, wandb's caches and settings go into the run's: else its second process,
+    which has nowhere to log to, does so on the screen."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "wandb")
+    with suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
+        os.environ.setdefault(name, str(directory / "wandb"))
 
 
 def _forget_service() -> None:

@@ -112,7 +112,7 @@ _said: set[str] = set()
 def processor() -> str:
     """What -march=native depends on: the instruction sets of this processor."""
     try:
-        with open("/proc/cpuinfo") as file:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next((line for line in file if line.startswith(("flags", "Features"))), platform.processor())
     except OSError:
         return platform.machine() + platform.processor()
@@ -182,7 +182,7 @@ def _write(path: Path, values: Mapping[str, float]) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
+    with open(path, "wb") as file:
         if fcntl is not None:
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(file, fcntl.LOCK_EX)

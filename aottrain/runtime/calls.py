@@ -102,13 +102,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
-        with open("/proc/meminfo") as file:
+        with open("/proc/meminfo", encoding="utf-8") as file:
             free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError, StopIteration):
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        limit, used = (int((_CGROUP / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+        lines = (_CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
         cached = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file"))
         free = min(free, limit - used + cached)
     return max(free, 0)

@@ -23,7 +23,7 @@ def describe_machine(device: torch.device | None = None) -> str:
 def _processor_name() -> str:
     """As it calls itself; its architecture where it has no name."""
     try:
-        with open("/proc/cpuinfo") as file:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
             line = next((line for line in file if line.startswith("model name")), "")
     except OSError:
         line = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +15,11 @@ import torch
 from aottrain.config import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
-from aottrain.errors import ConfigError
+from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
+from aottrain.tasks.capacity import check_weights
 from aottrain.tasks.optimizer import choose_optimizer
 from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
@@ -43,6 +45,7 @@ def build_job(config: RunConfig) -> Job:
         torch.cuda.set_device(device)
     batches = build_batches(config, recipe, options, device)
 
+    check_weights(recipe, options, config, device)
     start_streams(config.seed, None)
     model = recipe.build(options).to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision).train()
@@ -127,20 +130,22 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "modules": config.partition.modules,
         "kernel": load_kernel(config),
         "loss_head": config.kernel.loss_head,
-    }
-    options = {
-        "on_unsupported": config.engine.on_unsupported,
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
         "workspaces": True,
-        "cuda_graphs": config.kernel.cuda_graphs,
     }
+    options = {"on_unsupported": config.engine.on_unsupported, "cuda_graphs": config.kernel.cuda_graphs}
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
     def explain(batch: Batch) -> str:
         return str(aottrain.bisect(module, batch, folder=Path(config.output_dir) / "bisect", **plan))
 
-    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, report=compiled.report, explain=explain)
+    def compile_for(batch: Batch) -> None:
+        with suppress(UnsupportedError):  # the call will run eagerly and be counted, or raise this itself
+            compiled.prepare(*batch)
+
+    known = {"report": compiled.report, "explain": explain, "compile_for": compile_for}
+    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, **known)
 
 
 def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
@@ -173,9 +178,9 @@ def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[
         return None
 
     def sample(num_bytes: int) -> str:
-        """Text by the model as it is now; bytes that are no UTF-8 are shown as the replacement character."""
+        """Text by the model as it is now; bytes that are no UTF-8 are shown as escapes, \\xff."""
         generator = torch.Generator().manual_seed(seed)
         written = recipe.generate(model, SAMPLE_PROMPT, num_bytes, 0.8, generator)
-        return (SAMPLE_PROMPT + written).decode(errors="replace")
+        return (SAMPLE_PROMPT + written).decode(errors="backslashreplace")
 
     return sample

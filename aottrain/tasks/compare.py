@@ -25,6 +25,7 @@ from aottrain.config import LoggerConfig, RunConfig
 from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.worker import run_apart
+from aottrain.trainer.signals import interruptible
 
 Summary = Mapping[str, Any]
 
@@ -66,7 +67,15 @@ class Row:
 
 
 def run(config: RunConfig) -> int:
-    """Compare, print the table and write compare.csv. 0 if every engine ran and every loss agrees, else 1."""
+    """Compare, print the table and write compare.csv. 0 if every engine ran and every loss agrees, else 1.
+
+    Raises Interrupted by SIGINT or SIGTERM, when the process that trains has been ended.
+    """
+    with interruptible():
+        return _compare(config)
+
+
+def _compare(config: RunConfig) -> int:
     engines = config.compare.engines
     baseline = "eager" if "eager" in engines else engines[0]
     directory = Path(config.output_dir)
@@ -182,7 +191,8 @@ def _timed_round(config: RunConfig, index: int, errors: dict[str, str]) -> dict[
             part = f"round {index + 1} of {config.compare.rounds}, {config.compare.steps} steps timed"
             errors.update(train_apart(run_config, engine, part))
             if engine not in errors:
-                summaries[engine] = json.loads((Path(run_config.output_dir) / "summary.json").read_text())
+                summary = Path(run_config.output_dir) / "summary.json"
+                summaries[engine] = json.loads(summary.read_text(encoding="utf-8"))
     return summaries
 
 
@@ -207,7 +217,7 @@ def train_apart(config: RunConfig, name: str, part: str) -> dict[str, str]:
 
 
 def _read_losses(path: Path) -> list[float]:
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8") as file:
         return [float(row["train/loss"] or "nan") for row in csv.DictReader(file)]
 
 
@@ -306,7 +316,7 @@ def shown(write: Callable[[Any], str], value: float | None) -> str:
 
 
 def _write_csv(path: Path, rows: Sequence[Row]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Row)])
         writer.writeheader()
         writer.writerows(dataclasses.asdict(row) for row in rows)

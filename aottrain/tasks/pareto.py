@@ -27,6 +27,7 @@ from aottrain.tasks.compare import for_engine, measured_on, shown
 from aottrain.tasks.points import EQUAL_PEAK, Curve, Point, equal_peak_verdicts, judged, planned_peak, predicted_line
 from aottrain.tasks.turns import RunError, TimedRun, timed_training
 from aottrain.tasks.worker import run_apart
+from aottrain.trainer.signals import interruptible
 
 HEADER = ("name", "predicted peak", "measured peak", "prediction off by", "step (median)", "speed", "saved", "remark")
 
@@ -43,8 +44,14 @@ SERIES = {
 def run(config: RunConfig) -> int:
     """Measure, print the table, write pareto.csv and pareto.html. 0 if every run went well, else 1.
 
-    Raises BudgetError before anything is measured if a budget in bytes is below the lowest peak of any plan.
+    Raises BudgetError before anything is measured if a budget in bytes is below the lowest peak of any plan, and
+    Interrupted by SIGINT or SIGTERM, when all that trains has been ended.
     """
+    with interruptible():
+        return _measure(config)
+
+
+def _measure(config: RunConfig) -> int:
     directory = Path(config.output_dir)
     curve, error = _predicted_curve(config)
     _check_reachable(config.pareto.budgets, curve)
@@ -291,7 +298,7 @@ def _marks(points: Sequence[Point]) -> list[Mark]:
 
 
 def _write_csv(path: Path, points: Sequence[Point]) -> None:
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [field.name for field in dataclasses.fields(Point)])
         writer.writeheader()
         for point in points:

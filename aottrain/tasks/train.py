@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from aottrain.config import RunConfig
-from aottrain.ir.figures import with_optimizer
-from aottrain.ir.report import CompileReport, GraphReport
+from aottrain.errors import OutputError
 from aottrain.ir.units import format_bytes, format_count, format_seconds
-from aottrain.metrics.memory import eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
-from aottrain.runtime.machine import describe_machine
-from aottrain.tasks.build import accumulation_bytes, build_job
+from aottrain.tasks.build import build_job
+from aottrain.tasks.capacity import allocator_errors, check_peak
+from aottrain.tasks.notes import ignored, resume_command, without_cache, without_kernels
+from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures, train_graph
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
+from aottrain.trainer.console import shown
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit, prepare, restore
-from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.progress import Status
+from aottrain.trainer.signals import interruptible
 
 Say = Callable[[str], None]
 
@@ -31,48 +35,156 @@ def say(line: str) -> None:
     print(line, flush=True)
 
 
+@dataclass
+class Record:
+    """What a run leaves behind. doing: what it has been at, the last of it now, for an error that only says how."""
+
+    config: RunConfig
+    directory: Path
+    summary: dict[str, Any]
+    sinks: list[Sink] = field(default_factory=list)
+    job: Job | None = None
+    doing: list[str] = field(default_factory=lambda: ["building the model"])
+    exit_code: int = 1
+    resumes: str | None = None  # what goes on from where this run stands; None while there is nothing
+    is_begun: bool = False  # before that a folder that is gone on in keeps the summary of the run before
+
+    @property
+    def summary_path(self) -> Path:
+        return self.directory / "summary.json"
+
+    def write_summary(self) -> None:
+        if self.is_begun or not self.summary_path.exists():
+            self.is_begun = True
+            write_summary(self.summary_path, self.summary)
+
+    def begin(self, title: str) -> None:
+        """Say what is done from now on."""
+        self.doing.append(title)
+        say(title)
+
+
 def run(config: RunConfig) -> int:
     """Train as `config` says. Returns 0, or 128 + the number of the signal that ended the run early (130, 143).
 
-    Raises ConfigError, CheckpointError, NumericsError, BudgetError or UnsupportedError. Once the run has begun,
-    metrics.csv and summary.json ("status": "failed", with the error) are there after a failure too.
+    Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, OutOfMemoryError, OutputError,
+    UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there from the
+    start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
     """
-    job = build_job(config)
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoints = CheckpointFolder(directory / "checkpoints")
+    record = Record(config, directory, config_summary(config), is_begun=config.resume != "auto")
+    with interruptible():
+        try:
+            record.write_summary()
+            with allocator_errors(record.doing):
+                record.exit_code = _train(record)
+        except BaseException as error:
+            _fail(record, error)
+            raise
+        _close(record)
+    _say_how_to_go_on(record)
+    return record.exit_code
+
+
+def _train(record: Record) -> int:
+    """From the model's building to the last checkpoint; the exit code."""
+    config, summary = record.config, record.summary
+    for line in (*ignored(config), *without_cache()):
+        say(line)
+    record.begin("building the model, reading the data")
+    job = record.job = build_job(config)
+    for line in job.batches.notes:
+        say(line)
+    checkpoints = CheckpointFolder(record.directory / "checkpoints")
     resume = _find_checkpoint(config, job, checkpoints)
-    summary = first_summary(config, job)
-    sinks: list[Sink] = [CsvSink(directory / "metrics.csv", kept_steps=resume.step if resume else 0)]
-    summary_path, exit_code = directory / "summary.json", 1
-    try:
-        wandb_sink = open_wandb(config, directory, resume)
-        sinks += [wandb_sink] if wandb_sink else []
-        write_summary(summary_path, summary)
-        if resume:
-            restore(job, resume)
-            summary["steps"] = resume.step
-        summary["compile_s"], summary["compile_peak_bytes"] = prepare(job)
-        summary.update(compile_figures(job, summary))
-        for line in banner(config, job, summary):
-            say(line)
-        output = Output(sinks, summary, summary_path, checkpoints, lambda: wandb_sink.run_id if wandb_sink else None)
-        stop = fit(job, config, output, resume)
-        summary["status"] = "finished" if stop.signum is None else "interrupted"
-        exit_code = stop.exit_code
-        _say_results(config, job, summary, directory, wandb_sink)
-    except BaseException as error:
-        summary["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        summary["error"] = f"{type(error).__name__}: {error}"
-        raise
-    finally:
+    summary.update(job_summary(config, job))
+    record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
+    record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps=resume.step if resume else 0, say=say))
+    wandb_sink = open_wandb(config, record.directory, resume)
+    record.sinks += [wandb_sink] if wandb_sink else []
+    if resume:
+        restore(job, resume)
+        summary["steps"] = resume.step
+    record.write_summary()
+    _prepare(record, job)
+    for line in banner(config, job, summary):
+        say(line)
+    wandb_id = (lambda: wandb_sink.run_id) if wandb_sink else (lambda: None)
+    output = Output(record.sinks, summary, record.summary_path, checkpoints, wandb_id)
+    record.doing.append("training")
+    stop = fit(job, config, output, resume)
+    summary["status"] = "finished" if stop.signum is None else "interrupted"
+    _say_results(record, job, wandb_sink)
+    return stop.exit_code
+
+
+def _prepare(record: Record, job: Job) -> None:
+    """Compile, refuse what does not fit into memory, and note what compiling took and saves."""
+    summary = record.summary
+
+    def check() -> None:
         summary.update(report_figures(job.step.report, summary))
-        write_summary(summary_path, summary)
-        for sink in sinks:
-            sink.close(summary, exit_code)
-        if job.step.report is not None:
-            html.write(job.step.report, directory / "compile_report.html", summary)
-    return exit_code
+        if line := check_peak(summary["predicted_peak_bytes"], job.device):
+            say(line)
+
+    with ExitStack() as inside:
+        if job.step.engine in ("aot", "torch_compile"):
+            record.begin("compiling, and measuring calls that are not in the cache")
+        status = inside.enter_context(Status("compiling"))
+        if job.step.engine == "aot":
+            from aottrain.compiler.stages import stages_told  # the compiler, which the other engines do without
+
+            inside.enter_context(stages_told(status.tell))
+        summary["compile_s"], summary["compile_peak_bytes"] = prepare(job, check)
+    summary.update(compile_figures(job, summary))
+
+
+def _fail(record: Record, error: BaseException) -> None:
+    """Leave what is known, then let the error go on; one in doing so is told, but hides none."""
+    record.summary["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    record.summary["error"] = f"{type(error).__name__}: {error}"
+    try:
+        _close(record)
+    except OutputError as second:
+        say(f"{type(second).__name__}: {second}")
+    if isinstance(error, KeyboardInterrupt):
+        _say_how_to_go_on(record)
+
+
+def _close(record: Record) -> None:
+    """The summary, the sinks' ends, the compile report. OutputError: one of them cannot be written."""
+    report = None if record.job is None else record.job.step.report
+    errors: list[OutputError] = []
+    if record.is_begun:
+        record.summary.update(report_figures(report, record.summary))
+
+    def page() -> None:
+        if report is not None:
+            html.write(report, record.directory / "compile_report.html", record.summary)
+
+    ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks]
+    for end in (record.write_summary, *ends, page):
+        try:
+            end()
+        except OutputError as error:
+            errors.append(error)
+        except OSError as error:
+            errors.append(OutputError(f"{error.filename or record.directory}: cannot be written: {error.strerror}"))
+    if errors:
+        if record.summary["status"] in ("finished", "running"):
+            record.summary.update(status="failed", error=f"OutputError: {errors[0]}")
+            with suppress(OutputError):
+                record.write_summary()
+        raise errors[0]
+
+
+def _say_how_to_go_on(record: Record) -> None:
+    if record.summary["status"] != "interrupted":
+        return
+    target = str(record.directory) if record.summary.get("checkpoint") else record.resumes
+    target = str(record.directory) if target == "auto" else target
+    say(f"go on with: {resume_command(target)}" if target else "no step was finished: there is nothing to go on with")
 
 
 def _find_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder) -> Loaded | None:
@@ -86,81 +198,6 @@ def _find_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder)
     if resume.step >= config.trainer.steps:
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")
     return resume
-
-
-def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
-    """Every key that summary.json promises, with what is known before the first step and None for the rest."""
-    compiled = config.engine.name == "aot"
-    notes = {"torch_compile": "torch.compile draws other random numbers than eager, so it cannot be checked"}
-    return {
-        "status": "running",
-        "recipe": config.recipe.name,
-        "engine": config.engine.name,
-        "kernel": config.kernel.target or config.kernel.name if compiled else None,
-        "partition": config.partition.strategy if compiled else None,
-        "budget": config.partition.budget if compiled else None,
-        "steps": 0,
-        "first_loss": None,
-        "last_loss": None,
-        "val_loss": None,
-        "step_ms_median": None,
-        "step_ms_p90": None,
-        "tokens_per_s": None,
-        "compile_s": None,
-        "peak_bytes": None,
-        "predicted_peak_bytes": None,
-        "saved_bytes": None,
-        "eager_saved_bytes": None,
-        "fallbacks": 0,
-        "verify_max_error": 0.0 if config.engine.name in ("eager", "eager_checkpoint") else None,
-        "verify_note": notes.get(config.engine.name),
-        "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
-        "optimizer": config.optimizer.name,
-        "optimizer_kernel": job.optimizer_kernel,
-        "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
-        "accumulation_bytes": accumulation_bytes(job.module, job.batches),
-        "seed": config.seed,
-        "precision": config.trainer.precision,
-        "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
-        "torch": str(torch.__version__),
-        "machine": describe_machine(job.device),
-    }
-
-
-def train_graph(report: CompileReport) -> GraphReport | None:
-    """The program that training runs: the last one with a backward; None if there is none."""
-    graphs = [graph for graph in report.graphs if graph.mode == "train"]
-    return graphs[-1] if graphs else None
-
-
-def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dict[str, Any]:
-    """What the compiler says of its program, under summary.json's names; nothing for the other engines.
-
-    The predicted peak is that of a training step, as the measured one is: with the optimizer's state and the gradients
-    and batches of other micro-batches, which were reserved when it was compiled.
-    """
-    if report is None:
-        return {}
-    figures: dict[str, Any] = {"fallbacks": report.num_fallbacks}
-    graph = train_graph(with_optimizer(report, summary["optimizer_bytes"]))
-    if graph is not None:
-        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes
-        figures["saved_bytes"] = graph.saved_bytes
-    return figures
-
-
-def compile_figures(job: Job, summary: dict[str, Any]) -> dict[str, Any]:
-    """What is saved for the backward, by this engine and by eager; what eager saves is None where it does not fit."""
-    try:
-        saved: int | None = eager_saved_bytes(job.module, job.batches.at(1)[0])
-    except torch.cuda.OutOfMemoryError:
-        saved = None
-        torch.cuda.empty_cache()
-    figures = {"eager_saved_bytes": saved, "optimizer_kernel": job.optimizer_kernel}
-    figures |= report_figures(job.step.report, summary)
-    if job.step.engine == "eager":
-        figures["saved_bytes"] = saved
-    return figures
 
 
 def open_wandb(config: RunConfig, directory: Path, resume: Loaded | None) -> WandbSink | None:
@@ -207,15 +244,16 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     lines.append(f"engine aot, kernel {summary['kernel']}, partition {summary['partition']}{budget}: {compiled}{saved}")
     if config.optimizer.kernel == "auto" and job.optimizer_kernel.startswith("torch"):
         lines.append(f"optimizer {config.optimizer.name} runs as {job.optimizer_kernel}")
+    if job.step.report is not None:
+        lines += without_kernels(config, train_graph(job.step.report))
     for fallback in job.step.report.fallbacks if job.step.report else ():
         lines.append(f"runs eagerly: {fallback.reason} {fallback.source}".rstrip())
     return lines
 
 
-def _say_results(
-    config: RunConfig, job: Job, summary: dict[str, Any], directory: Path, wandb_sink: WandbSink | None
-) -> None:
+def _say_results(record: Record, job: Job, wandb_sink: WandbSink | None) -> None:
     """What came out, a sample of what the model writes, and where everything lies."""
+    summary, directory = record.summary, record.directory
     median, rate = summary["step_ms_median"], summary["tokens_per_s"] or summary.get("samples_per_s")
     unit = "tokens/s" if summary["tokens_per_s"] else "samples/s"
     figures = [f"{summary['status']} after step {summary['steps']}"]
@@ -223,11 +261,21 @@ def _say_results(
     figures += [f"{median:.1f} ms a step (median), {rate:,.0f} {unit}"] if median and rate else []
     figures += [f"peak {format_bytes(summary['peak_bytes'])}"] if summary["peak_bytes"] else []
     say(", ".join(figures))
-    if job.sample is not None and config.trainer.sample_bytes and summary["status"] == "finished":
-        say(f"--- it writes:\n{job.sample(config.trainer.sample_bytes)}\n---")
+    num_bytes = record.config.trainer.sample_bytes
+    if job.sample is not None and num_bytes and summary["status"] == "finished":
+        sample = shown(job.sample(num_bytes))
+        say(f"--- it writes (sample.txt):\n{sample}\n---")
+        _write_sample(directory / "sample.txt", sample)
     say(f"results: {directory.resolve()}")
     if wandb_sink is not None and wandb_sink.mode == "offline" and wandb_sink.directory:
         say(f"wandb: wandb sync {wandb_sink.directory}")
+
+
+def _write_sample(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 LOSSES = (("loss", "last_loss"), ("held-out loss", "val_loss"))

@@ -23,8 +23,8 @@ from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
 from aottrain.report import html
 from aottrain.tasks.build import build_job
-from aottrain.tasks.train import compile_figures, first_summary, report_figures
-from aottrain.tasks.worker import CONFIG_FILE, LOG_FILE, dump, last_words, load
+from aottrain.tasks.summary import compile_figures, first_summary, report_figures
+from aottrain.tasks.worker import CONFIG_FILE, LOG_FILE, dump, end, end_with_parent, last_words, load
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import prepare, schedule_steps, start_streams, take_step
 from aottrain.trainer.meters import History, StepMeter
@@ -65,19 +65,25 @@ class TimedRun:
         return self.answer()
 
     def close(self) -> None:
-        """End the process: it stops when no order can come any more; by force where that takes long."""
+        """End the process: it stops when no order can come any more; by a signal, then by force, where that takes
+        long."""
         if self._process is not None:
             process, self._process = self._process, None
             try:
-                process.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.communicate(timeout=30)
+            finally:
+                end(process)
 
     def answer(self) -> Any:
         """What the process says next. Raises RunError where it ends instead."""
         process = self._running()
-        line = process.stdout.readline() if process.stdout else ""
+        try:
+            line = process.stdout.readline() if process.stdout else ""
+        except BaseException:  # a signal to us: nobody waits for the answer any more
+            self._process = None
+            end(process)
+            raise
         if not line:
             code, self._process = process.wait(), None
             raise RunError(last_words(self.log, code))
@@ -99,6 +105,7 @@ def timed_training(config: RunConfig) -> TimedRun:
 
 def serve(begin: Callable[[], tuple[Mapping[str, Any], Callable[[int], list[float]]]]) -> int:
     """The other end: `begin()` gives the summary and the function that makes steps. Returns the exit code."""
+    end_with_parent()
     # Libraries write to file descriptor 1, whatever sys.stdout is: the answers get a descriptor of their own.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)

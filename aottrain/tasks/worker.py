@@ -6,6 +6,7 @@ The configuration travels as it was resolved, not as overrides that would be res
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import importlib
 import json
@@ -13,12 +14,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from aottrain.config import RunConfig, read_config, read_model
 from aottrain.errors import AottrainError, ConfigError
 
 CONFIG_FILE = "run_config.json"
 LOG_FILE = "log.txt"
+GRACE_S = 10
+_PR_SET_PDEATHSIG = 1
 
 
 def run_apart(config: RunConfig) -> str:
@@ -31,8 +35,29 @@ def run_apart(config: RunConfig) -> str:
     dump(config, directory / CONFIG_FILE)
     command = [sys.executable, "-m", "aottrain.tasks.worker", str(directory / CONFIG_FILE)]
     with (directory / LOG_FILE).open("w", encoding="utf-8") as log:
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT).returncode
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            code = process.wait()
+        finally:
+            end(process)
     return "" if code == 0 else last_words(directory / LOG_FILE, code)
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process, if it still runs: a signal, which it may answer by a last step and a checkpoint; then by force."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def end_with_parent() -> None:
+    """Ask the system for SIGTERM when the process that started this one is gone, however that ended. Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def dump(config: RunConfig, path: Path) -> None:
@@ -54,12 +79,16 @@ def load(path: Path) -> RunConfig:
 
 def main(arguments: list[str]) -> int:
     # `-m` puts the working directory on the path, as `python -m aottrain` does: kernel.target may live there.
+    end_with_parent()
     try:
         config = load(Path(arguments[0]))
         return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
     except AottrainError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt as error:
+        print("interrupted", file=sys.stderr)
+        return 128 + getattr(error, "signum", signal.SIGINT)
 
 
 def last_words(log: Path, code: int) -> str:

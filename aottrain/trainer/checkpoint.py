@@ -112,7 +112,7 @@ class CheckpointFolder:
             newest = {"file": path.name, "step": step, "sha256": _digest(path)}
             kept = [newest, *(entry for entry in self._entries() if entry["step"] < step)][:NUM_KEPT]
             index = json.dumps({"checkpoints": kept}, indent=2)
-            _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n"))
+            _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
             for file in set(self.directory.glob("step_*.pt")) - {self.directory / entry["file"] for entry in kept}:
                 file.unlink()
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
@@ -137,7 +137,7 @@ class CheckpointFolder:
     def _entries(self) -> list[dict[str, Any]]:
         """What latest.json lists, newest first; without a readable one, every checkpoint file that is there."""
         try:
-            entries = json.loads((self.directory / INDEX).read_text())["checkpoints"]
+            entries = json.loads((self.directory / INDEX).read_text(encoding="utf-8"))["checkpoints"]
             return sorted(entries, key=lambda entry: entry["step"], reverse=True)
         except (OSError, ValueError, KeyError, TypeError):
             files = sorted(self.directory.glob("step_*.pt"), reverse=True)

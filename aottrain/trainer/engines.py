@@ -37,6 +37,7 @@ class ModuleStep:
     With several micro-batches each loss is divided by their number: gradients are those of their mean.
     draws: a context in which the forward runs, to say where its random numbers come from.
     explain: says, for a batch whose numbers are wrong, where in the engine they first go wrong.
+    compile_for: compiles for a batch without running it; None where the engine only compiles as it runs.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ModuleStep:
         report: CompileReport | None = None,
         draws: Callable[[], AbstractContextManager] = nullcontext,
         explain: Callable[[Batch], str] | None = None,
+        compile_for: Callable[[Batch], None] | None = None,
     ):
         self.engine = engine
         self.call = call
@@ -55,6 +57,7 @@ class ModuleStep:
         self.report = report
         self.draws = draws
         self.explain = explain
+        self.compile_for = compile_for
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult:
         scale = 1 / len(micro_batches)

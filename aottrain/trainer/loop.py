@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from aottrain.errors import CheckpointError, NumericsError, UnsupportedError
+from aottrain.errors import CheckpointError, NumericsError, OutputError, UnsupportedError
 from aottrain.metrics import memory
 from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.metrics.sinks import Sink, write_summary
@@ -40,6 +40,15 @@ class Output:
     summary_path: Path
     checkpoints: CheckpointFolder
     wandb_id: Callable[[], str | None] = lambda: None
+    is_complaint_made: bool = False  # about a summary that cannot be written on the way
+
+    def write_summary(self, say: Callable[[str], None]) -> None:
+        try:
+            write_summary(self.summary_path, self.summary)
+        except OutputError as error:  # at the end it must be; until then training goes on
+            if not self.is_complaint_made:
+                say(f"warning: {error}; going on")
+            self.is_complaint_made = True
 
 
 def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = None) -> Stop:
@@ -131,8 +140,10 @@ def restore(job: Job, resume: Loaded) -> None:
     job.optimizer.load_state_dict(resume.state["optimizer"])
 
 
-def prepare(job: Job) -> tuple[float, int | None]:
+def prepare(job: Job, check: Callable[[], None] = lambda: None) -> tuple[float, int | None]:
     """Compile: one call that leaves no trace. Returns its seconds and, on CUDA, the most memory held meanwhile.
+
+    check: is called where the engine has compiled and run nothing yet; what it raises ends this.
 
     Eager has nothing to prepare: 0.0, None; its optimizer, where that is generated, compiles in its first step.
     """
@@ -143,7 +154,11 @@ def prepare(job: Job) -> tuple[float, int | None]:
         torch.cuda.reset_peak_memory_stats(job.device)
     start_s = time.perf_counter()
     with preserved(job.module):
-        job.step(job.batches.at(1)[:1])
+        batches = job.batches.at(1)[:1]
+        if job.step.compile_for is not None:
+            job.step.compile_for(batches[0])
+            check()
+        job.step(batches)
         prepare_optimizer(job)
         if on_cuda:
             torch.cuda.synchronize(job.device)
@@ -225,7 +240,7 @@ def write_rows(
         sink.write(rows)
     if progress is not None:
         progress.log(rows[-1])
-        write_summary(output.summary_path, output.summary)
+        output.write_summary(progress.say)
 
 
 def save(

@@ -1,14 +1,17 @@
-"""What a person sees while it trains: a bar on a terminal, plain lines anywhere else (a file, a pipe, CI)."""
+"""What a person sees while it trains: lines, and on a terminal a bar below them, or what is being done right now."""
 
 from __future__ import annotations
 
 import os
-import sys
+import threading
+import time
 from collections.abc import Iterable
+from typing import TextIO
 
 from tqdm import tqdm
 
 from aottrain.metrics.sinks import Row
+from aottrain.trainer.console import screen
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 100, 24
 FIGURES = {
@@ -24,16 +27,18 @@ ON_THE_BAR = ("train/loss", "perf/tokens_per_s", "perf/samples_per_s")
 
 
 class Progress:
-    """A tqdm bar on stderr that is off when stderr is not a terminal; then each log step prints one line to stdout."""
+    """Each log step prints one line to stdout; where stderr is a terminal, a tqdm bar stays below the lines."""
 
     def __init__(self, *, total: int, initial: int, name: str):
         self.total = total
-        sized = _has_size()
+        terminal = screen()
+        sized = _has_size(terminal)
         self._bar = tqdm(
             total=total,
             initial=initial,
             desc=name,
             unit="step",
+            file=terminal,
             disable=None,
             dynamic_ncols=sized,
             ncols=None if sized else DEFAULT_COLUMNS,
@@ -52,27 +57,66 @@ class Progress:
         self._bar.update()
 
     def log(self, row: Row) -> None:
-        """Figures of one step that has been read; an evaluation gets a line of its own above the bar."""
-        if self._bar.disable:
-            step = f"step {row['step']:>{len(str(self.total))}}/{self.total}"
-            print("  ".join((step, *describe(row))), flush=True)
-            return
+        """Figures of one step that has been read."""
         self._bar.set_postfix_str(", ".join(describe(row, ON_THE_BAR)), refresh=False)
-        if row.get("val/loss") is not None:
-            self.say(f"step {row['step']}: held-out loss {row['val/loss']:.4f}")
+        step = f"step {row['step']:>{len(str(self.total))}}/{self.total}"
+        self.say("  ".join((step, *describe(row))))
 
     def say(self, line: str) -> None:
         """One line that does not tear the bar."""
-        if self._bar.disable:
-            print(line, flush=True)
-        else:
-            self._bar.write(line, file=sys.stdout)
+        self._bar.clear()  # nothing where there is no bar
+        print(line, flush=True)
+        self._bar.refresh()
 
 
-def _has_size() -> bool:
+class Status:
+    """What is being done right now and for how long, on a terminal's last line, which is empty again after it.
+
+    Nothing is written where stderr is no terminal.
+    """
+
+    PERIOD_S = 0.5
+
+    def __init__(self, title: str):
+        self.title, self.stage = title, ""
+        self._terminal = screen()
+        self._ended = threading.Event()
+        self._ticker: threading.Thread | None = None
+
+    def __enter__(self) -> Status:
+        if self._terminal.isatty():
+            self._start_s = time.perf_counter()
+            self._ticker = threading.Thread(target=self._tick, daemon=True)
+            self._ticker.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ticker is not None:
+            self._ended.set()
+            self._ticker.join()
+            self._draw("")
+
+    def tell(self, stage: str) -> None:
+        """The part of it that begins now."""
+        self.stage = stage
+
+    def _tick(self) -> None:
+        while not self._ended.wait(self.PERIOD_S):
+            stage = f": {self.stage}" if self.stage else ""
+            self._draw(f"{self.title}{stage}, {time.perf_counter() - self._start_s:.0f} s")
+
+    def _draw(self, text: str) -> None:
+        columns = DEFAULT_COLUMNS
+        if _has_size(self._terminal):
+            columns = os.get_terminal_size(self._terminal.fileno()).columns
+        self._terminal.write(f"\r\x1b[K{text[: columns - 1]}")  # a longer one would go on in a line that stays
+        self._terminal.flush()
+
+
+def _has_size(terminal: TextIO) -> bool:
     """Whether the terminal says its size; some (`script`, containers, CI) say 0 by 0, where tqdm would draw nothing."""
     try:
-        return min(os.get_terminal_size(sys.stderr.fileno())) > 0
+        return min(os.get_terminal_size(terminal.fileno())) > 0
     except (OSError, ValueError):
         return False
 

@@ -147,3 +147,19 @@ def _doubled(call):
         replace(part, value=2 * part.value) if isinstance(part, Constant) else part for part in call.kernel.body
     )
     return replace(call, kernel=replace(call.kernel, body=body))
+
+
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+@pytest.mark.parametrize("change", [{}, {"reserved_bytes": 3000}, {"cost": "measured", "workspaces": True}], ids=str)
+def test_the_plan_that_runs_is_the_one_that_is_bisected(monkeypatch, kernel, change):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(16, 16), torch.nn.GELU())))
+    x = torch.randn(64, 16)
+    least = aottrain.compile(net, capture="trace", budget=0.0, kernel=kernel, **change)
+    options = {"budget": f"{least.prepare(x).predicted_peak_bytes + 2000}B", "kernel": kernel, **change}
+    ran = aottrain.compile(net, capture="trace", **options).prepare(x)
+    plans, right = [], bisection.apply_partition
+    monkeypatch.setattr(bisection, "apply_partition", lambda joint, plan: plans.append(plan) or right(joint, plan))
+    assert aottrain.bisect(net, (x,), **options).stage is None
+    assert {value.name for value in ran.saved} == set(plans[-1].saved)
+    assert {value.name for value in ran.recomputed} == set(plans[-1].recomputed)

@@ -13,7 +13,7 @@ import torch
 from aottrain.config import LoggerConfig, RecipeConfig, RunConfig, load_recipe
 from aottrain.metrics.sinks import CsvSink
 from aottrain.tasks.build import build_job
-from aottrain.tasks.train import first_summary
+from aottrain.tasks.summary import first_summary
 from aottrain.trainer.checkpoint import CheckpointFolder
 from aottrain.trainer.loop import Output, fit, prepare
 

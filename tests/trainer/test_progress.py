@@ -28,7 +28,10 @@ def test_a_terminal_gets_a_bar_with_figures(capsys, monkeypatch):
     train({"val/loss": 1.25})
     assert "transformer" in stderr.getvalue() and "3/4" in stderr.getvalue()
     assert "loss 1.5000" in stderr.getvalue() and "1,234 tokens/s" in stderr.getvalue()
-    assert capsys.readouterr().out.strip() == "step 3: held-out loss 1.2500"
+    assert capsys.readouterr().out.splitlines() == [
+        "step 2/4  loss 1.5000  lr 1.00e-03  1,234 tokens/s",
+        "step 3/4  loss 1.5000  held-out 1.2500  lr 1.00e-03  1,234 tokens/s",
+    ]
 
 
 def test_a_file_gets_lines_and_no_bar(capsys):

@@ -13,7 +13,7 @@ from torch import nn
 
 import aottrain
 from aottrain.config import RecipeConfig, load_recipe
-from aottrain.errors import CheckpointError, ConfigError, NumericsError
+from aottrain.errors import CheckpointError, ConfigError, NumericsError, UnsupportedError
 from aottrain.ir.report import CompileReport, Fallback
 from aottrain.ir.units import format_bytes
 from aottrain.step import StepResult
@@ -314,6 +314,9 @@ def test_a_step_that_runs_eagerly_is_counted_and_said(tiny, left_by, capsys, mon
         def __init__(self, module):
             super().__init__()
             self.module, self.report = module, CompileReport()
+
+        def prepare(self, *batch):
+            raise UnsupportedError("an operator")
 
         def forward(self, *batch):
             self.report.fallbacks[:] = [Fallback("an operator", count=self.report.num_fallbacks + 1)]

@@ -1,0 +1,74 @@
+"""The command line, and the only importer of Hydra and OmegaConf: compose, check, build the RunConfig, run the task.
+
+Everything that can be wrong is looked for before anything runs, and all of it is said at once.
+
+Exit codes: 0 success, 1 the run failed, 2 the input is wrong, 128 + n ended by signal n.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError
+
+# What an installation brings, by the name that is imported.
+DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
+
+# Errors of what was asked for, found before any step.
+REFUSALS = (BudgetError, BusyError, CapacityError)
+# What a file system says that takes no more; other errors of the system are shown with their traceback.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code. Mistakes go to stderr, one line each, and nothing is run."""
+    if arguments is None and sys.getfilesystemencoding() == "ascii":
+        begin_again_with_utf8()
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # kernel.target may name a file of the current folder, however we were started
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is shown as an escape, not an error
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        from aottrain.cli.command import run  # here, so that what is not installed gets a sentence
+
+        return run(list(sys.argv[1:] if arguments is None else arguments))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in DEPENDENCIES:
+            raise
+        print(f"aottrain: {not_installed(str(error.name))}", file=sys.stderr)
+        return 2
+    except ConfigError as error:
+        count = len(error.mistakes)
+        print(f"aottrain: {count} mistake{'s' if count > 1 else ''} in the configuration", file=sys.stderr)
+        for mistake in error.mistakes:
+            print("  " + " ".join(mistake.split()), file=sys.stderr)
+        return 2
+    except AottrainError as error:
+        print(f"aottrain: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, REFUSALS) else 1
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"aottrain: {error.filename or 'output'}: cannot be written: {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as error:
+        print("aottrain: interrupted", file=sys.stderr)
+        return 128 + getattr(error, "signum", signal.SIGINT)
+
+
+def begin_again_with_utf8() -> None:
+    """Where the machine is set to ASCII, and Python told not to make up for it, no library that we use can name a
+    folder with an accent in it: the same process starts once more, in the mode that Python has for this."""
+    os.environ["PYTHONUTF8"] = "1"
+    os.execv(sys.executable, sys.orig_argv)
+
+
+def not_installed(name: str) -> str:
+    """What to do about a package that this Python lacks."""
+    found = f"{sys.executable or 'this Python'} has no {name}"
+    return f"{found}: write `bash scripts/train.sh` for `python -m aottrain`, or `source .venv/bin/activate` before it"

@@ -1,0 +1,128 @@
+"""What a command line comes to: help, a run, a sweep; and a run's output directory, as Hydra makes it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hydra
+from hydra import initialize_config_dir
+from hydra._internal.callbacks import Callbacks
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import run_job
+from hydra.types import HydraContext, RunMode
+from omegaconf import DictConfig, read_write
+
+from aottrain import __version__
+from aottrain.cli.compose import Checked, Composer, Job
+from aottrain.cli.lock import only_run_in
+from aottrain.cli.resuming import with_recorded
+from aottrain.cli.sweeps import sweep
+from aottrain.cli.values import directory_of, text_of
+from aottrain.config import RunConfig
+from aottrain.errors import AottrainError, ConfigError
+from aottrain.trainer.console import copied_to
+from aottrain.usage import config_folder, parse_flags, usage
+
+
+def run(arguments: list[str]) -> int:
+    """Do what the arguments say; the exit code. Raises AottrainError."""
+    flags = parse_flags(arguments)
+    if flags.help or flags.version:
+        print(usage(config_folder(), __version__) if flags.help else f"aottrain {__version__}")
+        return 0
+    named = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
+    absent = [f"{flag} {path}: no such folder" for flag, path in named.items() if path and not Path(path).is_dir()]
+    if absent:
+        raise ConfigError(absent)
+    folder = Path(flags.config_path).absolute() if flags.config_path else config_folder()
+    if flags.hydra_help or flags.info or flags.shell_completion:
+        return _show(arguments, folder)
+    with initialize_config_dir(str(folder), job_name="aottrain", version_base="1.3"):
+        extra = [Path(flags.config_dir).absolute()] if flags.config_dir else []
+        composer = Composer(flags.config_name or "config", extra)
+        if flags.cfg is None:
+            return _run(composer, flags)
+        _sound(composer.check(flags.overrides, look=False))
+        resumed = with_recorded(composer, flags.overrides)
+        first = arguments.index(flags.overrides[0]) if flags.overrides else len(arguments)
+        taken = resumed.texts[: len(resumed.texts) - len(flags.overrides)]
+    return _show([*arguments[:first], *taken, *arguments[first:]], folder)
+
+
+def _show(arguments: Sequence[str], folder: Path) -> int:
+    """Leave flags that only show something to Hydra."""
+    sys.argv = [sys.argv[0], *arguments]
+    hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(lambda composed: None)()
+    return 0
+
+
+def _sound(checked: Checked) -> Job:
+    job, mistakes = checked
+    if mistakes or job is None:
+        raise ConfigError([str(mistake) for mistake in mistakes])
+    return job
+
+
+def _run(composer: Composer, flags: argparse.Namespace) -> int:
+    overrides, _ = composer.parse(flags.overrides)
+    head, _, _ = composer.compose([text_of(item) for item in overrides if not item.is_sweep_override()])
+    mode = None if head is None else head.hydra.mode  # set by an experiment's file, or by hydra.mode=MULTIRUN
+    if flags.multirun or mode == RunMode.MULTIRUN:
+        return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
+    said: list[str] = []
+
+    def announce(config: RunConfig, directory: str) -> None:
+        """The first line, before torch is imported, which takes longer than all until here."""
+        what = f"{config.task} {config.recipe.name}, engine {config.engine.name}"
+        said.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
+        print(said[-1], flush=True)
+
+    return _run_one(composer, _sound(composer.check(flags.overrides, announce=announce)), said)
+
+
+def _run_one(composer: Composer, job: Job, said: Sequence[str]) -> int:
+    """Make the output directory, which is this run's alone, and run the task in it."""
+    with only_run_in(Path(directory_of(job.composed, "hydra.run.dir")[0]), "hydra.run.dir"):
+        return _run_in_folder(composer, job, said)
+
+
+def _run_in_folder(composer: Composer, job: Job, said: Sequence[str]) -> int:
+    """Fill the output directory as Hydra does (.hydra/, log file, callbacks) and run the task in it.
+
+    said: what has been printed already; it goes to the log, as all that is printed from now on does.
+    """
+    errors: list[Exception] = []
+
+    def task(_: DictConfig) -> int:
+        directory = HydraConfig.get().runtime.output_dir
+        with copied_to(Path(directory, f"{HydraConfig.get().job.name}.log"), said) as log:
+            try:
+                for note in job.notes:
+                    print(note, flush=True)
+                config = replace(job.config, output_dir=directory)
+                return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
+            except BaseException as error:
+                own = isinstance(error, AottrainError | KeyboardInterrupt)
+                log.write(f"{type(error).__name__}: {error}\n" if own else traceback.format_exc())
+                if isinstance(error, Exception):  # which Hydra would keep for itself
+                    errors.append(error)
+                raise
+
+    composed = job.composed
+    with read_write(composed.hydra):
+        composed.hydra.mode = RunMode.RUN
+    callbacks = Callbacks(composed)
+    context = HydraContext(config_loader=composer.loader, callbacks=callbacks)
+    callbacks.on_run_start(config=composed, config_name=composer.config_name)
+    ended = run_job(task, composed, job_dir_key="hydra.run.dir", job_subdir_key=None, hydra_context=context)
+    callbacks.on_run_end(config=composed, config_name=composer.config_name, job_return=ended)
+    if errors:
+        raise errors[0]
+    return ended.return_value or 0

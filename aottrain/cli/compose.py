@@ -1,0 +1,216 @@
+"""Compose the configuration with Hydra, and hold it against what exists: all mistakes are found, and said at once.
+
+Hydra would accept `+partition.bugdet=0.4` and `partition.budget=1.4`, and stop at the first of several mistakes; so
+each override is held against the keys that exist before Hydra sees it, and each value against the dataclasses of
+config.py after.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from aottrain.cli.resuming import with_recorded
+from aottrain.cli.values import directory_of, one_line, quoted, resolved, text_of
+from aottrain.config import RunConfig, absolute_paths, read_config, read_model
+from aottrain.preflight import missing_paths, unusable, without_text
+from aottrain.schema import Mistake, find, leaves, show, suggest
+
+PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
+QUOTING = "a value with special characters is quoted twice, as in 'data.path=\"my books (2)\"'"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checked run: the configuration as Hydra composed it, and as ours. notes: what to say before it runs."""
+
+    composed: DictConfig
+    config: RunConfig
+    notes: tuple[str, ...] = ()
+
+
+Checked = tuple[Job | None, list[Mistake]]
+Announce = Callable[[RunConfig, str], None]
+
+
+class Composer:
+    """The configuration folders as Hydra sees them, and the checks of what a person adds to them."""
+
+    def __init__(self, config_name: str, folders: Sequence[Path]):
+        self.config_name, self.folders = config_name, folders
+        search = ",".join(quoted(f"file://{folder}") for folder in folders)
+        self.search = [f"hydra.searchpath=[{search}]"] if folders else []
+        self.loader = GlobalHydra.instance().config_loader()
+        self.parser = OverridesParser.create(config_loader=self.loader)
+        self.groups = [group for group in self.loader.list_groups("") if group != "hydra"]
+        self._composed: dict[tuple[str, ...], tuple[DictConfig | None, list[Mistake]]] = {}
+
+    def parse(self, texts: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
+        """Every override that can be read, and a mistake for every one that cannot."""
+        overrides, mistakes = [], []
+        for text in texts:
+            try:
+                overrides += self.parser.parse_overrides([text])
+            except HydraException as error:
+                reason = f"not a valid override: {one_line(error)}; {QUOTING}"
+                if "=" not in text:
+                    reason = f"is neither a flag nor group=option nor key=value{suggest(text, self.groups)}"
+                mistakes.append(Mistake(text, reason))
+        return overrides, mistakes
+
+    def check(
+        self, texts: Sequence[str], *, look: bool = True, sweep: bool = False, announce: Announce | None = None
+    ) -> Checked:
+        """A job, or every mistake in its overrides and in the configuration that they give.
+
+        look: at files, folders and devices too. sweep: the job will run in another process, so that here `recipe.model`
+        is read, and with it torch imported, only if somebody changed it. announce: is called before torch is imported,
+        with the output directory, where nothing wrong has been found until then.
+        """
+        resumed = with_recorded(self, texts, sweep=sweep)
+        composed, given, mistakes = self.compose(resumed.texts)
+        if composed is None:
+            return None, mistakes
+        values, found = resolved(composed)
+        config, wrong = read_config(values)
+        config = absolute_paths(config)
+        found += wrong
+        if look:
+            directory, unmade = directory_of(composed, "hydra.sweep.dir" if sweep else "hydra.run.dir")
+            found += missing_paths(config) + unmade
+            if announce is not None and not found and not mistakes:
+                announce(config, directory)
+            found += unusable(config, {item.key for item in found})
+        shipped, _ = self._compose_most(())
+        changed = shipped is None or values.get("recipe") != shipped.get("recipe")
+        finish = look and not sweep and not found and not mistakes
+        if (changed or finish) and not any(item.key.startswith("recipe") for item in found):
+            config, wrong = read_model(config)
+            found += wrong + (without_text(config) if finish else [])
+        mistakes += [self._with_file(item, composed, given) for item in found]
+        return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
+
+    def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
+        """The configuration with all overrides that Hydra can take, the keys they set, a mistake for each other one."""
+        overrides, mistakes = self.parse(texts)
+        several = [text_of(item) for item in overrides if item.is_sweep_override()]
+        mistakes += [Mistake(text, "several values: add -m to run each, or write [a,b] for a list") for text in several]
+        overrides = [item for item in overrides if text_of(item) not in several]
+        choices = [item for item in overrides if self._is_choice(item)]
+        wrong = {text_of(item): found for item in choices if (found := self._wrong_choice(item))}
+        base, found = self._compose_most(tuple(text_of(item) for item in choices if text_of(item) not in wrong))
+        if base is None:
+            return None, set(), mistakes + list(wrong.values()) + found
+        known = OmegaConf.to_container(base, resolve=False)
+        values = [item for item in overrides if not self._is_choice(item)]
+        wrong |= {text_of(item): reason for item in values if (reason := self._wrong_key(item, known))}
+        composed, found = self._compose_most(tuple(text_of(item) for item in overrides if text_of(item) not in wrong))
+        return composed, {item.key_or_group for item in overrides}, mistakes + list(wrong.values()) + found
+
+    def plain(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Our part of what the overrides give, those left out that are wrong."""
+        composed, _, _ = self.compose(texts)
+        return {} if composed is None else resolved(composed)[0]
+
+    def choice(self, group: str, texts: Sequence[str]) -> str:
+        """The option of a group under these overrides."""
+        composed, _, _ = self.compose(texts)
+        return "" if composed is None else str(composed.hydra.runtime.choices.get(group))
+
+    def options(self, group: str) -> list[str]:
+        return self.loader.get_group_options(group, config_name=self.config_name, overrides=self.search)
+
+    def _compose_most(self, texts: tuple[str, ...]) -> tuple[DictConfig | None, list[Mistake]]:
+        """Compose; if Hydra refuses, find the overrides that it refuses each alone, and compose without them."""
+        if texts not in self._composed:
+            try:
+                self._composed[texts] = self._hydra(texts), []
+            except Exception as error:  # Hydra lets YAML, OS and OmegaConf errors through besides its own
+                guilty = [Mistake(text, reason) for text in texts if (reason := self._refusal(text))]
+                rest = tuple(text for text in texts if text not in {mistake.key for mistake in guilty})
+                if guilty:
+                    composed, mistakes = self._compose_most(rest)
+                    self._composed[texts] = composed, guilty + mistakes
+                else:
+                    self._composed[texts] = None, [Mistake(" ".join(texts) or self.config_name, one_line(error))]
+        composed, mistakes = self._composed[texts]
+        return composed, list(mistakes)
+
+    def _hydra(self, texts: Sequence[str]) -> DictConfig:
+        return compose(self.config_name, [*self.search, *texts], return_hydra_config=True)
+
+    def _refusal(self, text: str) -> str:
+        try:
+            self._hydra([text])
+        except Exception as error:
+            return one_line(error)
+        return ""
+
+    def _is_choice(self, item: Override) -> bool:
+        return item.key_or_group in self.groups or item.key_or_group.startswith("hydra/")
+
+    def _wrong_choice(self, item: Override) -> Mistake | None:
+        """What is wrong with `group=option`, if anything is."""
+        group, value = item.key_or_group, item.value()
+        options = self.options(group)
+        listed = f"(options: {', '.join(options)})"
+        if item.is_delete() or item.is_add() or item.is_force_add() or item.package:
+            return Mistake(text_of(item), f"write {group}=option, without ~, + or @ {listed}")
+        if value != PLUGINS.get(group, value):
+            return Mistake(group, "must be basic: sweeps are run by aottrain itself, a process per job", show(value))
+        if isinstance(value, dict):
+            return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
+        if value in options or (value is None and group in ("experiment", "debug")):
+            return None
+        return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}", show(value))
+
+    def _wrong_key(self, item: Override, known: Any) -> Mistake | None:
+        """What is wrong with the key of `key=value`, if anything is. Values are looked at when all is composed."""
+        key, value = item.key_or_group, item.value()
+        exists = find(known, key)[0] or _is_open(key)
+        if item.package:
+            return Mistake(text_of(item), "@ is for groups; write key=value")
+        if not exists:
+            return self._unknown_key(key, value, known)
+        if item.is_delete():
+            return Mistake(text_of(item), "a key cannot be removed; give it another value")
+        if item.is_add() and not _is_open(key):
+            return Mistake(text_of(item), f"the key exists; write {key}={show(value)}, without +")
+        parts = leaves(value, key) if isinstance(value, dict) else ()
+        unknown = [(name, part) for name, part in parts if not find(known, name)[0] and not _is_open(name)]
+        return self._unknown_key(*unknown[0], known) if unknown else None
+
+    def _unknown_key(self, key: str, value: Any, known: Any) -> Mistake:
+        _, names, section = find(known, key)
+        within = {"hydra": known["hydra"]} if key.startswith("hydra") else {**known, "hydra": None}
+        near = suggest(key, [*(name for name, _ in leaves(within)), *self.groups])
+        option = known["hydra"]["runtime"]["choices"].get(section)
+        text = f"unknown key with {section}={option}" if option else "unknown key"
+        there = f"keys of {section}: {', '.join(names)}" if section else f"groups: {', '.join(self.groups)}"
+        return Mistake(key, f"{text}{near} ({there})", None if value is None else show(value))
+
+    def _with_file(self, mistake: Mistake, composed: DictConfig, given: set[str]) -> Mistake:
+        """The mistake with the person's own file that it comes from, if it comes from one."""
+        chosen = {} if mistake.key in given else composed.hydra.runtime.choices
+        for (group, option), folder in itertools.product(chosen.items(), self.folders):
+            path = folder / str(group) / f"{option}.yaml"
+            if path.is_file():
+                values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+                if find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]:
+                    return replace(mistake, text=f"{mistake.text} (in {path})")
+        return mistake
+
+
+def _is_open(key: str) -> bool:
+    """Sections of Hydra that a person adds keys to."""
+    return key.startswith(("hydra.callbacks.", "hydra.job.env_set.", "hydra.job_logging.", "hydra.hydra_logging."))

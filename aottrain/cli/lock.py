@@ -1,0 +1,72 @@
+"""One output folder, one run: two that write the same files would leave neither's figures."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from aottrain.errors import BusyError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: nothing keeps two runs apart
+    fcntl = None  # type: ignore[assignment]
+
+NAME = ".lock"
+_WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def only_run_in(folder: Path, key: str) -> Iterator[None]:
+    """Inside, no other process gets in for the same folder, which is made. The lock is the kernel's and ends with this
+    process, however that ends; a file that is left behind locks nothing.
+
+    key: the setting that names the folder. BusyError names the folder and the process that has it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / NAME
+    file = _locked(path, key)
+    try:
+        yield
+    finally:
+        if file is not None:
+            with suppress(OSError):
+                path.unlink()  # while it is still locked: who waits for this one sees that it is gone
+            os.close(file)
+
+
+def _locked(path: Path, key: str) -> int | None:
+    """The open, locked file; None where the system has no locks, which is said."""
+    while fcntl is not None:
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            owner = os.read(file, 20).decode(errors="replace").strip() or "unknown"
+            os.close(file)
+            text = f"another run (process {owner}) writes there; wait until it ends, or give another {key}"
+            raise BusyError(f"{path.parent}: {text}") from error
+        except OSError as error:
+            os.close(file)
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            print(f"aottrain: {path.parent}: cannot be locked ({error.strerror}): start no second run in it",
+                  file=sys.stderr)  # fmt: skip
+            return None
+        if _is_at(path, file):  # not one that its owner has removed since it was opened
+            os.ftruncate(file, 0)
+            os.write(file, f"{os.getpid()}\n".encode())
+            return file
+        os.close(file)
+    return None
+
+
+def _is_at(path: Path, file: int) -> bool:
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False

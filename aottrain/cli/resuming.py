@@ -1,0 +1,127 @@
+"""`resume=<run>`: that run's own settings, read from its folder, go before what is given on the command line.
+
+They become overrides as a person would type them, so that they are checked, recorded and passed on as any others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from aottrain.cli.values import directory_of, is_within, one_line, override, resolved, text_of, value_at
+from aottrain.errors import ConfigError
+from aottrain.schema import find, leaves, show
+
+if TYPE_CHECKING:
+    from aottrain.cli.compose import Composer
+
+RECORD = Path(".hydra", "config.yaml")
+NOT_TAKEN = ("task", "resume", "hydra")
+GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups, which are recorded there
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What a run was told. values: its configuration; choices: the option of each group."""
+
+    folder: Path
+    values: Mapping[str, Any]
+    choices: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """texts: the command line behind the recorded settings; notes: what to say about it, a line each."""
+
+    texts: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = False) -> Resumed:
+    """The command line `texts`, and before it what the run that it resumes was told otherwise than a new run is.
+
+    What is given in `texts` (a key, an option of a group, what the file of an experiment sets) stands; where it
+    differs from the recorded value, a note says so.
+    """
+    composed, _, _ = composer.compose(texts)
+    path = None if composed is None else OmegaConf.select(composed, "resume")
+    if composed is None or path is None:
+        return Resumed(tuple(texts))
+    folder = _own_folder(composed, sweep) if path == "auto" else _folder_of(Path(str(path)).expanduser())
+    if folder is None:
+        missing = path != "auto" and Path(str(path)).expanduser().exists()
+        note = f"resume={path}: no {RECORD} beside it: what is not given here has its default"
+        return Resumed(tuple(texts), (note,) if missing else ())
+    recorded = _read(folder)
+    together = (*_taken(composer, recorded, texts), *texts)
+    notes = [f"resume: the settings are those of {folder}", *_differences(composer, recorded, together)]
+    return Resumed(together, tuple(notes))
+
+
+def _folder_of(path: Path) -> Path | None:
+    """The folder of the run that a path names: the run's, that of its checkpoints, or one of these."""
+    folders = [path, *path.absolute().parents[:2]]
+    return next((folder for folder in folders if (folder / RECORD).is_file()), None)
+
+
+def _own_folder(composed: DictConfig, sweep: bool) -> Path | None:
+    """The run's own output directory, where there is something to go on from."""
+    folder = Path() if sweep else Path(directory_of(composed, "hydra.run.dir")[0])
+    goes_on = not sweep and any((folder / "checkpoints").glob("step_*.pt")) and (folder / RECORD).is_file()
+    return folder if goes_on else None
+
+
+def _read(folder: Path) -> Recorded:
+    """Relative paths were those of the folder in which that run was started. ConfigError: the record is damaged."""
+    config, hydra = _load(folder / RECORD), _load((folder / RECORD).with_name("hydra.yaml"))
+    values = {key: value for key, value in resolved(config)[0].items() if key not in NOT_TAKEN}
+    data, started_in = values.get("data"), OmegaConf.select(hydra, "hydra.runtime.cwd")
+    if isinstance(data, dict) and data.get("path") is not None and started_in is not None:
+        data["path"] = str(Path(str(started_in)) / Path(str(data["path"])).expanduser())
+    choices = OmegaConf.select(hydra, "hydra.runtime.choices") or {}
+    named = {str(group): str(option) for group, option in choices.items() if option is not None}
+    return Recorded(folder, values, named)
+
+
+def _load(path: Path) -> DictConfig:
+    try:
+        loaded = OmegaConf.load(path)
+    except Exception as error:  # YAML, the system and OmegaConf have their own for a file that is damaged or absent
+        raise ConfigError(f"resume: the settings of that run cannot be read: {path}: {one_line(error)}") from error
+    return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
+
+
+def _taken(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
+    """Overrides that give a new run the recorded settings, but for what `texts` set."""
+    given = composer.parse(texts)[0]
+    own = {item.key_or_group for item in given}
+    for_all = [text_of(item) for item in given if item.key_or_group in GLOBAL_GROUPS]
+    shipped, base = composer.plain(()), composer.plain(for_all)
+    own |= {group for group in composer.groups if composer.choice(group, for_all) != composer.choice(group, ())}
+    own |= {key for key, value in leaves(base) if find(shipped, key)[0] and value != value_at(shipped, key)}
+    choices = [
+        f"{group}={option}"
+        for group, option in recorded.choices.items()
+        if group in composer.groups and group not in (*GLOBAL_GROUPS, *own) and option in composer.options(group)
+        if option != composer.choice(group, ())
+    ]
+    known = composer.plain([*choices, *texts])
+    return choices + [
+        override(key, value)
+        for key, value in leaves(recorded.values)
+        if find(known, key)[0] and value_at(known, key) != value and not any(is_within(key, name) for name in own)
+    ]
+
+
+def _differences(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
+    """A line for each setting that is another one here than in the recorded run."""
+    here = dict(leaves(composer.plain(texts)))
+    return [
+        f"  {key}: {show(value)} in that run, {show(here[key]) if key in here else 'no such key'} here"
+        for key, value in leaves(recorded.values)
+        if key not in here or here[key] != value
+    ]

@@ -1,0 +1,92 @@
+"""Between Hydra's values and plain ones: overrides as text, configurations as dictionaries, errors as sentences."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from aottrain.preflight import unwritable
+from aottrain.schema import Mistake, join, show
+
+
+def text_of(item: Override) -> str:
+    return str(item.input_line)
+
+
+def resolved(composed: DictConfig) -> tuple[dict[str, Any], list[Mistake]]:
+    """Our part of the configuration as plain values, and a mistake for each value that refers to nothing."""
+    if "hydra" in composed:  # where `${hydra:...}` is looked up
+        HydraConfig.instance().set_config(composed)
+    mistakes: list[Mistake] = []
+
+    def plain(node: Any, prefix: str) -> Any:
+        if isinstance(node, ListConfig):
+            return [plain(item, prefix) for item in node]
+        if not isinstance(node, DictConfig):
+            return node
+        values = {}
+        for key in node:
+            name = join(prefix, key)
+            try:
+                if name != "hydra":
+                    values[key] = plain(node[key], name)
+            except OmegaConfBaseException as error:
+                mistakes.append(Mistake(name, one_line(error)))
+        return values
+
+    return plain(composed, ""), mistakes
+
+
+def directory_of(composed: DictConfig, key: str) -> tuple[str, list[Mistake]]:
+    """The output directory that `key` names, and what keeps it from being made."""
+    HydraConfig.instance().set_config(composed)
+    try:
+        path = str(OmegaConf.select(composed, key, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        return "", [Mistake(key, one_line(error))]
+    return os.path.abspath(path), unwritable(key, path)
+
+
+def one_line(error: BaseException) -> str:
+    """What an error of Hydra, OmegaConf or YAML says, without advice that does not hold here."""
+    cause: BaseException | None = error
+    while cause is not None:
+        mark = getattr(cause, "problem_mark", None)
+        if mark is not None:
+            return f"{mark.name}, line {mark.line + 1}: not valid YAML: {getattr(cause, 'problem', '')}"
+        cause = cause.__cause__ or cause.__context__
+    text = str(error) or str(error.__cause__ or type(error).__name__)
+    dropped = ("See https://", "To append to your config", "full_key:", "object_type=")
+    return " ".join(line for line in text.splitlines() if not line.strip().startswith(dropped))
+
+
+def quoted(text: str) -> str:
+    return QuotedString(text, Quote.double).with_quotes()
+
+
+def override(key: str, value: Any) -> str:
+    """`key=value` as a person would type it; text is quoted, so that none of it is taken for a number or a list."""
+
+    def written(item: Any) -> str:
+        if isinstance(item, str):
+            return quoted(item)
+        return "[" + ",".join(map(written, item)) + "]" if isinstance(item, list) else show(item)
+
+    return f"{key}={written(value)}"
+
+
+def is_within(key: str, name: str) -> bool:
+    """Whether the dotted key is `name` or lies in the section of that name."""
+    return key == name or key.startswith(f"{name}.")
+
+
+def value_at(values: Any, key: str) -> Any:
+    """What stands under a dotted key that is there."""
+    for part in key.split("."):
+        values = values[int(part)] if isinstance(values, list) else values[part]
+    return values

@@ -1,0 +1,70 @@
+"""What does not fit into the machine's memory is refused in a sentence, before it is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from aottrain.config import RunConfig
+from aottrain.errors import CapacityError, OutOfMemoryError
+from aottrain.ir.units import format_bytes
+from aottrain.metrics.memory import total_bytes
+from aottrain.runtime.calls import free_bytes
+from aottrain.trainer.optim import optimizer_state_bytes
+
+SMALLER = "a smaller model, batch or partition.budget is needed"
+# How allocators say that they have no more; CUDA's has a class of its own.
+_ALLOCATOR = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
+
+
+def check_weights(recipe: ModuleType, options: Any, config: RunConfig, device: torch.device) -> None:
+    """CapacityError where weights, their gradients and the optimizer's state alone are more than there is.
+
+    Before the model is built: a system that gives out memory which it has not got ends the process later, unasked.
+    """
+    try:
+        with torch.device("meta"):
+            model = recipe.build(options)
+    except Exception:  # a model may need real numbers to be built: then what it needs is seen when it is
+        return
+    parameters = list(model.parameters())
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in (*parameters, *model.buffers()))
+    needed += sum(tensor.numel() * tensor.element_size() for tensor in parameters if tensor.requires_grad)
+    needed += optimizer_state_bytes(model, config.optimizer)
+    _refuse_beyond(total_bytes(device), needed, device, "weights, gradients and optimizer state take")
+
+
+def check_peak(peak_bytes: int | None, device: torch.device) -> str:
+    """What to say about a step's predicted peak, "" if nothing. CapacityError where the machine has less."""
+    if peak_bytes is None:
+        return ""
+    _refuse_beyond(total_bytes(device), peak_bytes, device, "a step's predicted peak is")
+    if device.type == "cpu" and peak_bytes > (free := free_bytes(device)):
+        return f"warning: a step's predicted peak is {format_bytes(peak_bytes)}; {format_bytes(free)} are free now"
+    return ""
+
+
+def _refuse_beyond(available: int, needed: int, device: torch.device, what: str) -> None:
+    if needed > available:
+        has = f"this {'device' if device.type == 'cuda' else 'machine'} has {format_bytes(available)}"
+        raise CapacityError(f"{what} {format_bytes(needed)}, {has}: {SMALLER}")
+
+
+@contextmanager
+def allocator_errors(doing: list[str]) -> Iterator[None]:
+    """Inside, an allocator that has no more raises OutOfMemoryError, which says what was done then: the last of
+    `doing`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(
+            text in str(error) for text in _ALLOCATOR
+        ):
+            raise
+        said = str(error).strip().splitlines() or ["no memory"]
+        text = next((line for line in said if any(part in line for part in _ALLOCATOR)), said[0])
+        raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text[-160:]}; {SMALLER}") from error

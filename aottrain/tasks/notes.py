@@ -1,0 +1,55 @@
+"""What a person should know before training begins, a line each: settings without effect, things that are missing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import warnings
+from pathlib import Path
+
+from aottrain.config import KernelConfig, PartitionConfig, RunConfig
+from aottrain.ir.report import GraphReport
+from aottrain.runtime.cache import cache_obstacle
+
+
+def ignored(config: RunConfig) -> list[str]:
+    """What was asked of our compiler, of a run that another engine makes."""
+    engine, partition, kernel = config.engine.name, config.partition, config.kernel
+    if engine == "aot":
+        return []
+    lines = []
+    default = PartitionConfig()
+    if (partition.strategy, partition.budget) != (default.strategy, default.budget):
+        takes_budget = partition.strategy == "budget"
+        asked = f"partition.budget={partition.budget}" if takes_budget else f"partition={partition.strategy}"
+        own = "; its own is engine.activation_memory_budget" if engine == "torch_compile" else ""
+        lines.append(f"warning: {asked} has no effect: engine={engine} takes none{own}")
+    if kernel.name != KernelConfig().name:
+        lines.append(f"warning: kernel={kernel.name} has no effect: engine={engine} runs kernels of its own")
+    return lines
+
+
+def without_cache() -> list[str]:
+    """Whether anything that is measured and compiled can be kept for the next run."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same is a warning where no trainer tells it
+        obstacle = cache_obstacle()
+    return [f"warning: nothing is cached: {obstacle}"] if obstacle else []
+
+
+def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
+    """Why PyTorch's operators run where generated kernels were to be expected."""
+    expected = config.kernel.name in ("auto", "cpp", "triton")
+    if graph is None or not expected or graph.kernel != "aten" or not graph.kernel_reason:
+        return []
+    return [f"no generated kernels, PyTorch's operators run one by one: {graph.kernel_reason}"]
+
+
+def resume_command(directory: str) -> str:
+    """What to type in this folder to go on with the run that wrote `directory`."""
+    path = os.path.relpath(directory)
+    path = str(Path(directory).absolute()) if path.startswith("..") else path
+    if not re.fullmatch(r"[\w./+-]+", path):  # Hydra's own quoting, then the shell's
+        path = '"{}"'.format(path.replace("\\", "\\\\").replace('"', '\\"'))
+    return f"{os.environ.get('AOTTRAIN_COMMAND', 'python -m aottrain')} {shlex.quote(f'resume={path}')}"

@@ -1,0 +1,108 @@
+"""What summary.json says of a run: its keys, and what is known of them before a step is taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from aottrain.config import RunConfig
+from aottrain.ir.figures import with_optimizer
+from aottrain.ir.report import CompileReport, GraphReport
+from aottrain.metrics.memory import eager_saved_bytes
+from aottrain.runtime.machine import describe_machine
+from aottrain.tasks.build import accumulation_bytes
+from aottrain.trainer.job import Job
+from aottrain.trainer.optim import optimizer_state_bytes
+
+
+def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
+    """Every key that summary.json promises, with what is known before the first step and None for the rest."""
+    return {**config_summary(config), **job_summary(config, job)}
+
+
+def config_summary(config: RunConfig) -> dict[str, Any]:
+    """The keys of summary.json, with what is known before the model is built."""
+    compiled = config.engine.name == "aot"
+    notes = {"torch_compile": "torch.compile draws other random numbers than eager, so it cannot be checked"}
+    return {
+        "status": "running",
+        "recipe": config.recipe.name,
+        "engine": config.engine.name,
+        "kernel": config.kernel.target or config.kernel.name if compiled else None,
+        "partition": config.partition.strategy if compiled else None,
+        "budget": config.partition.budget if compiled else None,
+        "steps": 0,
+        "first_loss": None,
+        "last_loss": None,
+        "val_loss": None,
+        "step_ms_median": None,
+        "step_ms_p90": None,
+        "tokens_per_s": None,
+        "compile_s": None,
+        "peak_bytes": None,
+        "predicted_peak_bytes": None,
+        "saved_bytes": None,
+        "eager_saved_bytes": None,
+        "fallbacks": 0,
+        "verify_max_error": 0.0 if config.engine.name in ("eager", "eager_checkpoint") else None,
+        "verify_note": notes.get(config.engine.name),
+        "num_parameters": None,
+        "optimizer": config.optimizer.name,
+        "optimizer_kernel": None,
+        "optimizer_bytes": None,
+        "accumulation_bytes": None,
+        "seed": config.seed,
+        "precision": config.trainer.precision,
+        "device": config.device,
+        "torch": str(torch.__version__),
+        "machine": None,
+    }
+
+
+def job_summary(config: RunConfig, job: Job) -> dict[str, Any]:
+    """What is known of it once the model is built."""
+    return {
+        "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
+        "optimizer_kernel": job.optimizer_kernel,
+        "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
+        "accumulation_bytes": accumulation_bytes(job.module, job.batches),
+        "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
+        "machine": describe_machine(job.device),
+    }
+
+
+def train_graph(report: CompileReport) -> GraphReport | None:
+    """The program that training runs: the last one with a backward; None if there is none."""
+    graphs = [graph for graph in report.graphs if graph.mode == "train"]
+    return graphs[-1] if graphs else None
+
+
+def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dict[str, Any]:
+    """What the compiler says of its program, under summary.json's names; nothing for the other engines.
+
+    The predicted peak is that of a training step, as the measured one is: with the optimizer's state and the gradients
+    and batches of other micro-batches, which were reserved when it was compiled.
+    """
+    if report is None:
+        return {}
+    figures: dict[str, Any] = {"fallbacks": report.num_fallbacks}
+    graph = train_graph(with_optimizer(report, summary["optimizer_bytes"]))
+    if graph is not None:
+        figures["predicted_peak_bytes"] = graph.predicted_peak_bytes
+        figures["saved_bytes"] = graph.saved_bytes
+    return figures
+
+
+def compile_figures(job: Job, summary: dict[str, Any]) -> dict[str, Any]:
+    """What is saved for the backward, by this engine and by eager; what eager saves is None where it does not fit."""
+    try:
+        saved: int | None = eager_saved_bytes(job.module, job.batches.at(1)[0])
+    except torch.cuda.OutOfMemoryError:
+        saved = None
+        torch.cuda.empty_cache()
+    figures = {"eager_saved_bytes": saved, "optimizer_kernel": job.optimizer_kernel}
+    figures |= report_figures(job.step.report, summary)
+    if job.step.engine == "eager":
+        figures["saved_bytes"] = saved
+    return figures

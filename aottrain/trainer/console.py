@@ -1,0 +1,108 @@
+"""What a person reads while a run goes on: on the screen, and the same in the run's log file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+_FAILED = "aottrain: {}: cannot be written ({}): the log ends here\n"
+
+
+class Log:
+    """A file that text is added to at once, unbuffered: what was printed before a crash is there, and a full disk ends
+    the log with one line on the screen, not the run."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file: Any = None
+        self._guarded(self._open)
+
+    def _open(self) -> None:
+        self._file = self.path.open("ab", buffering=0)
+
+    def write(self, text: str) -> None:
+        if self._file is not None:
+            self._guarded(lambda: self._file.write(text.encode("utf-8", "backslashreplace")))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            call()
+        except OSError as error:
+            self.close()
+            _screen(sys.stderr).write(_FAILED.format(self.path, error.strerror or error))
+
+
+class Copied:
+    """A stream whose text goes to a log as well; all else about it is the stream's own."""
+
+    def __init__(self, stream: TextIO, log: Log):
+        self.stream, self.log = stream, log
+
+    def write(self, text: str) -> int:
+        self.log.write(text)
+        return self.stream.write(text)
+
+    def writelines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+@contextmanager
+def copied_to(path: Path, before: Sequence[str] = ()) -> Iterator[Log]:
+    """Inside, what is printed also goes to the end of this file. before: lines that have been printed already."""
+    log = Log(path)
+    for line in before:
+        log.write(line + "\n")
+    out, err = sys.stdout, sys.stderr
+    copies = Copied(out, log), Copied(err, log)
+    sys.stdout, sys.stderr = copies  # type: ignore[assignment]
+    try:
+        yield log
+    finally:
+        if (sys.stdout, sys.stderr) == copies:  # not where somebody has put others into their place
+            sys.stdout, sys.stderr = out, err
+        log.close()
+
+
+def screen() -> TextIO:
+    """Where a bar is drawn: stderr itself, without the log, in which a bar's many states would be noise."""
+    return _screen(sys.stderr)
+
+
+def _screen(stream: Any) -> TextIO:
+    return stream.stream if isinstance(stream, Copied) else stream
+
+
+def say_at_once(line: str) -> None:
+    """One line from a signal's handler: past every buffer, which may be in use at this very moment."""
+    if isinstance(sys.stderr, Copied):
+        sys.stderr.log.write(line + "\n")
+    stream = screen()
+    clear = "\r\x1b[K" if stream.isatty() else ""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):  # a notebook's, a test's
+        stream.write(line + "\n")
+    else:
+        with suppress(OSError):
+            os.write(descriptor, f"{clear}{line}\n".encode())
+
+
+def shown(text: str) -> str:
+    """Text that a model wrote, for a terminal: what would steer it (control bytes, writing directions) as escapes."""
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
+        for character in text
+    )

@@ -1,0 +1,126 @@
+"""`resume=<run>`: a run goes on with its own settings; what is given beside it stands, and is shown."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from aottrain.cli import main
+
+TINY = ["recipe.model.num_layers=1", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16"]
+FAST = ["debug=fast", "engine=eager", "trainer.eval_every=0", "trainer.sample_bytes=0", "measure.memory=false", *TINY]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def configuration(folder: str) -> dict:
+    return yaml.safe_load(Path(folder, ".hydra", "config.yaml").read_text())
+
+
+def losses(folder: str) -> list[str]:
+    with Path(folder, "metrics.csv").open(newline="") as file:
+        return [row["train/loss"] for row in csv.DictReader(file)]
+
+
+def differences(printed: str) -> list[str]:
+    return [line.strip() for line in printed.splitlines() if " in that run, " in line]
+
+
+@pytest.fixture
+def first(here):
+    """A run of three steps whose settings are not the defaults, in its schedule of six."""
+    (here / "text.txt").write_text("a text of one's own, " * 40)
+    line = ["partition.budget=0.4", "optimizer=sgd", "optimizer.momentum=0.8", "logger=wandb", "logger.mode=disabled"]
+    line += ["data.path=text.txt", "lr_schedule.total_steps=6", "trainer.steps=3", "hydra.run.dir=first"]
+    assert main([*FAST, *line]) == 0
+    return "first"
+
+
+def test_alone_it_takes_that_run_s_own_settings(first, here, monkeypatch, capsys):
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")  # paths are those of the folder in which the run was started
+    assert main(["resume=../first", "hydra.run.dir=again"]) == 0
+    assert differences(capsys.readouterr().out) == []
+    wanted, got = configuration("../first"), configuration("again")
+    assert got.pop("resume") == "../first" and wanted.pop("resume") is None
+    wanted["data"]["path"] = got["data"]["path"]
+    assert Path(got["data"]["path"]).samefile(here / "text.txt")
+    assert got == wanted
+
+
+def test_what_is_given_beside_it_stands_and_is_shown(first, capsys):
+    assert main([f"resume={first}", "trainer.steps=6", "partition.budget=1.0", "hydra.run.dir=second"]) == 0
+    shown = ["partition.budget: 0.4 in that run, 1.0 here", "trainer.steps: 3 in that run, 6 here"]
+    assert differences(capsys.readouterr().out) == shown
+    config = configuration("second")
+    assert config["partition"]["budget"] == 1.0 and config["optimizer"]["momentum"] == 0.8
+    # and that run can be gone on with in its turn, from any of its checkpoints
+    (checkpoint,) = Path("second", "checkpoints").glob("*.pt")
+    assert main([f"resume={checkpoint}", "trainer.steps=7", "hydra.run.dir=third"]) == 0
+    assert differences(capsys.readouterr().out) == ["trainer.steps: 6 in that run, 7 here"]
+    assert configuration("third")["partition"]["budget"] == 1.0
+    assert len(losses("third")) == 1 and json.loads(Path("third/summary.json").read_text())["steps"] == 7
+
+
+def test_going_on_in_parts_is_bitwise_going_on_at_once(first):
+    assert main([f"resume={first}", "trainer.steps=6", "hydra.run.dir=rest"]) == 0
+    settings = configuration("rest")
+    straight = [*FAST, "optimizer=sgd", "optimizer.momentum=0.8", "data.path=text.txt", "lr_schedule.total_steps=6"]
+    assert main([*straight, "trainer.steps=6", "logger=csv", "hydra.run.dir=straight"]) == 0
+    assert losses(first) + losses("rest") == losses("straight")
+    assert settings["lr_schedule"]["total_steps"] == 6
+
+
+def test_in_its_own_folder_a_run_goes_on_with_its_own_settings_too(first, capsys):
+    assert main(["resume=auto", "trainer.steps=4", "hydra.run.dir=first"]) == 0
+    assert differences(capsys.readouterr().out) == ["trainer.steps: 3 in that run, 4 here"]
+    assert configuration("first")["partition"]["budget"] == 0.4 and len(losses("first")) == 4
+
+
+def test_an_option_of_a_group_replaces_the_group_and_an_experiment_what_it_sets(first, capsys):
+    line = [f"resume={first}", "partition=min_cut", "experiment=bf16", "debug=fast", "hydra.run.dir=second"]
+    assert main(line) == 1  # bfloat16 is another run
+    printed = capsys.readouterr()
+    found = differences(printed.out)
+    assert "partition.strategy: budget in that run, min_cut here" in found
+    assert "partition.budget: 0.4 in that run, null here" in found
+    assert "trainer.precision: fp32 in that run, bf16 here" in found
+    assert "trainer.steps: 3 in that run, 5 here" in found and "logger.name: wandb in that run, csv here" in found
+    assert not any(line.startswith(("optimizer", "data", "engine")) for line in found)
+    *_, last = printed.err.splitlines()
+    assert "trainer.precision: 'fp32' in the checkpoint, 'bf16' in this run" in last
+
+
+def test_without_a_record_the_defaults_are_taken_and_that_is_said(first, capsys):
+    (Path(first) / ".hydra" / "config.yaml").unlink()
+    assert main([*FAST, f"resume={first}", "trainer.steps=4"]) == 1
+    assert "no .hydra/config.yaml beside it: what is not given here has its default" in capsys.readouterr().out
+
+
+def test_a_damaged_record_is_refused(first, capsys):
+    (Path(first) / ".hydra" / "config.yaml").write_text("trainer: [1\n")
+    assert main([f"resume={first}"]) == 2
+    assert "config.yaml, line 2: not valid YAML" in capsys.readouterr().err
+
+
+def test_a_setting_that_is_there_no_more_is_named_and_left_out(first, capsys):
+    record = Path(first) / ".hydra" / "config.yaml"
+    record.write_text(record.read_text().replace("  momentum: 0.8", "  momentum: 0.8\n  nesterov: true"))
+    assert main([f"resume={first}", "trainer.steps=4"]) == 0
+    assert "optimizer.nesterov: true in that run, no such key here" in differences(capsys.readouterr().out)
+
+
+def test_the_configuration_can_be_looked_at_before(first, capfd):
+    assert main(["--cfg", "job", f"resume={first}", "trainer.steps=9"]) == 0
+    shown = yaml.safe_load(capfd.readouterr().out)
+    assert shown["partition"]["budget"] == 0.4 and shown["trainer"]["steps"] == 9

@@ -1,0 +1,183 @@
+"""A full disk, no compiler, no cache, too little memory, bytes that are no text: one line each, a true summary."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from aottrain.compiler import backends
+from aottrain.config import EngineConfig, KernelConfig, PartitionConfig, RunConfig
+from aottrain.data.text import load_text
+from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
+from aottrain.metrics.sinks import CsvSink, write_summary
+from aottrain.tasks import build, capacity, train
+from aottrain.tasks.notes import ignored
+
+FULL = OSError(28, "No space left on device")
+
+
+def test_rows_that_find_no_room_are_kept_and_written_later(tmp_path):
+    said: list[str] = []
+    target = tmp_path / "metrics.csv"
+    target.symlink_to("/dev/full")
+    sink = CsvSink(target, say=said.append)
+    sink.write([{"step": 1, "train/loss": 2.0}])
+    sink._file.close()
+    sink._file = (tmp_path / "room").open("wb", buffering=0)
+    sink.write([{"step": 2, "train/loss": 1.0}])
+    sink.close({}, 0)
+    with (tmp_path / "room").open(newline="") as file:
+        assert [row["step"] for row in csv.DictReader(file)] == ["1", "2"]
+    assert said == [f"warning: {target}: cannot be written (No space left on device); keeping its rows, trying again"]
+
+
+def test_a_run_whose_figures_find_no_room_trains_and_then_says_so(tiny, left_by, capsys):
+    config = tiny()
+    left = left_by(config)
+    left.directory.mkdir()
+    (left.directory / "metrics.csv").symlink_to("/dev/full")
+    with pytest.raises(OutputError, match="metrics.csv: lacks its last rows: No space left on device"):
+        train.run(config)
+    assert left.summary["status"] == "failed" and "No space left" in left.summary["error"]
+    assert left.summary["steps"] == 4 and list((left.directory / "checkpoints").glob("*.pt"))
+    assert capsys.readouterr().out.count("cannot be written") == 1
+
+
+def test_on_a_full_disk_the_summary_takes_the_place_of_the_older_one(tmp_path, monkeypatch):
+    path = tmp_path / "summary.json"
+    write_summary(path, {"status": "running", "steps": 100, "more": "x" * 50})
+
+    def full(*_, **__):
+        raise FULL
+
+    monkeypatch.setattr(Path, "write_text", full)
+    write_summary(path, {"status": "failed", "steps": 3})
+    assert json.loads(path.read_text()) == {"status": "failed", "steps": 3}
+    assert os.listdir(tmp_path) == ["summary.json"]
+    with pytest.raises(OutputError, match="No space left"):
+        write_summary(tmp_path / "new.json", {})
+
+
+@pytest.mark.parametrize("full", ["checkpoint", "report"])
+def test_a_disk_that_fills_up_at_the_end_leaves_a_true_summary(tiny, left_by, monkeypatch, full):
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device", "the file")
+
+    target = (torch, "save") if full == "checkpoint" else (train.html, "write")
+    monkeypatch.setattr(*target, fails)
+    config = tiny("aot" if full == "report" else "eager")
+    with pytest.raises(Exception, match="No space left on device"):
+        train.run(config)
+    summary = left_by(config).summary
+    assert summary["status"] == "failed" and "No space left" in summary["error"] and summary["steps"] == 4
+
+
+def test_without_a_compiler_the_missing_kernels_are_said(tiny, capsys, monkeypatch):
+    monkeypatch.setattr(backends, "find_compiler", lambda: None)
+    assert train.run(tiny("aot")) == 0
+    line = "no generated kernels, PyTorch's operators run one by one: no C++ compiler was found on this machine"
+    assert capsys.readouterr().out.count(line) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_said_once(tiny, capsys, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", "/dev/null/cache")
+    assert train.run(tiny()) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "nothing is cached" in line]
+    assert len(lines) == 1 and "/dev/null/cache cannot be written" in lines[0]
+
+
+@pytest.mark.parametrize("available", [300_000, 900_000])
+def test_a_predicted_peak_above_the_machine_s_memory_is_refused_before_any_step(tiny, left_by, monkeypatch, available):
+    """10,928 weights with gradients and moments take 175 KB, and are let through."""
+    monkeypatch.setattr(capacity, "total_bytes", lambda device: available)
+    config = tiny("aot", model={"width": 16}, data={"batch_size": 16})
+    ran = []
+    monkeypatch.setattr(build.ModuleStep, "__call__", lambda *_: ran.append(1))
+    with pytest.raises(CapacityError, match="a step's predicted peak is .* this machine has"):
+        train.run(config)
+    summary = left_by(config).summary
+    assert summary["status"] == "failed" and summary["steps"] == 0 and not ran
+    assert summary["predicted_peak_bytes"] > available
+
+
+def test_weights_beyond_the_machine_s_memory_are_refused_before_they_are_made(tiny, left_by):
+    config = tiny(model={"width": 1 << 16, "num_layers": 40})  # 20 TB
+    with pytest.raises(CapacityError, match="weights, gradients and optimizer state take .* TiB"):
+        train.run(config)
+    assert left_by(config).summary["status"] == "failed"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117]\nDefaultCPUAllocator: can't allocate memory: you tried"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_an_allocator_says_becomes_a_sentence(tiny, left_by, monkeypatch, error):
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(train, "prepare", fails)
+    with pytest.raises(OutOfMemoryError, match="memory ran out while compiling"):
+        train.run(tiny("aot"))
+    assert "OutOfMemoryError" in left_by(tiny("aot")).summary["error"]
+    monkeypatch.setattr(train, "prepare", lambda *_: (_ for _ in ()).throw(RuntimeError("another")))
+    with pytest.raises(RuntimeError, match="another"):
+        train.run(tiny("aot"))
+
+
+CONTENTS = {
+    "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"ab" * 300, "is no text: it has 3 zero bytes"),
+    "wide.txt": (("Größe " * 99).encode("utf-16"), "is UTF-16, not UTF-8"),
+    "wide_le.txt": (("size " * 99).encode("utf-16-le"), "is no text: it has 495 zero bytes"),
+    "latin.txt": (("Gr\xf6\xdfe " * 99).encode("latin-1"), "is not UTF-8: byte 2 is 0xf6"),
+    "right.txt": (("Größe " * 99).encode(), ""),
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_bytes_that_are_no_text_are_warned_of(tmp_path, name):
+    content, reason = CONTENTS[name]
+    (tmp_path / name).write_bytes(content)
+    first, *warnings = load_text(str(tmp_path / name), held_out=0.1, context=16, vocab_size=256).notes
+    assert first == f"text: {tmp_path / name}, 1 file, {len(content):,} bytes"
+    assert [reason in warning for warning in warnings] == ([True] if reason else [])
+    assert all(warning.startswith(f"warning: {tmp_path / name} ") for warning in warnings)
+
+
+def test_of_many_such_files_the_first_are_named_and_the_rest_counted(tiny, tmp_path, capsys):
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_bytes(b"\0" * 100)
+    (tmp_path / "a.txt").write_text("text " * 100)
+    assert train.run(tiny(data={"path": str(tmp_path)}, output_dir=str(tmp_path / "run"))) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("text:", "warning:"))]
+    assert lines[0] == f"text: {tmp_path}, 10 files, 1,400 bytes" and len(lines) == 5
+    assert lines[-1] == "warning: and 6 more files that are no text"
+
+
+def test_the_built_in_text_needs_no_line():
+    assert load_text(None, held_out=0.1, context=16, vocab_size=256).notes == ()
+
+
+@pytest.mark.parametrize("engine", ["eager", "eager_checkpoint", "torch_compile"])
+def test_what_an_engine_ignores_is_said(engine):
+    config = RunConfig(engine=EngineConfig(name=engine))
+    assert ignored(config) == []
+    budget, kernel = ignored(RunConfig(
+        engine=EngineConfig(name=engine), partition=PartitionConfig(budget=0.4), kernel=KernelConfig(name="cpp"))
+    )  # fmt: skip
+    assert f"partition.budget=0.4 has no effect: engine={engine}" in budget
+    assert ("activation_memory_budget" in budget) == (engine == "torch_compile")
+    assert "kernel=cpp has no effect" in kernel
+    (strategy,) = ignored(RunConfig(
+        engine=EngineConfig(name=engine), partition=PartitionConfig(strategy="min_cut", budget=None)))  # fmt: skip
+    assert "partition=min_cut has no effect" in strategy
+    assert ignored(RunConfig(partition=PartitionConfig(budget=0.4))) == []
