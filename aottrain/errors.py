@@ -27,6 +27,10 @@ class UnsupportedError(AottrainError):
     """
 
 
+class OverlapError(UnsupportedError):
+    """The program writes memory that it also reads, or writes twice: where eager raises, the program may catch it."""
+
+
 class VerificationError(AottrainError):
     """A law of the compiler (see README, "Laws") does not hold for a graph: a bug of ours, never the user's."""
 

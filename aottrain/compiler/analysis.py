@@ -17,7 +17,7 @@ from aottrain.compiler.hidden import hidden_writes
 from aottrain.compiler.overlap import check_overlap, is_injective
 from aottrain.compiler.recording import tensors_among
 from aottrain.compiler.settings import autocast_cache
-from aottrain.errors import UnsupportedError
+from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
@@ -172,9 +172,9 @@ def _check_input_state(step: CapturedStep, i: int, before: Any, value: Tensor, m
     if not mutated:
         return
     if not is_injective(value):
-        raise UnsupportedError(f"{name} is mutated, and some of its elements share their memory")
+        raise OverlapError(f"{name} is mutated, and some of its elements share their memory")
     if i in step.shared:
-        raise UnsupportedError(f"{name} is mutated and shares its memory with another input")
+        raise OverlapError(f"{name} is mutated and shares its memory with another input")
     if step.inputs[i].requires_grad and step.is_view[i]:
         raise UnsupportedError(f"{name} is mutated and is a differentiable view of another tensor")
 

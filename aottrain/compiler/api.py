@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, symbolic_tracing, tracing_alone, tree_unflatten
+from aottrain.compat import has_global_module_hooks, is_tracing, symbolic_tracing, tracing_alone, tree_unflatten
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.capture import CapturedStep
@@ -92,6 +92,8 @@ class CompiledCall:
         self._refused: dict[Any, list[tuple[StateGuard, str]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self.function(*args, **kwargs)
         try:
             if has_global_module_hooks():
                 raise UnsupportedError(GLOBAL_HOOKS)
@@ -189,6 +191,8 @@ class DynamoCall:
         self._num_attributes = self._count_attributes()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self._function(*args, **kwargs)
         if has_global_module_hooks():
             add_fallback(self.report, GLOBAL_HOOKS)
             return self._function(*args, **kwargs)
@@ -313,6 +317,7 @@ def compile(
         target = target.compiled_call.module
     if isinstance(target, nn.Module):
         return _compile_module(target, options)
+    target = getattr(target, "_torchdynamo_orig_callable", target)  # what torch.compile was given
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
     call: Any = _DOORS[options.capture](target, None, options)

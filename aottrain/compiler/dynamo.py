@@ -21,6 +21,7 @@ from aottrain.compat import (
     dynamo_settings,
     guard_modules,
     in_dual_level,
+    skipped_frame,
     symbolic_tracing,
     tracing_alone,
     tree_unflatten,
@@ -33,7 +34,7 @@ from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.places import place_of, written_at
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.seeding import seeding_shown
-from aottrain.errors import ConfigError, UnsupportedError
+from aottrain.errors import ConfigError, OverlapError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
@@ -122,6 +123,11 @@ def compile_graph(
         if options.on_unsupported == "error":
             raise
         reason = str(error).partition("\n")[0]  # fx appends where it was in the graph
+        if isinstance(error, OverlapError):
+            # Dynamo has followed the code past the place where eager raises, and left its `except` out.
+            ran.any = True
+            add_fallback(report, reason)
+            raise skipped_frame(reason) from None
         return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)

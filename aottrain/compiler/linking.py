@@ -66,6 +66,7 @@ def link(
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
         differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
         gradient_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT),
+        cut_off=_cut_off(parts),
         output_specs=(*(known.spec for known in computed), *replaced),
         device=device,
         draws=parts.num_draws > 0,
@@ -77,6 +78,14 @@ def link(
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
     return program
+
+
+def _cut_off(parts: PartitionedGraph) -> frozenset[int]:
+    """Primals that no gradient reaches. All of them, and the outputs would not require gradients either."""
+    targets = [value.target for value in parts.signature.outputs if value.kind is OutputKind.GRADIENT]
+    values = [] if parts.backward is None else results(parts.backward)
+    missed = frozenset(i for i, value in zip(targets, values, strict=False) if value is None)
+    return missed if len(missed) < len(targets) else frozenset()
 
 
 def _build_backward(

@@ -41,7 +41,9 @@ class Program:
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
     flow through. update_targets: the primal that each update is written to; unversioned: those
     written behind autograd's back. gradient_targets: the primal of each
-    gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
+    gradient. cut_off: primals that require a gradient and never get one, such as those that the program only detaches;
+    autograd does not see that they are inputs. differentiable, output_specs: of each output; a tangent is brought to
+    its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated.
     """
@@ -54,6 +56,7 @@ class Program:
     unversioned: tuple[int, ...]
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
+    cut_off: frozenset[int]
     output_specs: tuple[TensorSpec, ...]
     device: torch.device
     draws: bool
@@ -72,8 +75,10 @@ class Program:
                 with torch.no_grad():
                     outputs = self.run_forward(state, sizes, primals, updates)[: self.num_outputs]
             else:
+                call = _Call(self, state, sizes, updates, tuple((weakref.ref(v), v._version) for v in primals))
+                given = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
                 with torch.enable_grad():
-                    outputs = list(_CompiledFunction.apply(self, state, sizes, updates, *primals))
+                    outputs = list(_CompiledFunction.apply(call, *given))
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
@@ -107,22 +112,26 @@ class Program:
         return backward
 
 
+@dataclass(frozen=True)
+class _Call:
+    """One call: (seed, offset) of its draws; where its state updates go; its primals, with the versions that they had."""
+
+    program: Program
+    state: Tensor | None
+    sizes: Mapping[str, int]
+    updates: list[Tensor]
+    inputs: tuple[tuple[weakref.ref[Tensor], int], ...]
+
+
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        program: Program,
-        state: Tensor | None,
-        sizes: Mapping[str, int],
-        updates: list[Tensor],
-        *primals: Tensor,
-    ) -> Any:
-        results = program.run_forward(state, sizes, primals, updates)
+    def forward(ctx: Any, call: _Call, *primals: Tensor) -> Any:
+        program = call.program
+        results = program.run_forward(call.state, call.sizes, primals, call.updates)
         # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
         outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
         residuals = results[program.num_outputs :]
-        ctx.program, ctx.sizes = program, sizes
-        ctx.state, ctx.inputs = state, [(weakref.ref(value), value._version) for value in primals]
+        ctx.call = call
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
         if sum(program.differentiable) > 1:
             # Each may be unpacked on its own, which an output of this very node cannot be.
@@ -136,21 +145,21 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         if torch.is_grad_enabled():
-            return (None, None, None, None, *_differentiable_gradients(ctx, tangents))
-        program: Program = ctx.program
+            return (None, *_differentiable_gradients(ctx, tangents))
+        call: _Call = ctx.call
+        program = call.program
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
         backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
-        inputs: list[Any] = [*program.symbols(ctx.sizes), *saved_tensors(ctx, backward.reads)]
+        inputs: list[Any] = [*program.symbols(call.sizes), *saved_tensors(ctx, backward.reads)]
         # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
-        inputs += [None if tangent is None else _coerce(tangent, spec, ctx.sizes) for tangent, spec in given]
+        inputs += [None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in given]
         del tangents, given
         with disable_autocast():
             gradients = backward.run(inputs)
         by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
-        num_primals = len(ctx.needs_input_grad) - 4
-        return (None, None, None, None, *(by_primal.get(i) for i in range(num_primals)))
+        return (None, *(by_primal.get(i) for i in range(len(call.inputs))))
 
 
 @cache
@@ -167,21 +176,23 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
 
     Raises UnsupportedError where the forward cannot be run again: see each message.
     """
-    program: Program = ctx.program
+    call: _Call = ctx.call
+    program = call.program
     if program.replay is None:
         raise UnsupportedError(
             "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
         )
     primals = []
-    for reference, version in ctx.inputs:
+    for reference, version in call.inputs:
         value = reference()
         if value is None or value._version != version:
             raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
-        primals.append(value)
+        # A view, at which the inner differentiation below ends: the caller's hooks are for the outer one.
+        primals.append(value.view_as(value) if value.requires_grad else value)
     with disable_autocast():
-        outputs = program.replay([*primals, *program.constants, *program.symbols(ctx.sizes), ctx.state])
+        outputs = program.replay([*primals, *program.constants, *program.symbols(call.sizes), call.state])
         pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
-        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 4]]
+        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
         gradients = torch.autograd.grad(
             [output for output, _ in pairs],
             [primals[i] for i in wanted],
