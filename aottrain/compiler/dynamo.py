@@ -17,7 +17,6 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from aottrain.compat import (
-    drop_shadows,
     dynamo_settings,
     guard_modules,
     in_dual_level,
@@ -34,6 +33,7 @@ from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.places import place_of, written_at
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.seeding import seeding_shown
+from aottrain.compiler.shadows import drop_shadows
 from aottrain.errors import ConfigError, OverlapError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble

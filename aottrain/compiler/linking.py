@@ -11,10 +11,12 @@ from torch import fx
 from aottrain.compat import is_wrapped, operators_are_watched
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
+from aottrain.compiler.links import CutBackward
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.ir.graph import (
     InputKind,
+    JointGraph,
     OutputKind,
     PartitionedGraph,
     as_module,
@@ -41,11 +43,12 @@ def link(
     replay: Replay | None = None,
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
+    linked: JointGraph | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
 
     fused: the graphs with kernels of their own, which then run them. replays: counts those of CUDA graphs, see
-    `plan_replays`.
+    `plan_replays`. linked: the whole program with tangents for links, where it has some.
     """
     signature = parts.signature
     computed = analysis.computed
@@ -74,6 +77,8 @@ def link(
         replay=replay,
         size_names=size_names,
         viewed=analysis.viewed,
+        links=analysis.links,
+        build_cut=None if linked is None else partial(_build_cut, CutBackward(linked, parts), kernel, fused[1:]),
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
@@ -99,12 +104,7 @@ def _build_backward(
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
     graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    if fused:
-        known = fused[0]
-        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
-        runner = whole.runner()
-    else:
-        runner = build_runner(graph, kernel)
+    runner = _run_backward(graph, kernel, fused)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -112,6 +112,24 @@ def _build_backward(
     if fused or forward is not None:
         runner = _or_by_operators(runner, graph)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
+
+
+def _run_backward(graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph]) -> Runner:
+    if not fused:
+        return build_runner(graph, kernel)
+    known = fused[0]
+    whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
+    return whole.runner()
+
+
+def _build_cut(
+    cut: CutBackward, kernel: Kernel, fused: Sequence[FusedGraph], defined: Pattern, wanted: Pattern
+) -> Backward:
+    graph = cut.graph(defined, wanted)
+    num_sizes = cut.parts.signature.num_sizes
+    residuals = placeholders(graph)[num_sizes : num_sizes + len(cut.parts.residuals)]
+    runner = _or_by_operators(_run_backward(graph, kernel, fused), graph)
+    return Backward(runner, tuple(bool(node.users) for node in residuals))
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:

@@ -57,7 +57,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     backward = None
     if gradients:
         order = None if plan.schedule is None else [by_name[name] for name in plan.schedule]
-        backward = _backward_graph(joint, residual_nodes, gradients, order)
+        backward = backward_graph(joint, residual_nodes, gradients, order)
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
 
@@ -88,9 +88,10 @@ def _forward_graph(
     return graph
 
 
-def _backward_graph(
-    joint: JointGraph, residuals: list[fx.Node], gradients: list[fx.Node | None], order: list[fx.Node] | None
+def backward_graph(
+    joint: JointGraph, residuals: list[fx.Node], gradients: list[fx.Node | None], order: list[fx.Node] | None = None
 ) -> fx.Graph:
+    """(sizes, residuals, tangents) -> gradients."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)

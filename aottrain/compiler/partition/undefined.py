@@ -55,7 +55,7 @@ def specialise_backward(backward: fx.Graph, num_held: int, defined: Sequence[boo
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node | None] = {}
     for node in inputs:
-        new[node] = graph.placeholder(node.name)
+        new[node] = graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new[node])  # type: ignore[arg-type]
         if node in undefined:
             new[node] = None
