@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from aottrain.compiler.partition.split import backward_graph
-from aottrain.compiler.partition.undefined import specialise_backward
+from aottrain.compiler.partition.undefined import copied, specialise_backward
 from aottrain.compiler.simplification import copy_graph, remove_dead_code
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Link, Links, OutputInfo, Source
@@ -33,6 +34,7 @@ from aottrain.ir.graph import (
     ancestors,
     placeholders,
     results,
+    spec_of,
 )
 from aottrain.ir.tensor import tensor_spec
 
@@ -175,11 +177,25 @@ class CutBackward:
         passed = {total: tangent for total, tangent in zip(totals, tangents, strict=True) if total is not None}
         for total, tangent in passed.items():
             if total is not tangent:
-                total.replace_all_uses_with(tangent, _is_call)
+                # What reads it counts on its strides.
+                passed[total] = onward = _laid_out(total, tangent)
+                total.replace_all_uses_with(onward, lambda user, onward=onward: _is_call(user) and user is not onward)
         gradients = [node if node is None else passed.get(node, node) for node in gradients]
         by_name = {node.name: node for node in joint.graph.nodes}
         residuals = [by_name[name] for name, _ in self.parts.residuals]
         return backward_graph(joint, residuals, [*totals, *gradients])
+
+
+def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:
+    wanted, given = spec_of(total), spec_of(tangent)
+    if wanted is None or given is None or wanted.same_layout(given):
+        return tangent
+    with total.graph.inserting_after(total):
+        place = total.graph.call_function(torch.ops.aten.alias.default, (tangent,))
+    with total.graph.inserting_before(place):
+        new = copied(total.graph, total, tangent)
+    total.graph.erase_node(place)
+    return new
 
 
 def _is_call(node: fx.Node) -> bool:
