@@ -149,7 +149,7 @@ def tracing_alone() -> Iterator[None]:
 
 
 def is_tracing() -> bool:
-    """Whether this thread is tracing: a compiled target that is called now is a part of what is traced."""
+    """Whether this thread traces: a compiled target that it calls now is a part of what is traced."""
     return torch.compiler.is_compiling() or _tracing._is_owned()  # type: ignore[attr-defined]
 
 
@@ -165,14 +165,9 @@ def in_dual_level() -> bool:
     return torch.autograd.forward_ad._current_level >= 0
 
 
-def backward_number() -> int:
-    """Of the backward that this thread runs."""
-    return torch._C._current_graph_task_id()
-
-
-def runs_in_this_backward(node: Any) -> bool:
-    """Whether the backward that this thread runs will execute the node, or has."""
-    return torch._C._will_engine_execute_node(node)  # type: ignore[attr-defined]
+# Which backward this thread runs; and whether it executes a node.
+backward_number: Callable[[], int] = torch._C._current_graph_task_id
+runs_in_this_backward: Callable[[Any], bool] = torch._C._will_engine_execute_node  # type: ignore[attr-defined]
 
 
 def is_wrapped(value: torch.Tensor) -> bool:

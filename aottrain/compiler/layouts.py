@@ -142,8 +142,8 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass
 class _Rewriting:
-    """source -> graph, node by node. inner: results that no caller gets. new: for each node of the source; copies: those
-    that only change a layout."""
+    """source -> graph, node by node. inner: results that no caller gets. new: for each node of the source; copies:
+    those that only change a layout."""
 
     source: fx.Graph
     inner: frozenset[int] = frozenset()

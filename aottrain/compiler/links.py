@@ -1,8 +1,9 @@
 """links: results through which gradients of other results pass, and the program's backward cut apart at them.
 
-Of `return hidden, loss` the loss's gradient goes through `hidden`. Eager adds up there what comes from the loss and from
-the caller, runs the caller's hooks on the sum and goes on with what they return; one autograd node for both results
-would hide it. So each result whose gradient passes through a link gets a node of its own (`runtime.chain`). As long as
+Of `return hidden, loss` the loss's gradient goes through `hidden`. Eager adds up there what comes from the loss and
+from the caller, runs the caller's hooks on the sum and goes on with what they return; one autograd node for both
+results would hide it.
+So each result whose gradient passes through a link gets a node of its own (`runtime.chain`). As long as
 nobody looks at a link that node hands its tangent on, and the program's backward runs as a whole. Where somebody does,
 cuts of it run: from one tangent to the gradients that it has at the next links, and from all totals to the primals.
 
@@ -179,7 +180,9 @@ class CutBackward:
             if total is not tangent:
                 # What reads it counts on its strides.
                 passed[total] = onward = _laid_out(total, tangent)
-                total.replace_all_uses_with(onward, lambda user, onward=onward: _is_call(user) and user is not onward)
+                for user in list(total.users):
+                    if user.op == "call_function":
+                        user.replace_input_with(total, onward)
         gradients = [node if node is None else passed.get(node, node) for node in gradients]
         by_name = {node.name: node for node in joint.graph.nodes}
         residuals = [by_name[name] for name, _ in self.parts.residuals]
@@ -196,7 +199,3 @@ def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:
         new = copied(total.graph, total, tangent)
     total.graph.erase_node(place)
     return new
-
-
-def _is_call(node: fx.Node) -> bool:
-    return node.op == "call_function"

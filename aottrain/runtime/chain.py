@@ -1,7 +1,7 @@
 """Results of one call whose gradients pass through other results of it, as a chain of autograd nodes.
 
-Of `return hidden, loss` the loss gets a node above the program's own: its tangent goes to the program, and what it makes
-of the gradient at `hidden` goes there. So autograd adds up, hooks and captures at `hidden` as it does in eager.
+Of `return hidden, loss` the loss gets a node above the program's own: its tangent goes to the program, and what it
+makes of the gradient at `hidden` goes there. So autograd adds up, hooks and captures at `hidden` as it does in eager.
 
 Nobody may be looking: no hook, no retain_grad, and a plain backward(), which captures nothing on its way. Then nothing
 is handed to `hidden`, and the program's backward runs whole, from the loss's tangent: as fast, and in as little memory,

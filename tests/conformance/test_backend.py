@@ -97,7 +97,7 @@ def gradient(function, x):
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("whole", [True, False], ids=["itself", "a part of it"])
 def test_what_is_compiled_already_is_compiled_once_more(wrapper, capture, whole):
-    """The outer program holds the inner one's code. A function of torch.compile's within a direct trace runs eagerly."""
+    """The outer program holds the inner one's code. What torch.compile made runs eagerly within a direct trace."""
     torch._dynamo.reset()
     inner = WRAPPERS[wrapper](scaled)
     plain = scaled if whole else lambda x: scaled(x * 2) + x.sum()
