@@ -104,7 +104,8 @@ _UNASKED_NODE = _UNASKED.grad_fn
 class Chain(Sequence[Tensor]):
     """The computed outputs of one call, each, once it is asked for, with the node that links it to others.
 
-    compute: of each the tensor as the program gave it; then the new values of updated inputs, which `write` puts there.
+    outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. relay: the
+    autograd function of those nodes.
     """
 
     def __init__(self, links: Links, outputs: list[Tensor], watch: Watch, replaced: Sequence[Tensor], relay: Any):
