@@ -14,6 +14,7 @@ from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.links import CutBackward
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
+from aottrain.errors import CompilerError
 from aottrain.ir.graph import (
     InputKind,
     JointGraph,
@@ -28,11 +29,14 @@ from aottrain.ir.graph import (
     spec_of,
     value_of,
 )
-from aottrain.ir.ops import OpKind
+from aottrain.ir.ops import OpKind, uses_generator
 from aottrain.ir.report import Replays
 from aottrain.peers import inductor_kernel
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
+from aottrain.runtime.failures import signalling
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
@@ -43,6 +47,7 @@ def link(
     replay: Replay | None = None,
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
+    faults: Faults | None = None,
     linked: JointGraph | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
@@ -59,9 +64,12 @@ def link(
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
-    known = parts, kernel, fused[1:], recorded
+    faults = faults or Faults()
+    known = parts, kernel, fused[1:], recorded, faults
+    cut = kernel, fused[1:], faults
+    run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
-        forward=_or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward,
+        forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
         build_backward=None if parts.backward is None else partial(_build_backward, *known),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
@@ -77,8 +85,9 @@ def link(
         replay=replay,
         size_names=size_names,
         viewed=analysis.viewed,
+        faults=faults,
         links=analysis.links,
-        build_cut=None if linked is None else partial(_build_cut, CutBackward(linked, parts), kernel, fused[1:]),
+        build_cut=partial(_build_cut, CutBackward(linked, parts), *cut) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
@@ -93,18 +102,25 @@ def _cut_off(parts: PartitionedGraph) -> frozenset[int]:
     return missed if len(missed) < len(targets) else frozenset()
 
 
+def _drawn_from(forward: fx.Graph) -> list[torch.device]:
+    """Where the graph draws from eager's generators: on a device it may also ask the CPU's for a seed."""
+    draws = any(uses_generator(node.target) for node in calls(forward))
+    return sorted({torch.device("cpu"), *devices_of(forward)}, key=str) if draws else []
+
+
 def _build_backward(
     parts: PartitionedGraph,
     kernel: Kernel,
     fused: Sequence[FusedGraph],
     forward: RecordedRunner | None,
+    faults: Faults,
     pattern: Pattern,
 ) -> Backward:
     assert parts.backward is not None
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
     graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    runner = _run_backward(graph, kernel, fused)
+    runner = _run_backward(graph, kernel, fused, faults)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -114,22 +130,37 @@ def _build_backward(
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
 
 
-def _run_backward(graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph]) -> Runner:
-    if not fused:
-        return build_runner(graph, kernel)
-    known = fused[0]
-    whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
-    return whole.runner()
+def _run_backward(graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph], faults: Faults) -> Runner:
+    return _fused_runner(graph, fused[0], faults) if fused else build_runner(graph, kernel)
 
 
 def _build_cut(
-    cut: CutBackward, kernel: Kernel, fused: Sequence[FusedGraph], defined: Pattern, wanted: Pattern
+    cut: CutBackward,
+    kernel: Kernel,
+    fused: Sequence[FusedGraph],
+    faults: Faults,
+    defined: Pattern,
+    wanted: Pattern,
 ) -> Backward:
     graph = cut.graph(defined, wanted)
     num_sizes = cut.parts.signature.num_sizes
     residuals = placeholders(graph)[num_sizes : num_sizes + len(cut.parts.residuals)]
-    runner = _or_by_operators(_run_backward(graph, kernel, fused), graph)
+    runner = _or_by_operators(_run_backward(graph, kernel, fused, faults), graph)
     return Backward(runner, tuple(bool(node.users) for node in residuals))
+
+
+def _fused_runner(graph: fx.Graph, known: FusedGraph, faults: Faults) -> Runner:
+    """known: the whole backward, of which this is a part where some tangents are undefined."""
+    if graph is known.graph:
+        return known.runner()
+    try:
+        return fuse_graph(graph, known.memory is not None, known.backend).runner()
+    except CompilerError as error:
+        say_once(f"the backward without some of its tangents runs op by op: {error}")
+        return aten_runner(graph)
+    except Exception as error:
+        faults.note("the kernels of a backward in which some tangents are undefined", error)
+        return aten_runner(graph)
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
@@ -201,7 +232,7 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
 
 
 def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
-    if node is None or is_wrapped(value):
+    if node is None or value is None or is_wrapped(value):
         return value
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or value.layout is not torch.strided:

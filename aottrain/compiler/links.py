@@ -186,7 +186,7 @@ class CutBackward:
         gradients = [node if node is None else passed.get(node, node) for node in gradients]
         by_name = {node.name: node for node in joint.graph.nodes}
         residuals = [by_name[name] for name, _ in self.parts.residuals]
-        return backward_graph(joint, residuals, [*totals, *gradients])
+        return backward_graph(joint, residuals, [*totals, *gradients], joint.effects()[1])
 
 
 def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:

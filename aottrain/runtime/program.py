@@ -17,6 +17,7 @@ from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
 from aottrain.runtime.chain import WHOLE, Chain, Look, Watch
 from aottrain.runtime.executor import Runner, laid_out
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.philox import new_state
 
 NO_SIZES: Mapping[str, int] = {}
@@ -48,7 +49,7 @@ class Program:
     autograd does not see that they are inputs. differentiable, output_specs: of each output; a tangent is brought to
     its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
-    replay: the forward as differentiable ops, for a backward that is itself differentiated.
+    replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
     links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
     [sizes, residuals, tangents, totals at links] -> [what has come to each link, gradients], None where unwanted.
     """
@@ -69,6 +70,7 @@ class Program:
     replay: Replay | None = None
     size_names: tuple[str, ...] = ()
     viewed: frozenset[int] = frozenset()
+    faults: Faults = field(default_factory=Faults)
     links: Links = NO_LINKS
     build_cut: Callable[[Pattern, Pattern], Backward] | None = None
     _backwards: dict[Any, Backward] = field(default_factory=dict)
