@@ -37,6 +37,7 @@ from aottrain.compiler.refusals import count_fallback, shared_report
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.reporting import without_state
 from aottrain.compiler.seeding import seeding_shown
+from aottrain.compiler.shadows import drop_shadows
 from aottrain.errors import AottrainError, ConfigError, OverlapError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_graph_break
 from aottrain.runtime.epilogue import assemble
@@ -224,7 +225,7 @@ def _compile_graph(
         eager.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
         return result
 
-    def finish(computed: list[Tensor], primals: list[Tensor], values: Any) -> Any:
+    def finish(computed: Sequence[Tensor], primals: list[Tensor], values: Any) -> Any:
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 

@@ -103,7 +103,7 @@ def test_what_is_compiled_already_is_compiled_once_more(wrapper, capture, whole)
     plain = scaled if whole else lambda x: scaled(x * 2) + x.sum()
     compiled = aottrain.compile(inner if whole else lambda x: inner(x * 2) + x.sum(), capture=capture)
     x = torch.linspace(0, 1, 5)
-    assert all(map(torch.equal, gradient(compiled, x), gradient(plain, x)))
+    torch.testing.assert_close(gradient(compiled, x), gradient(plain, x))  # torch.compile's own kernels may run
     if capture == "trace" and not whole and wrapper in ("torch.compile", "its eager backend"):
         assert compiled.report.fallbacks
     else:
