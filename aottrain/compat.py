@@ -64,10 +64,10 @@ def dynamo_settings(**settings: Any) -> Any:
     import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
 
     patch = config.patch(**settings)
-    return patch if _OPTIONS_PER_THREAD else _Shared(patch)
+    return patch if OPTIONS_PER_THREAD else _Shared(patch)
 
 
-_OPTIONS_PER_THREAD = hasattr(_config_module, "ContextVar")  # not before torch 2.13
+OPTIONS_PER_THREAD = hasattr(_config_module, "ContextVar")  # not before torch 2.13
 
 
 class _Shared:
@@ -151,9 +151,26 @@ def tracing_alone() -> Iterator[None]:
         yield
 
 
+def is_tracing() -> bool:
+    """Whether this thread traces: a compiled target that it calls now is a part of what is traced."""
+    return torch.compiler.is_compiling() or _tracing._is_owned()  # type: ignore[attr-defined]
+
+
+def skipped_frame(reason: str) -> Exception:
+    """What a backend raises so that TorchDynamo leaves the code that it has traced to Python."""
+    from torch._dynamo.exc import SkipFrame
+
+    return SkipFrame(reason)
+
+
 def in_dual_level() -> bool:
     """Whether tensors can carry forward-mode tangents, of torch.autograd.forward_ad or of torch.func."""
     return torch.autograd.forward_ad._current_level >= 0
+
+
+# Which backward this thread runs; and whether it executes a node.
+backward_number: Callable[[], int] = torch._C._current_graph_task_id
+runs_in_this_backward: Callable[[Any], bool] = torch._C._will_engine_execute_node  # type: ignore[attr-defined]
 
 
 def is_wrapped(value: torch.Tensor) -> bool:
@@ -197,7 +214,7 @@ def guard_modules() -> None:
     if context is None:  # called by hand
         return
     config.skip_nnmodule_hook_guards = False  # guards are built after this: to set it for a while would be in vain
-    if not _OPTIONS_PER_THREAD:  # torch 2.11 takes a module's tensors for unchanged where its tables are: not if thawed
+    if not OPTIONS_PER_THREAD:  # torch 2.11 takes a module's tensors for unchanged where its tables are: not if thawed
         config.skip_tensor_guards_with_matching_dict_tags = False
         config.use_recursive_dict_tags_for_guards = False  # nor a module's class
     added: set[Any] = set()
@@ -240,22 +257,6 @@ def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
             return len(table) == size and all(table.get(name) is value for name, value in known.items())
 
         _add_guard(builder, holds, f"methods of {cls.__name__}")
-
-
-def drop_shadows(graph: torch.fx.GraphModule) -> None:
-    """A custom Function's output written in place stands twice in TorchDynamo's graph before torch 2.13: as it is, and
-    as it was before, which nobody reads but autograd, which then gives it the gradient."""
-    for part in graph.modules():
-        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
-            if _OPTIONS_PER_THREAD or node.target is not torch.ops.higher_order.autograd_function_apply:
-                continue
-            (result,) = (n for n in getattr(part, node.args[0].target).graph.nodes if n.op == "output")
-            outputs, saved = result.args[0]
-            read = {user.args[1] for user in node.users}
-            memory = [value and id(value.meta.get("example_value")) for value in outputs]
-            shown = {memory[i] for i in read}
-            kept = [v if i in read or memory[i] not in shown else None for i, v in enumerate(outputs)]
-            result.args = ((tuple(kept), saved),)
 
 
 _METHODS = (types.FunctionType, property, staticmethod, classmethod)

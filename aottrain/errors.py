@@ -43,6 +43,10 @@ class CompilerError(UnsupportedError):
     """The machine's C++ compiler cannot be had, failed or did not answer; the message has its own words."""
 
 
+class OverlapError(UnsupportedError):
+    """The program writes memory that it also reads, or writes twice: where eager raises, the program may catch it."""
+
+
 class VerificationError(AottrainError):
     """A law of the compiler (see README, "Laws") does not hold for a graph: a bug of ours, never the user's."""
 

@@ -26,6 +26,7 @@ from aottrain.compiler.heads import share_heads
 from aottrain.compiler.joint import trace_joint
 from aottrain.compiler.layouts import LayoutChoice, choose_layouts
 from aottrain.compiler.linking import link, plan_replays
+from aottrain.compiler.links import without_links, without_values
 from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
@@ -86,8 +87,8 @@ def compile_call(
     """
     log = StageLog()
     step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
-    functional = _functional(step, analysis, log)
-    joint = log.run("simplify", simplify, functional, check=_verify_whole)
+    functional = _functional(step, analysis, log, linked=True)
+    joint = log.run("simplify", simplify, without_values(functional), check=_verify_whole)
     heads = find_loss_heads(joint) if options.chunks_loss_head else ()
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
@@ -108,7 +109,7 @@ def compile_call(
     chosen = replace(options, kernel=built.kernel)
     replays = plan_replays(built.parts, chosen)
     known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays, faults
-    program = log.run("link", link, *known)
+    program = log.run("link", link, *known, built.linked)
     decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts, replays)
     return program, step, analysis, describe(built.joint, built.plan, built.parts, decided, log.records)
 
@@ -121,8 +122,10 @@ def rewrites(kernel: Kernel) -> tuple[Callable[[JointGraph], JointGraph], ...]:
 
 @dataclass(frozen=True)
 class _Built:
-    """A program cut in two, and its kernels. layouts: what was decided about them."""
+    """A program cut in two, and its kernels. linked: the whole program, where gradients of some results pass through
+    others, with tangents for those; joint: without them. layouts: what was decided about them."""
 
+    linked: JointGraph
     joint: JointGraph
     plan: PartitionPlan
     parts: PartitionedGraph
@@ -162,7 +165,8 @@ def _generate(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Bui
     return _plan(joint, options, log)
 
 
-def _plan(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
+def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
+    joint = without_links(linked)
     if options.kernel in GENERATED:
         verify_views(joint)
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
@@ -171,7 +175,7 @@ def _plan(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     kernels = log.run("schedule", plan_kernels, joint, plan, parts, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
-    return _Built(joint, plan, parts, kernels.kernel, kernels.reason, fused)
+    return _Built(linked, joint, plan, parts, kernels.kernel, kernels.reason, fused)
 
 
 def capture_whole(
@@ -209,8 +213,8 @@ def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | Non
     return log.run("simplify", simplify, _functional(step, analysis, log), check=_verify_whole)
 
 
-def _functional(step: CapturedStep, analysis: Analysis, log: StageLog) -> JointGraph:
-    joint = log.trace("trace_joint", trace_joint, step, analysis)
+def _functional(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> JointGraph:
+    joint = log.trace("trace_joint", trace_joint, step, analysis, linked)
     return log.trace("functionalize", functionalize, joint, check=_verify_whole)
 
 

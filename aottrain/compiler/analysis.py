@@ -14,11 +14,12 @@ from aottrain.compat import flatten_values, tree_map, view_origin
 from aottrain.compiler.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
 from aottrain.compiler.fakes import KernelFakes
 from aottrain.compiler.hidden import hidden_writes
+from aottrain.compiler.links import find_links
 from aottrain.compiler.overlap import check_overlap, is_injective
 from aottrain.compiler.recording import tensors_among
 from aottrain.compiler.settings import autocast_cache
-from aottrain.errors import UnsupportedError
-from aottrain.ir.calling import ComputedInfo, OutputInfo, Source, is_pair
+from aottrain.errors import OverlapError, UnsupportedError
+from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import tensor_spec
@@ -35,7 +36,8 @@ class Analysis:
     leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
     mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
     is a differentiable output of the program. unversioned: those that are written through .data only, which eager's
-    version counters do not see. viewed: computed tensors of which outputs are views by their strides.
+    version counters do not see. viewed: computed tensors of which outputs are views by their strides. links: results
+    through which gradients of others pass.
     """
 
     outputs: tuple[OutputInfo, ...]
@@ -48,6 +50,7 @@ class Analysis:
     unversioned: tuple[int, ...]
     needs_gradient: bool
     viewed: frozenset[int] = frozenset()
+    links: Links = NO_LINKS
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Of a flat result, the fresh tensors that the program returns."""
@@ -150,7 +153,10 @@ def analyse(step: CapturedStep) -> Analysis:
     constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
     written = mutated, replaced, unversioned
-    return Analysis(outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed))
+    known = outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed)
+    found = Analysis(*known)
+    fresh = found.computed_outputs(leaves)
+    return replace(found, links=find_links(outputs, tensors, fresh, [primals[i] for i in replaced]))
 
 
 def _is_whole(value: Tensor) -> bool:
@@ -179,9 +185,9 @@ def _check_input_state(step: CapturedStep, i: int, before: Any, value: Tensor, m
     if not mutated:
         return
     if not is_injective(value):
-        raise UnsupportedError(f"{name} is mutated, and some of its elements share their memory")
+        raise OverlapError(f"{name} is mutated, and some of its elements share their memory")
     if i in step.shared:
-        raise UnsupportedError(f"{name} is mutated and shares its memory with another input")
+        raise OverlapError(f"{name} is mutated and shares its memory with another input")
     if step.inputs[i].requires_grad and step.is_view[i]:
         raise UnsupportedError(f"{name} is mutated and is a differentiable view of another tensor")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, symbolic_tracing, tracing_alone
+from aottrain.compat import has_global_module_hooks, is_tracing, symbolic_tracing, tracing_alone
 from aottrain.compiler import compile_call
 from aottrain.compiler.dynamic import SymbolicSizes, size_guard, symbolic_sizes
 from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
@@ -49,6 +49,8 @@ class CompiledCall:
         self._last_reason = ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self.function(*args, **kwargs)
         try:
             if has_global_module_hooks():
                 raise UnsupportedError(GLOBAL_HOOKS)
@@ -192,6 +194,8 @@ class DynamoCall:
         self._look_at_modules()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_tracing():
+            return self._function(*args, **kwargs)
         if has_global_module_hooks():
             return self._run_eagerly(GLOBAL_HOOKS, args, kwargs)
         if self._count_attributes() != self._num_attributes and (shadowed := self._shadowed()):
@@ -330,6 +334,7 @@ def compile(
         target = target.compiled_call.module
     if isinstance(target, nn.Module):
         return _compile_module(target, options)
+    target = getattr(target, "_torchdynamo_orig_callable", target)  # what torch.compile was given
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
     call: Any = _DOORS[options.capture](target, None, options)

@@ -17,10 +17,10 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from aottrain.compat import (
-    drop_shadows,
     dynamo_settings,
     guard_modules,
     in_dual_level,
+    skipped_frame,
     symbolic_tracing,
     tracing_alone,
     tree_unflatten,
@@ -37,7 +37,8 @@ from aottrain.compiler.refusals import count_fallback, shared_report
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.reporting import without_state
 from aottrain.compiler.seeding import seeding_shown
-from aottrain.errors import AottrainError, ConfigError, UnsupportedError
+from aottrain.compiler.shadows import drop_shadows
+from aottrain.errors import AottrainError, ConfigError, OverlapError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_graph_break
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.failures import ForwardRaised
@@ -173,6 +174,10 @@ def compile_graph(
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise handed_on(error) from None
+        if isinstance(error, OverlapError):
+            # Dynamo has followed the code past the place where eager raises, and left its `except` out.
+            eager.count(UnsupportedError(error.reason, error.source or raised_at(error)))
+            raise skipped_frame(error.reason) from None
         return eager.because(error)
     except AottrainError as error:
         raise handed_on(error) from None
@@ -220,7 +225,7 @@ def _compile_graph(
         eager.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
         return result
 
-    def finish(computed: list[Tensor], primals: list[Tensor], values: Any) -> Any:
+    def finish(computed: Sequence[Tensor], primals: list[Tensor], values: Any) -> Any:
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 

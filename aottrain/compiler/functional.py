@@ -82,7 +82,7 @@ def functionalize(joint: JointGraph) -> JointGraph:
 def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> JointGraph:
     signature = joint.signature
     outputs = [value for value in signature.outputs if value.kind in FORWARD_OUTPUTS]
-    gradients = [value for value in signature.outputs if value.kind is OutputKind.GRADIENT]
+    gradients = [value for value in signature.outputs if value.kind not in FORWARD_OUTPUTS]
     updates = [OutputSpec(OutputKind.UPDATE, signature.inputs[i].name, i) for i in updated]
     inputs = tuple(replace(value, mutated=value.mutated or i in updated) for i, value in enumerate(signature.inputs))
     changed = replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients))

@@ -22,6 +22,7 @@ from aottrain.compiler.capture import (
     fake_primals,
 )
 from aottrain.compiler.fakes import KernelFakes
+from aottrain.compiler.links import LinkedTensors, linked_signature
 from aottrain.compiler.recording import Recorder
 from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.standins import CUSTOM_FUNCTION
@@ -32,9 +33,11 @@ from aottrain.ir.tensor import TensorSpec, tensor_spec
 _HALVES = (torch.float16, torch.bfloat16)
 
 
-def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
+def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) -> JointGraph:
     """Inputs: primals, sizes, (seed, offset), then one tangent for each differentiable output. Outputs: the computed
     outputs, then one gradient (or None) for each primal that requires one. Without gradients it is the forward alone.
+
+    linked: with one more tangent for each link, then the gradient there, and the link's value, after all other outputs.
 
     Backward is traced with autocast off, as eager's backward runs outside the caller's autocast block.
     Raises UnsupportedError where the program needs values (data-dependent Python) or tensors that are not its inputs.
@@ -46,6 +49,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
     specs_out = [known.spec for known in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
     flags = [known.requires_grad for known in analysis.computed] + [True] * len(analysis.replaced)
     differentiable = [i for i, flag in enumerate(flags) if flag]
+    links = analysis.links.links if linked and wanted else ()
     caches_casts = torch.is_autocast_cache_enabled()
 
     def joint(
@@ -58,22 +62,24 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
                 leaves, _ = flatten_values(step.call(primals))
             outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
             gradients: Sequence[Tensor | None] = ()
+            at_links = LinkedTensors(links, analysis, leaves, outputs)
             if wanted:
                 _check_autograd_graph(outputs, leaves_in, step)
                 with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
-                        [outputs[i] for i in differentiable],
+                        [*(outputs[i] for i in differentiable), *at_links.tensors],
                         [leaves_in[i] for i in wanted],
                         grad_outputs=tangents,
                         allow_unused=True,
                     )
                 mode.indexing.check()
-        return [*outputs, *gradients]
+        return [*outputs, *gradients, *at_links.totals, *at_links.tensors]
 
     primals = fake_primals(step, fake_mode)
     with fake_mode:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
-        tangents = [specs_out[i].empty(step.sizes) for i in differentiable] if wanted else []
+        given = [*(specs_out[i] for i in differentiable), *(link.spec for link in links)] if wanted else []
+        tangents = [spec.empty(step.sizes) for spec in given]
         specs = [tensor_spec(value) for value in tangents]
         try:
             if step.shape_env is None:
@@ -85,7 +91,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis) -> JointGraph:
             raise _explain(error) from error
     lifted = _lift_constants(graph, constants, fake_mode)
     _move_after_primals(graph, len(step.sizes))
-    signature = _signature(step, analysis, wanted, specs, lifted)
+    signature = linked_signature(_signature(step, analysis, wanted, specs, lifted), len(links))
     _name_placeholders(graph, signature)
     return JointGraph(graph, signature, modes[-1].num_draws, tuple(lifted), step.rng)
 

@@ -19,7 +19,18 @@ from aottrain.compat import tree_map
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.compiler.rewriting import add_call, fake_result
 from aottrain.compiler.simplification import remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, copy_meta, info, set_value, spec_of, value_of, view_source
+from aottrain.ir.graph import (
+    JointGraph,
+    OutputKind,
+    calls,
+    copy_meta,
+    info,
+    results,
+    set_value,
+    spec_of,
+    value_of,
+    view_source,
+)
 from aottrain.ir.ops import OpKind
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
@@ -68,7 +79,7 @@ def choose_layouts(joint: JointGraph) -> LayoutChoice:
     found = [node for node in calls(joint.graph) if _is_candidate(node)]
     if not found:
         return LayoutChoice()
-    laid = _Rewriting(joint.graph).run()
+    laid = _Rewriting(joint.graph, frozenset(joint.signature.output_indices(OutputKind.TOTAL))).run()
     what = f"{len(found)} convolutions, forward and backward,"
     if os.environ.get("AOTTRAIN_RATES") == "default":
         return LayoutChoice(laid.graph, f"{what} in channels_last: it is taken to be faster, nothing was measured")
@@ -131,9 +142,11 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass
 class _Rewriting:
-    """source -> graph, node by node. new: for each node of the source; copies: those that only change a layout."""
+    """source -> graph, node by node. inner: results that no caller gets. new: for each node of the source; copies:
+    those that only change a layout."""
 
     source: fx.Graph
+    inner: frozenset[int] = frozenset()
     graph: fx.Graph = field(default_factory=fx.Graph)
     new: dict[fx.Node, fx.Node] = field(default_factory=dict)
     copies: list[fx.Node] = field(default_factory=list)
@@ -143,7 +156,9 @@ class _Rewriting:
     def run(self) -> _Rewriting:
         for node in self.source.nodes:
             if node.op == "output":
-                self.graph.output(_mapped(node.args[0], self._result))
+                values = enumerate(results(self.source))
+                inner = self.inner
+                self.graph.output([v and (self.new[v] if i in inner else self._result(v)) for i, v in values])
             elif node.op != "call_function":
                 self.new[node] = self.graph.node_copy(node)
             else:

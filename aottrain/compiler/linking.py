@@ -11,11 +11,13 @@ from torch import fx
 from aottrain.compat import is_wrapped, operators_are_watched
 from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
+from aottrain.compiler.links import CutBackward
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
 from aottrain.errors import CompilerError
 from aottrain.ir.graph import (
     InputKind,
+    JointGraph,
     OutputKind,
     PartitionedGraph,
     as_module,
@@ -46,11 +48,12 @@ def link(
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
     faults: Faults | None = None,
+    linked: JointGraph | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
 
     fused: the graphs with kernels of their own, which then run them. replays: counts those of CUDA graphs, see
-    `plan_replays`.
+    `plan_replays`. linked: the whole program with tangents for links, where it has some.
     """
     signature = parts.signature
     computed = analysis.computed
@@ -63,6 +66,7 @@ def link(
     recorded = _recorded(forward, parts, device, replays)
     faults = faults or Faults()
     known = parts, kernel, fused[1:], recorded, faults
+    cut = kernel, fused[1:], faults
     run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
         forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
@@ -73,6 +77,7 @@ def link(
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
         differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
         gradient_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT),
+        cut_off=_cut_off(parts),
         output_specs=(*(known.spec for known in computed), *replaced),
         device=device,
         draws=parts.num_draws > 0,
@@ -81,10 +86,20 @@ def link(
         size_names=size_names,
         viewed=analysis.viewed,
         faults=faults,
+        links=analysis.links,
+        build_cut=partial(_build_cut, CutBackward(linked, parts), *cut) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
     return program
+
+
+def _cut_off(parts: PartitionedGraph) -> frozenset[int]:
+    """Primals that no gradient reaches. All of them, and the outputs would not require gradients either."""
+    targets = [value.target for value in parts.signature.outputs if value.kind is OutputKind.GRADIENT]
+    values = [] if parts.backward is None else results(parts.backward)
+    missed = frozenset(i for i, value in zip(targets, values, strict=False) if value is None)
+    return missed if len(missed) < len(targets) else frozenset()
 
 
 def _drawn_from(forward: fx.Graph) -> list[torch.device]:
@@ -105,7 +120,7 @@ def _build_backward(
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
     graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    runner = _fused_runner(graph, fused[0], faults) if fused else build_runner(graph, kernel)
+    runner = _run_backward(graph, kernel, fused, faults)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -113,6 +128,25 @@ def _build_backward(
     if fused or forward is not None:
         runner = _or_by_operators(runner, graph)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
+
+
+def _run_backward(graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph], faults: Faults) -> Runner:
+    return _fused_runner(graph, fused[0], faults) if fused else build_runner(graph, kernel)
+
+
+def _build_cut(
+    cut: CutBackward,
+    kernel: Kernel,
+    fused: Sequence[FusedGraph],
+    faults: Faults,
+    defined: Pattern,
+    wanted: Pattern,
+) -> Backward:
+    graph = cut.graph(defined, wanted)
+    num_sizes = cut.parts.signature.num_sizes
+    residuals = placeholders(graph)[num_sizes : num_sizes + len(cut.parts.residuals)]
+    runner = _or_by_operators(_run_backward(graph, kernel, fused, faults), graph)
+    return Backward(runner, tuple(bool(node.users) for node in residuals))
 
 
 def _fused_runner(graph: fx.Graph, known: FusedGraph, faults: Faults) -> Runner:

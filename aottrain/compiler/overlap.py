@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.errors import UnsupportedError
+from aottrain.errors import OverlapError
 
 # Of larger views it is only asked whether their extents meet.
 _MAX_ELEMENTS = 1 << 16
 
 
 def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tensor]) -> None:
-    """Raises UnsupportedError where an op writes memory that it also reads; an elementwise op may, place by place.
+    """Raises OverlapError where an op writes memory that it also reads; an elementwise op may, place by place.
 
     arguments: all tensors that the op is given, those that it writes once each among them.
     """
@@ -26,10 +26,10 @@ def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tens
         del read[next(i for i, value in enumerate(read) if value is target)]
     for target in written:
         if not is_injective(target):
-            raise UnsupportedError(f"{func} writes a tensor whose elements share their memory")
+            raise OverlapError(f"{func} writes a tensor whose elements share their memory")
         for source in read:
             if not (elementwise and _geometry(source) == _geometry(target)) and _overlap(target, source):
-                raise UnsupportedError(f"{func} reads and writes memory that overlaps")
+                raise OverlapError(f"{func} reads and writes memory that overlaps")
 
 
 def is_injective(view: Tensor) -> bool:

@@ -6,7 +6,7 @@ no_grad run under no_grad again, and draws come from the same (seed, offset). So
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from aottrain.ir.graph import (
     calls,
     copy_meta,
     grad_mode_of,
+    results,
 )
 from aottrain.ir.ops import uses_generator
 from aottrain.runtime.program import Replay
@@ -36,18 +37,20 @@ def replay_of(step: CapturedStep, functional: JointGraph) -> Replay | None:
     if any(uses_generator(node.target) for node in calls(functional.graph)):
         return None
     built: list[fx.GraphModule] = []
+    num_links = len(functional.signature.output_indices(OutputKind.LINKED))
 
-    def replay(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def replay(inputs: Sequence[Tensor], stand_ins: Mapping[int, Tensor]) -> Sequence[Tensor]:
         if not built:
             built.append(as_module(_forward(functional)))
-        return list(_Replayer(built[0]).run(*inputs))
+        return list(_Replayer(built[0], num_links, stand_ins).run(*inputs))
 
     return replay
 
 
 def _forward(functional: JointGraph) -> fx.Graph:
+    """Outputs, then the values of links."""
     values = functional.results
-    outputs = [values[i] for i in functional.signature.output_indices(OutputKind.OUTPUT)]
+    outputs = [values[i] for i in functional.signature.output_indices(OutputKind.OUTPUT, OutputKind.LINKED)]
     needed = ancestors([node for node in outputs if node is not None])
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -63,6 +66,21 @@ def _forward(functional: JointGraph) -> fx.Graph:
 
 
 class _Replayer(fx.Interpreter):
+    """Goes on with the stand-ins, by number, where it comes to the value of a link."""
+
+    def __init__(self, module: fx.GraphModule, num_links: int, stand_ins: Mapping[int, Tensor]):
+        super().__init__(module)
+        known = results(module.graph)
+        self.outputs = known[: len(known) - num_links]
+        self.stand_ins = {known[len(self.outputs) + number]: value for number, value in stand_ins.items()}
+        self.computed: dict[fx.Node, Tensor] = {}
+
     def run_node(self, node: fx.Node) -> Any:
+        if node.op == "output":
+            return [self.computed.get(value, self.env[value]) for value in self.outputs if value is not None]
         with torch.set_grad_enabled(grad_mode_of(node)):
-            return super().run_node(node)
+            value = super().run_node(node)
+        if node not in self.stand_ins:
+            return value
+        self.computed[node] = value
+        return self.stand_ins[node]

@@ -56,3 +56,27 @@ class ComputedInfo:
     requires_grad: bool
     position: int
     is_base: bool = False
+
+
+@dataclass(frozen=True)
+class Link:
+    """A result through which gradients of other results pass: what autograd adds up there, eager's hooks see.
+
+    output: its place among the tensors of the result, or -1 for an input whose new value gradients flow through.
+    computed: which computed output it is as a whole, updated inputs after the others; -1 where it is a view.
+    """
+
+    output: int
+    computed: int
+    spec: TensorSpec
+
+
+@dataclass(frozen=True)
+class Links:
+    """reached: for each computed output, the links that its gradient comes to before any other."""
+
+    links: tuple[Link, ...] = ()
+    reached: tuple[tuple[int, ...], ...] = ()
+
+
+NO_LINKS = Links()

@@ -51,6 +51,9 @@ class OutputKind(Enum):
     REPLACEMENT = "differentiable update"  # new value of an input through which gradients flow
     UPDATE = "state update"
     GRADIENT = "gradient"
+    # Where gradients of some results pass through another, until the graph is planned: see `compiler.links`.
+    TOTAL = "gradient at a link"
+    LINKED = "value of a link"
 
 
 FORWARD_OUTPUTS = (OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
@@ -70,7 +73,8 @@ class InputSpec:
 @dataclass(frozen=True)
 class OutputSpec:
     """One flat output. `target`: for an update or a replacement the index of the primal that it is written to; for a
-    gradient that of the primal that it belongs to; for an output its position among the computed outputs."""
+    gradient that of the primal that it belongs to; for an output its position among the computed outputs; for what
+    belongs to a link its number."""
 
     kind: OutputKind
     name: str

@@ -11,6 +11,7 @@ from torch import Tensor
 from aottrain.compat import negated, set_view_origin
 from aottrain.ir.calling import OutputInfo, Source, is_pair
 from aottrain.ir.sizes import SizeExpression, resolve
+from aottrain.runtime.chain import Chain
 
 
 def assemble(
@@ -25,14 +26,25 @@ def assemble(
 
     Views are made here, not inside the compiled function: autograd forbids writing to views that a
     custom Function returned, and a view of an input must be one of the caller's own tensor."""
-    result = list(leaves)
-    known = iter(outputs)
+    made: dict[int, Tensor] = {}
     splits: dict[Any, Sequence[Tensor]] = {}
+
+    def make(number: int) -> Tensor:
+        if number not in made:
+            info = outputs[number]
+            if info.source is Source.PRIMAL and isinstance(computed, Chain):
+                computed.prepare(primals[info.index])
+            source = primals if info.source is Source.PRIMAL else computed
+            made[number] = _make(info, source[info.index], sizes, splits)
+        return made[number]
+
+    if isinstance(computed, Chain):
+        computed.finish(make)
+    result = list(leaves)
+    numbers = iter(range(len(outputs)))
     for place, flag in enumerate(is_tensor):
         if flag:
-            info = next(known)
-            source = primals if info.source is Source.PRIMAL else computed
-            result[place] = _make(info, source[info.index], sizes, splits)
+            result[place] = make(next(numbers))
         elif isinstance(result[place], SizeExpression):
             result[place] = result[place].of(sizes)
         elif type(result[place]) is tuple:

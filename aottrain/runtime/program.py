@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,7 +13,9 @@ from torch import Tensor
 
 from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
+from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
+from aottrain.runtime.chain import WHOLE, Chain, Look, Watch
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
 from aottrain.runtime.philox import new_state
@@ -21,7 +23,8 @@ from aottrain.runtime.philox import new_state
 NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
-Replay = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+# (the forward's inputs, tensors to go on with at some links) -> outputs
+Replay = Callable[[Sequence[Tensor], Mapping[int, Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,13 @@ class Program:
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
     flow through. update_targets: the primal that each update is written to; unversioned: those
     written behind autograd's back. gradient_targets: the primal of each
-    gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
+    gradient. cut_off: primals that require a gradient and never get one, such as those that the program only detaches;
+    autograd does not see that they are inputs. differentiable, output_specs: of each output; a tangent is brought to
+    its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
+    links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
+    [sizes, residuals, tangents, totals at links] -> [what has come to each link, gradients], None where unwanted.
     """
 
     forward: Runner
@@ -55,6 +62,7 @@ class Program:
     unversioned: tuple[int, ...]
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
+    cut_off: frozenset[int]
     output_specs: tuple[TensorSpec, ...]
     device: torch.device
     draws: bool
@@ -63,10 +71,13 @@ class Program:
     size_names: tuple[str, ...] = ()
     viewed: frozenset[int] = frozenset()
     faults: Faults = field(default_factory=Faults)
-    _backwards: dict[Pattern, Backward] = field(default_factory=dict)
+    links: Links = NO_LINKS
+    build_cut: Callable[[Pattern, Pattern], Backward] | None = None
+    _backwards: dict[Any, Backward] = field(default_factory=dict)
 
-    def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> list[Tensor]:
+    def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
+        watch = Watch()
         state = new_state(self.device) if self.draws else None
         updates: list[Tensor] = []
         with disable_autocast():
@@ -74,13 +85,17 @@ class Program:
                 with torch.no_grad():
                     outputs = self.run_forward(state, sizes, primals, updates)[: self.num_outputs]
             else:
+                call = _Call(self, state, sizes, updates, watch, tuple((weakref.ref(v), v._version) for v in primals))
+                given = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
                 with torch.enable_grad():
-                    outputs = list(_CompiledFunction.apply(self, state, sizes, updates, *primals))
+                    outputs = list(_CompiledFunction.apply(call, *given))
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
                     (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
+            if self.links.links and self.build_backward is not None:
+                return Chain(self.links, outputs, watch, [primals[i] for i in self.replaced], _Relay)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 primals[target].copy_(value)  # with gradients: the input continues from the program's output
         return outputs[: self.num_outputs - len(self.replaced)]
@@ -108,23 +123,40 @@ class Program:
             backward = self._backwards[pattern] = self.build_backward(pattern)
         return backward
 
+    @property
+    def wants_gradients(self) -> Pattern:
+        return (*(False for _ in self.links.links), *(True for _ in self.gradient_targets))
+
+    def cut_for(self, defined: Pattern, wanted: Pattern) -> Backward:
+        backward = self._backwards.get((defined, wanted))
+        if backward is None:
+            assert self.build_cut is not None
+            backward = self._backwards[defined, wanted] = self.build_cut(defined, wanted)
+        return backward
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call: (seed, offset) of its draws; where its state updates go; who looks at its links; its primals, with the
+    versions that they had."""
+
+    program: Program
+    state: Tensor | None
+    sizes: Mapping[str, int]
+    updates: list[Tensor]
+    watch: Watch
+    inputs: tuple[tuple[weakref.ref[Tensor], int], ...]
+
 
 class _CompiledFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        program: Program,
-        state: Tensor | None,
-        sizes: Mapping[str, int],
-        updates: list[Tensor],
-        *primals: Tensor,
-    ) -> Any:
-        results = program.run_forward(state, sizes, primals, updates)
+    def forward(ctx: Any, call: _Call, *primals: Tensor) -> Any:
+        program = call.program
+        results = program.run_forward(call.state, call.sizes, primals, call.updates)
         # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
         outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
         residuals = results[program.num_outputs :]
-        ctx.program, ctx.sizes = program, sizes
-        ctx.state, ctx.inputs = state, [(weakref.ref(value), value._version) for value in primals]
+        ctx.call = call
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
         if sum(program.differentiable) > 1:
             # Each may be unpacked on its own, which an output of this very node cannot be.
@@ -137,22 +169,84 @@ class _CompiledFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        call: _Call = ctx.call
+        program = call.program
+        look = call.watch.take() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            return (None, None, None, None, *_differentiable_gradients(ctx, tangents))
-        program: Program = ctx.program
+            return (None, *_differentiable_gradients(ctx, tangents, look))
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
+        if look.cut:
+            # What has come to a link counts as its total; gradients of other results have passed through it already.
+            gradients = _run_cut(ctx, list(tangents), program.wants_gradients)
+            gradients = gradients[len(program.links.links) :]
+            return (None, *_by_primal(call, gradients))
         backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
-        inputs: list[Any] = [*program.symbols(ctx.sizes), *saved_tensors(ctx, backward.reads)]
+        inputs: list[Any] = [*program.symbols(call.sizes), *saved_tensors(ctx, backward.reads)]
         # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
-        inputs += [None if tangent is None else _coerce(tangent, spec, ctx.sizes) for tangent, spec in given]
+        inputs += [None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in given]
         del tangents, given
         with disable_autocast():
             gradients = backward.run(inputs)
-        by_primal = dict(zip(program.gradient_targets, gradients, strict=True))
-        num_primals = len(ctx.needs_input_grad) - 4
-        return (None, None, None, None, *(by_primal.get(i) for i in range(num_primals)))
+        return (None, *_by_primal(call, gradients))
+
+
+class _Relay(torch.autograd.Function):
+    """Above a result whose gradient passes through links: hands its tangent to the program, and where somebody may look
+    at a link, what the tangent makes of the gradient there, to the link."""
+
+    @staticmethod
+    def forward(ctx: Any, node: Any, watch: Watch, index: int, unasked: Tensor, value: Tensor, *links: Tensor) -> Any:
+        ctx.node, ctx.watch, ctx.index = node, watch, index
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor | None) -> Any:
+        ctx.saved_tensors  # noqa: B018  # none: but it raises where the graph is gone
+        call: _Call = ctx.node.call
+        program = call.program
+        reached = program.links.reached[ctx.index]
+        if tangent is None:
+            return (None,) * (5 + len(reached))
+        look = ctx.watch.look()
+        if not look.cut:
+            return None, None, None, None, tangent, *(None for _ in reached)
+        if torch.is_grad_enabled():
+            found = _differentiable_at_links(ctx.node, ctx.index, tangent, look)
+        else:
+            tangents: list[Tensor | None] = [None] * len(program.output_specs)
+            tangents[ctx.index] = tangent
+            wanted = tuple(number in reached for number in range(len(program.links.links)))
+            found = _run_cut(ctx.node, tangents, (*wanted, *(False for _ in program.gradient_targets)))
+        return None, None, None, None, tangent, *(found[number] for number in reached)
+
+
+def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Pattern) -> list[Tensor | None]:
+    """What the cut backward makes of the outputs' tangents; that of an output which is a link is its total there."""
+    call: _Call = node.call
+    program = call.program
+    at_links: list[Tensor | None] = []
+    for link in program.links.links:
+        total = None
+        if link.computed >= 0 and (total := tangents[link.computed]) is not None:
+            total, tangents[link.computed] = _coerce(total, program.output_specs[link.computed], call.sizes), None
+        at_links.append(total)
+    outputs = [
+        None if tangent is None else _coerce(tangent, spec, call.sizes)
+        for tangent, spec, flag in zip(tangents, program.output_specs, program.differentiable, strict=True)
+        if flag
+    ]
+    given = [*outputs, *at_links]
+    backward = program.cut_for(tuple(tangent is not None for tangent in given), wanted)
+    with disable_autocast():
+        return backward.run([*program.symbols(call.sizes), *saved_tensors(node, backward.reads), *given])
+
+
+def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+    known = dict(zip(call.program.gradient_targets, gradients, strict=True))
+    return (known.get(i) for i in range(len(call.inputs)))
 
 
 @cache
@@ -161,29 +255,38 @@ def keep_dynamo_out() -> None:
 
     Only once it is in use: to import it takes a second that most programs need not spend.
     """
-    _CompiledFunction.backward = staticmethod(torch.compiler.disable(_CompiledFunction.backward))
+    for function in (_CompiledFunction, _Relay):
+        function.backward = staticmethod(torch.compiler.disable(function.backward))
 
 
-def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradients under create_graph=True: the forward runs again as ordinary ops, and autograd differentiates it.
+def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+    """The forward, run again as ordinary ops: its primals, and its outputs, which autograd can differentiate.
 
     Raises UnsupportedError where the forward cannot be run again: see each message.
     """
-    program: Program = ctx.program
+    call: _Call = node.call
+    program = call.program
     if program.replay is None:
         raise UnsupportedError(
             "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
         )
     primals = []
-    for reference, version in ctx.inputs:
+    for reference, version in call.inputs:
         value = reference()
         if value is None or value._version != version:
             raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
-        primals.append(value)
+        # A view, at which the inner differentiation below ends: the caller's hooks are for the outer one.
+        primals.append(value.view_as(value) if value.requires_grad else value)
+    inputs = [*primals, *program.constants, *program.symbols(call.sizes), call.state]
+    return primals, program.replay(inputs, stand_ins)
+
+
+def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], look: Look) -> list[Tensor | None]:
+    """The gradients under create_graph=True. Raises UnsupportedError, as `_replayed`."""
     with disable_autocast():
-        outputs = program.replay([*primals, *program.constants, *program.symbols(ctx.sizes), ctx.state])
+        primals, outputs = _replayed(ctx, ctx.call.watch.stand_ins(look))
         pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
-        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 4]]
+        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
         gradients = torch.autograd.grad(
             [output for output, _ in pairs],
             [primals[i] for i in wanted],
@@ -193,6 +296,21 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None]) -> li
         )
     by_primal = dict(zip(wanted, gradients, strict=True))
     return [by_primal.get(i) for i in range(len(primals))]
+
+
+def _differentiable_at_links(node: Any, index: int, tangent: Tensor, look: Look) -> list[Tensor | None]:
+    """What an output's tangent makes of the gradient at each link that comes first, under create_graph=True."""
+    watch: Watch = node.call.watch
+    stand_ins = watch.stand_ins(look)
+    with disable_autocast():
+        output = _replayed(node, stand_ins)[1][index]
+        numbers = [number for number in node.call.program.links.reached[index] if number in stand_ins]
+        found: Sequence[Tensor | None] = ()
+        if numbers and output.requires_grad:
+            there = [stand_ins[number] for number in numbers]
+            found = torch.autograd.grad(output, there, tangent, create_graph=True, allow_unused=True)
+    known = dict(zip(numbers, found, strict=False))
+    return [known.get(number) for number in range(len(node.call.program.links.links))]
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:

@@ -1,6 +1,8 @@
 """Gradient modes, hooks, partial and repeated backwards, derivatives of derivatives."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -255,6 +257,72 @@ def detached_branch(comp):
     x, y = leaf(3), leaf(3, seed=1)
     comp(f)(x, y).backward()
     return grads(x, y)
+
+
+@case
+def detached_input_stays_out_of_the_graph(comp):
+    """Its own graph may be gone, or is let go; its hooks are for its own gradient."""
+    w, x = leaf(2, 2), leaf(3, 2, seed=1)
+    g = comp(lambda h, x: (x @ w).sum() * h.detach().sum())
+    h = x * 2
+    seen = []
+    h.register_hook(lambda gradient: seen.append(gradient is None))
+    h.sum().backward()
+    out = g(h, normal(2, 2, seed=2))
+    out.backward()
+    return out, seen, grads(w, x)
+
+
+@case
+def detached_state_of_a_recurrence(comp):
+    """Steps of which each detaches the last one's state are graphs of their own."""
+    w = leaf(2, 2)
+    g = comp(lambda h, x: torch.tanh(x @ w + h.detach()))
+    h, outs = torch.zeros(3, 2), []
+    for i in range(3):
+        h = g(h, normal(3, 2, seed=i))
+        outs.append(h)
+        h.sum().backward()
+    return outs, grads(w)
+
+
+@case
+def detached_input_is_let_go(comp):
+    w, x = leaf(2, 2), leaf(3, 2, seed=1)
+    g = comp(lambda h, x: (x @ w).sum() * h.detach().sum())
+    h = x * 2
+    node = weakref.ref(h.grad_fn)
+    out = g(h, normal(2, 2, seed=2))
+    del h
+    gc.collect()
+    return out, node() is None
+
+
+@case
+def hooks_under_create_graph_run_once(comp):
+    x = leaf(3)
+    h = x * 2
+    seen = []
+    h.register_hook(lambda gradient: (seen.append("h"), gradient * 10)[1])
+    x.register_hook(lambda gradient: seen.append("x"))
+    out = comp(lambda a: (a**3).sum())(h)
+    (first,) = torch.autograd.grad(out, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    return first, second, seen
+
+
+@case(close="kernel=auto generates kernels, which sum in another order")
+def sparse_gradient_beside_a_dense_one(comp):
+    x, e = leaf(2048, 160), leaf(2048, 160, seed=1)
+    rows = torch.arange(30) % 7
+
+    def f(x, e):
+        picked = torch.gather(x, 1, rows.expand(4, 30), sparse_grad=True)
+        looked = torch.nn.functional.embedding(rows, e, sparse=True)
+        return (picked * picked).sum() + (x * x).sum() + (looked * looked).sum() + (e * e).sum()
+
+    comp(f)(x, e).backward()
+    return x.grad.is_sparse, e.grad.is_sparse, grads(x, e)
 
 
 @case

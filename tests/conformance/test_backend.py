@@ -74,3 +74,59 @@ def test_a_backward_within_the_call_is_not_traced():
     assert torch.equal(compiled(torch.arange(3.0)), torch.tensor(3.0))
     assert torch.equal(weight.grad, torch.arange(3.0))
     assert len(watched) >= 2 and not any(watched)
+
+
+def scaled(x):
+    return (x.sin() * 2).sum()
+
+
+WRAPPERS = {
+    "torch.compile": torch.compile,
+    "its eager backend": lambda target: torch.compile(target, backend="eager"),
+    "dynamo": aottrain.compile,
+    "trace": lambda target: aottrain.compile(target, capture="trace"),
+}
+
+
+def gradient(function, x):
+    x = x.clone().requires_grad_()
+    return function(x).detach(), *torch.autograd.grad(function(x), x)
+
+
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("whole", [True, False], ids=["itself", "a part of it"])
+def test_what_is_compiled_already_is_compiled_once_more(wrapper, capture, whole):
+    """The outer program holds the inner one's code. What torch.compile made runs eagerly within a direct trace."""
+    torch._dynamo.reset()
+    inner = WRAPPERS[wrapper](scaled)
+    plain = scaled if whole else lambda x: scaled(x * 2) + x.sum()
+    compiled = aottrain.compile(inner if whole else lambda x: inner(x * 2) + x.sum(), capture=capture)
+    x = torch.linspace(0, 1, 5)
+    torch.testing.assert_close(gradient(compiled, x), gradient(plain, x))  # torch.compile's own kernels may run
+    if capture == "trace" and not whole and wrapper in ("torch.compile", "its eager backend"):
+        assert compiled.report.fallbacks
+    else:
+        assert compiled.report.fallbacks == [] and len(compiled.report.graphs) == 1
+
+
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+def test_repeats_of_a_marked_dimension(capture, kernel):
+    """How many rows there are depends on an input's values, or on its marked size."""
+    programs = [
+        lambda x, repeats: x.repeat_interleave(repeats, 0),
+        lambda x, repeats: x.repeat_interleave(repeats.shape[0], 0),
+        lambda x, repeats: (x * 2).repeat_interleave(repeats, 0, output_size=6),
+        lambda x, repeats: torch.repeat_interleave(x, 2) + repeats.sum(),
+    ]
+    for program in programs:
+        torch._dynamo.reset()
+        compiled = aottrain.compile(program, capture=capture, kernel=kernel)
+        for repeats in (torch.tensor([1, 2, 0, 3]), torch.tensor([1, 2, 0, 2, 1])):
+            x = torch.randn(len(repeats), 3, requires_grad=True)
+            for value in (x, repeats):
+                torch._dynamo.mark_dynamic(value, 0)
+            wanted, got = program(x, repeats), compiled(x, repeats)
+            assert torch.equal(got, wanted)
+            assert torch.equal(*(torch.autograd.grad(out.sin().sum(), x)[0] for out in (got, wanted)))

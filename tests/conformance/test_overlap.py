@@ -105,6 +105,44 @@ def weight_clamped_through_data(comp):
     return m.weight, m.weight._version, grads(*m.parameters())
 
 
+def caught(function, *args):
+    """Where torch refuses an op on memory that overlaps, the program goes another way."""
+    try:
+        function(*args)
+    except RuntimeError:
+        return True
+    return False
+
+
+@case
+def refused_write_of_a_part_onto_another_is_caught(comp):
+    def f(x):
+        y = x.clone()
+        try:
+            y[1:].add_(y[:-1])
+        except RuntimeError:
+            return y + 100
+        return y
+
+    return comp(f)(normal(3))
+
+
+@case
+def refused_write_to_one_place_is_caught(comp):
+    def f(x):
+        y = torch.zeros(1).expand(3)
+        return x + 100 if caught(y.add_, x) else y
+
+    return comp(f)(normal(3))
+
+
+@case
+def refused_write_to_an_input_is_caught(comp):
+    memory = normal(4)
+    g = comp(lambda x, y: y + 100 if caught(x.copy_, y) else x + 1)
+    return g(memory[1:], memory[:-1]), memory
+
+
 @case
 def views_name_their_base(comp):
     x = normal(3, 3)

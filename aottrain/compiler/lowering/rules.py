@@ -125,6 +125,9 @@ def _plain(node: fx.Node) -> bool:
     tensors = [spec_of(source) for source in node.all_input_nodes]
     if any(spec is None for spec in tensors):
         return False
+    known = [*results, *map(value_of, node.all_input_nodes)]
+    if any(isinstance(v, torch.Tensor) and v.layout is not torch.strided for v in known):
+        return False  # a sparse gradient
     specs = [spec for spec in tensors if spec is not None]
     if any(spec.symbolic is not None or spec.dtype not in _SUPPORTED for spec in specs):
         return False

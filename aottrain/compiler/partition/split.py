@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import fx
 
@@ -56,7 +58,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     backward = None
     if gradients:
         order = None if plan.schedule is None else [by_name[name] for name in plan.schedule]
-        backward = _backward_graph(joint, residual_nodes, gradients, late_effects, order)
+        backward = backward_graph(joint, residual_nodes, gradients, late_effects, order)
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
 
@@ -90,13 +92,14 @@ def _forward_graph(
     return graph
 
 
-def _backward_graph(
+def backward_graph(
     joint: JointGraph,
     residuals: list[fx.Node],
     gradients: list[fx.Node | None],
-    effects: list[fx.Node],
-    order: list[fx.Node] | None,
+    effects: Sequence[fx.Node] = (),
+    order: list[fx.Node] | None = None,
 ) -> fx.Graph:
+    """(sizes, residuals, tangents) -> gradients."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     tangents = joint.inputs_of(InputKind.TANGENT)

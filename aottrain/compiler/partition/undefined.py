@@ -55,7 +55,7 @@ def specialise_backward(backward: fx.Graph, num_held: int, defined: Sequence[boo
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node | None] = {}
     for node in inputs:
-        new[node] = graph.placeholder(node.name)
+        new[node] = graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new[node])  # type: ignore[arg-type]
         if node in undefined:
             new[node] = None
@@ -80,7 +80,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
                 assert kept is not None
                 # A gradient that is returned as it is has the strides that eager gives it.
                 returned = all(user.op == "output" for user in node.users)
-                return kept if returned or survivor.same_layout(lost) else _copied(graph, node, kept)
+                return kept if returned or survivor.same_layout(lost) else copied(graph, node, kept)
 
     def value(source: fx.Node) -> Any:
         return _zeros(graph, source) if new[source] is None else new[source]
@@ -104,13 +104,16 @@ def _packet(node: fx.Node) -> str:
     return "" if schema is None else schema.name.split("::")[-1]
 
 
-def _copied(graph: fx.Graph, like: fx.Node, value: fx.Node) -> fx.Node:
+def copied(graph: fx.Graph, like: fx.Node, value: fx.Node) -> fx.Node:
     """The value with the strides that the whole backward gave `like`: later views were traced for them."""
     spec = spec_of(like)
     assert spec is not None
-    options: dict[str, Any] = {"dtype": spec.dtype, "device": spec.device}
+    if spec.symbolic is None and spec.stride == contiguous_strides(spec.shape):
+        node = graph.call_function(aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
+        copy_meta(like, node)
+        return node
     sizes, strides = _numbers(graph, spec.sizes), _numbers(graph, spec.strides)
-    memory = graph.call_function(aten.empty_strided.default, (sizes, strides), options)
+    memory = graph.call_function(aten.new_empty_strided.default, (value, sizes, strides))
     node = graph.call_function(aten.copy.default, (memory, value))
     for new in (memory, node):
         copy_meta(like, new)
@@ -125,7 +128,7 @@ def _zeros(graph: fx.Graph, source: fx.Node) -> fx.Node:
     node = graph.call_function(aten.zeros.default, (_numbers(graph, spec.sizes),), options)
     copy_meta(source, node)
     contiguous = spec.symbolic is None and spec.stride == contiguous_strides(spec.shape)
-    return node if contiguous else _copied(graph, source, node)
+    return node if contiguous else copied(graph, source, node)
 
 
 def _numbers(graph: fx.Graph, sizes: Sequence[Size]) -> list[Any]:

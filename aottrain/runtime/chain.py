@@ -1,0 +1,170 @@
+"""Results of one call whose gradients pass through other results of it, as a chain of autograd nodes.
+
+Of `return hidden, loss` the loss gets a node above the program's own: its tangent goes to the program, and what it
+makes of the gradient at `hidden` goes there. So autograd adds up, hooks and captures at `hidden` as it does in eager.
+
+Nobody may be looking: no hook, no retain_grad, and a plain backward(), which captures nothing on its way. Then nothing
+is handed to `hidden`, and the program's backward runs whole, from the loss's tangent: as fast, and in as little memory,
+as if there were no chain. What is decided for one run of a backward holds for all of its nodes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.compat import backward_number, runs_in_this_backward
+from aottrain.errors import UnsupportedError
+from aottrain.ir.calling import Links
+
+Make = Callable[[int], Tensor]
+
+# Backwards of one call that have begun and have not come to its program: they may never do.
+_MOST_RUNS = 16
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one run of a backward takes the links. cut: somebody may look at one. alive: under create_graph those that
+    the caller has still."""
+
+    cut: bool
+    alive: frozenset[int] = frozenset()
+
+
+WHOLE = Look(False)
+
+
+@dataclass
+class Watch:
+    """Of one call the links that the caller has, and the hooks that are on them, whether it still has them or not."""
+
+    tensors: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
+    versions: dict[int, int] = field(default_factory=dict)
+    hooks: dict[int, OrderedDict[int, Any]] = field(default_factory=dict)
+    runs: dict[int, Look] = field(default_factory=dict)
+
+    def add(self, number: int, tensor: Tensor) -> None:
+        self.tensors[number] = weakref.ref(tensor)
+        self.versions[number] = tensor._version
+        hooks = tensor._backward_hooks
+        if hooks is None:  # as Tensor.register_hook begins: what it adds, until a write in place, is seen here
+            hooks = tensor._backward_hooks = OrderedDict()
+            tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
+        self.hooks[number] = hooks
+
+    def look(self) -> Look:
+        """What holds for the backward that runs now."""
+        run = backward_number()
+        if run not in self.runs:
+            while len(self.runs) >= _MOST_RUNS:
+                self.runs.pop(next(iter(self.runs)))
+            self.runs[run] = self._decide()
+        return self.runs[run]
+
+    def take(self) -> Look:
+        """The same, at the end of the chain; where no node of it has run there is nothing to cut."""
+        look = self.runs.pop(backward_number(), WHOLE)
+        if not look.cut and any(self.hooks.values()) and look is not WHOLE:
+            raise UnsupportedError("a hook was added to a result while gradients of others already passed through it")
+        return look
+
+    def _decide(self) -> Look:
+        alive = {number: tensor for number, reference in self.tensors.items() if (tensor := reference()) is not None}
+        if torch.is_grad_enabled():
+            if any(hooks for number, hooks in self.hooks.items() if number not in alive):
+                raise UnsupportedError("create_graph=True needs a result that has hooks, and it is gone")
+            return Look(True, frozenset(alive))
+        captures = not runs_in_this_backward(_UNASKED_NODE)
+        kept = any(tensor.retains_grad for tensor in alive.values())
+        return Look(captures or kept or any(self.hooks.values()))
+
+    def stand_ins(self, look: Look) -> dict[int, Tensor]:
+        """The caller's own tensors, as views at which an inner differentiation ends: hooks are for the outer one."""
+        found = {}
+        for number in look.alive:
+            tensor = self.tensors[number]()
+            if tensor is None or tensor._version != self.versions[number]:
+                raise UnsupportedError("create_graph=True needs the results of the forward as they were")
+            found[number] = tensor.view_as(tensor)
+        return found
+
+
+# On the way to this leaf no gradient is ever asked for: a backward that comes by runs it only if it runs everything.
+_UNASKED = torch.zeros((), requires_grad=True).view(())
+_UNASKED_NODE = _UNASKED.grad_fn
+
+
+class Chain(Sequence[Tensor]):
+    """The computed outputs of one call, each, once it is asked for, with the node that links it to others.
+
+    outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. relay: the
+    autograd function of those nodes.
+    """
+
+    def __init__(self, links: Links, outputs: list[Tensor], watch: Watch, replaced: Sequence[Tensor], relay: Any):
+        self.links, self.watch, self.replaced, self.relay = links, watch, replaced, relay
+        self._given: list[Tensor | None] = list(outputs)
+        self._linked: dict[int, Tensor] = {}
+        self._tensors: dict[int, Tensor] = {}
+        self._make: Make | None = None
+        self._node = next(value.grad_fn for value in outputs if value.grad_fn is not None)
+
+    def __len__(self) -> int:
+        return len(self._given) - len(self.replaced)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._linked.get(index)
+        if found is None:
+            given = self._given[index]
+            self._given[index] = None
+            numbers = self.links.reached[index]
+            tensors = [self._link(number) for number in numbers]
+            assert given is not None
+            found = given
+            if tensors:
+                with torch.enable_grad():
+                    found = self.relay.apply(self._node, self.watch, index, _UNASKED, given, *tensors)
+            self._linked[index] = found
+        return found
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def updated(self, i: int) -> Tensor:
+        """The i-th of the inputs that gradients flow through, with its new value."""
+        index = len(self) + i
+        if index not in self._linked:
+            self.replaced[i].copy_(self[index])
+            self._linked[index] = self.replaced[i]
+        return self.replaced[i]
+
+    def prepare(self, primal: Tensor) -> None:
+        """Before an input is looked at: it has its new value."""
+        for i, value in enumerate(self.replaced):
+            if value is primal:
+                self.updated(i)
+
+    def finish(self, make: Make) -> None:
+        """make: a tensor of the result, by its place, of these outputs. Everything is made, and let go of."""
+        self._make = make
+        for i in range(len(self.replaced)):
+            self.updated(i)
+        for number in range(len(self.links.links)):
+            self._link(number)
+        self._make = None
+
+    def _link(self, number: int) -> Tensor:
+        if number not in self._tensors:
+            link = self.links.links[number]
+            assert self._make is not None
+            tensor = self._make(link.output) if link.output >= 0 else self.updated(link.computed - len(self))
+            self._tensors[number] = tensor
+            self.watch.add(number, tensor)
+        return self._tensors[number]

@@ -1,0 +1,563 @@
+"""Gradients between the results of one call: hooks, captures and kept gradients at a result that others came from."""
+
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+
+
+def squared(x):
+    n = x * 2
+    return n, n * n
+
+
+@case
+def hook_on_a_result(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(seen.append)
+    m.sum().backward()
+    return n, m, seen, grads(x)
+
+
+@case
+def hook_sees_what_comes_from_both_sides(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(seen.append)
+    ((m * normal(3)).sum() + n.sin().sum()).backward()
+    return seen, grads(x)
+
+
+@case
+def hook_replaces_the_gradient(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    n.register_hook(lambda gradient: gradient * 3)
+    n.register_hook(lambda gradient: None)
+    (m.sum() + n.sum()).backward()
+    return grads(x)
+
+
+@case
+def hook_removed_again(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(seen.append).remove()
+    m.sum().backward()
+    return seen, grads(x)
+
+
+@case
+def hook_on_a_result_that_is_let_go(comp):
+    x, seen = leaf(3), []
+
+    def hooked():
+        n, m = comp(squared)(x)
+        n.register_hook(lambda gradient: (seen.append(gradient), gradient + 1)[1])
+        return m
+
+    hooked().sum().backward()
+    return seen, grads(x)
+
+
+@case
+def hooks_on_both(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(lambda gradient: seen.append(("n", gradient)))
+    m.register_hook(lambda gradient: gradient * 5)
+    m.sum().backward()
+    return seen, grads(x)
+
+
+@case
+def hook_on_several_at_once(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    torch.autograd.graph.register_multi_grad_hook((n, m), lambda gradients: seen.extend(gradients))
+    (m.sum() + n.sum()).backward()
+    return seen, grads(x)
+
+
+@case
+def retained_gradient(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    n.retain_grad()
+    m.retain_grad()
+    m.sum().backward()
+    return n.grad, m.grad, grads(x)
+
+
+@case
+def gradient_of_one_by_another(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    (first,) = torch.autograd.grad(m.sum(), n, retain_graph=True)
+    second = torch.autograd.grad(m.sum(), [n, x], retain_graph=True)
+    third = torch.autograd.grad(m.sum() + n.sum(), [x, n], retain_graph=True)
+    m.sum().backward(inputs=[x, n])
+    return first, second, third, n.grad, grads(x)
+
+
+@case
+def parameters_alone_asked_for(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    return torch.autograd.grad(m.sum() + n.sum(), x)
+
+
+@case
+def backward_of_the_first_alone(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(seen.append)
+    n.sum().backward()
+    return seen, grads(x)
+
+
+@case
+def backward_twice(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    m.sum().backward(retain_graph=True)
+    n.register_hook(seen.append)
+    m.sum().backward(retain_graph=True)
+    m.sum().backward()
+    return seen, grads(x), raises(lambda: m.sum().backward())
+
+
+@case
+def capture_twice_without_retaining(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    first = torch.autograd.grad(m.sum(), n)
+    failed = raises(lambda: torch.autograd.grad(m.sum(), n))
+    n.sum().backward()
+    return first, failed, grads(x)
+
+
+@case
+def result_written_in_place_before_the_backward(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    n.mul_(2)
+    return raises(lambda: m.sum().backward())
+
+
+@case
+def result_written_in_place_that_nothing_saved(comp):
+    x, seen = leaf(3), []
+    n, m = comp(lambda x: ((n := x * 2), n + 1))(x)
+    n.mul_(3)
+    n.register_hook(seen.append)
+    (m.sum() + n.sum()).backward()
+    return seen, n, m, grads(x)
+
+
+@case
+def last_result_written_in_place(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(seen.append)
+    m.add_(1).mul_(n.detach())
+    m.sum().backward()
+    return seen, m, grads(x)
+
+
+@case
+def derivatives_of_the_gradient_at_a_result(comp):
+    x, y = leaf(3), leaf(3, seed=1)
+    n, m = comp(lambda x, y: ((n := x * x), (n**3 * y).sum()))(x, y)
+    (at_n,) = torch.autograd.grad(m, n, create_graph=True)
+    return at_n, torch.autograd.grad(at_n.sin().sum() + n.sum(), [n, x, y])
+
+
+@case
+def hook_under_create_graph(comp):
+    x, seen = leaf(3), []
+    n, m = comp(lambda x: ((n := x * x), (n**3).sum()))(x)
+    n.register_hook(lambda gradient: (seen.append(gradient.detach()), gradient * 2)[1])
+    (first,) = torch.autograd.grad(m + n.sum(), x, create_graph=True)
+    first.sum().backward()
+    return first, seen, grads(x)
+
+
+@case(close="second derivatives are added up in another order")
+def penalty_on_a_gradient_with_a_result_let_go(comp):
+    x = leaf(3)
+    g = comp(lambda x: ((n := x * x), (n**3).sum()))
+    m = g(x)[1]
+    (first,) = torch.autograd.grad(m, x, create_graph=True)
+    (m + first.pow(2).sum()).backward()
+    return first, grads(x)
+
+
+class Tower(nn.Module):
+    def __init__(self, depth=4, width=4):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+
+    def forward(self, x):
+        hidden = []
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+            hidden.append(x)
+        return x.pow(2).mean(), hidden
+
+
+@case
+def hidden_states_of_every_layer(comp):
+    m, seen = fill(Tower()), []
+    loss, hidden = comp(m)(normal(2, 3, 4))
+    for i, value in enumerate(hidden):
+        value.register_hook(lambda gradient, i=i: seen.append((i, gradient)))
+    hidden[1].register_hook(lambda gradient: gradient * 2)
+    (loss + hidden[0].sin().sum() + hidden[2].sum()).backward()
+    return seen, grads(*m.parameters())
+
+
+@case
+def hidden_states_that_nobody_looks_at(comp):
+    m = fill(Tower())
+    loss, hidden = comp(m)(normal(2, 3, 4))
+    (loss + hidden[1].sin().sum()).backward()
+    return hidden, grads(*m.parameters())
+
+
+@case
+def gradients_between_hidden_states(comp):
+    m = fill(Tower())
+    loss, hidden = comp(m)(normal(2, 3, 4))
+    kept = {"retain_graph": True}
+    return (
+        torch.autograd.grad(loss, hidden, **kept),
+        torch.autograd.grad(hidden[3].sum(), hidden[1], **kept),
+        torch.autograd.grad(hidden[2].sum(), [hidden[0], m.layers[1].weight], **kept),
+        torch.autograd.grad(loss + hidden[1].sum(), [hidden[1], *m.parameters()]),
+    )
+
+
+@case
+def loss_and_logits(comp):
+    m = fill(nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 11)))
+    ids = torch.arange(6).view(2, 3)
+
+    def f(ids):
+        logits = m(ids)
+        return F.cross_entropy(logits.view(-1, 11), ids.view(-1)), logits
+
+    seen = []
+    loss, logits = comp(f)(ids)
+    logits.register_hook(seen.append)
+    loss.backward()
+    return loss, logits, seen, grads(*m.parameters())
+
+
+@case
+def view_of_a_computed_tensor(comp):
+    x, w, seen = leaf(2, 3), leaf(3, 4, seed=1), []
+
+    def f(x):
+        n = (x @ w).view(4, 2).t()
+        return n, n.exp().sum(), n[0] * 2
+
+    n, m, part = comp(f)(x)
+    n.register_hook(seen.append)
+    (m + part.sum() + (n * normal(2, 4)).sum()).backward()
+    return n, seen, grads(x, w)
+
+
+@case
+def several_views_of_one_tensor(comp):
+    x, seen = leaf(2, 6), []
+
+    def f(x):
+        q, k, v = (x * 2).chunk(3, 1)
+        return q, k, v, (q * k).sum() + v.sin().sum()
+
+    q, k, v, m = comp(f)(x)
+    for name, value in (("q", q), ("k", k), ("v", v)):  # in eager one node has all their hooks, and runs them in turn
+        value.register_hook(lambda gradient, name=name: seen.append((name, gradient)))
+    k.register_hook(lambda gradient: gradient * 3)
+    (m + q.sum()).backward()
+    return q, k, v, sorted(seen, key=lambda pair: pair[0]), grads(x)
+
+
+@case
+def base_and_its_view(comp):
+    x, seen = leaf(2, 3), []
+
+    def f(x):
+        b = x * 2
+        n = b.view(-1)
+        return b, n, n * n, b.exp()
+
+    b, n, m, e = comp(f)(x)
+    b.register_hook(lambda gradient: seen.append(("b", gradient)))
+    n.register_hook(lambda gradient: seen.append(("n", gradient)))
+    (m.sum() + e.sum() + n.sum()).backward()
+    return seen, grads(x)
+
+
+@case
+def view_of_an_input(comp):
+    x, seen = leaf(2, 3), []
+
+    def f(x):
+        n = x.t()
+        return n, n * n
+
+    n, m = comp(f)(x)
+    n.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+    (m.sum() + n[0].sum()).backward()
+    return n._base is x, seen, grads(x)
+
+
+@case
+def parts_of_an_unsafe_split(comp):
+    x, seen = leaf(4, 2), []
+
+    def f(x):
+        a, b = torch.unsafe_split(x * 2, 2)
+        return a, b, a * b
+
+    a, b, m = comp(f)(x)
+    a.register_hook(seen.append)
+    m.sum().backward()
+    return seen, grads(x)
+
+
+@case
+def expanded_gradient(comp):
+    x, seen = leaf(2, 3), []
+    n, m = comp(lambda x: ((n := x * 2), n.sum()))(x)
+    n.register_hook(seen.append)
+    m.backward()
+    return seen, grads(x)
+
+
+@case
+def input_updated_in_place(comp):
+    x, seen = leaf(3), []
+
+    def f(h):
+        h.mul_(2)
+        return h * h
+
+    h = x * 1
+    m = comp(f)(h)
+    h.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+    (m.sum() + h.sum()).backward()
+    return h, m, seen, grads(x)
+
+
+@case
+def input_updated_in_place_from_a_result(comp):
+    x, seen = leaf(3), []
+
+    def f(h):
+        n = h.exp()
+        h.mul_(n)
+        return n, h.sin()
+
+    h = x * 1
+    n, m = comp(f)(h)
+    n.register_hook(seen.append)
+    h.register_hook(seen.append)
+    (m.sum() + h.sum()).backward()
+    return h, n, m, seen, grads(x)
+
+
+@case
+def view_of_an_input_updated_in_place(comp):
+    x, seen = leaf(4), []
+
+    def f(h):
+        h.mul_(2)
+        n = h[1:]
+        return n, n * n
+
+    h = x * 1
+    n, m = comp(f)(h)
+    n.register_hook(seen.append)
+    m.sum().backward()
+    return n._base is h, seen, grads(x)
+
+
+@case
+def the_same_result_twice(comp):
+    x, seen = leaf(3), []
+    n, same, cut, m = comp(lambda x: ((n := x * 2), n, n.detach(), n * n))(x)
+    same.register_hook(seen.append)
+    m.sum().backward()
+    return n is same, cut.requires_grad, seen, grads(x)
+
+
+@case
+def results_side_by_side(comp):
+    x, y, seen = leaf(3), leaf(3, seed=1), []
+
+    def f(x, y):
+        a, b = x * 2, y * 3
+        return a, b, a * b, a.sin(), x * y
+
+    out = comp(f)(x, y)
+    for value in out:
+        value.register_hook(seen.append)
+    (out[2].sum() + out[3].sum() + out[4].sum()).backward()
+    return len(seen), grads(x, y)
+
+
+@case
+def some_results_unused(comp):
+    x, y = leaf(3), leaf(3, seed=1)
+
+    def f(x, y):
+        n = x * 2
+        return n, n.log(), n * y, y.sqrt()
+
+    found = []
+    for used in ((0,), (2,), (0, 2), (2, 3)):
+        out = comp(f)(x, y)
+        out[0].retain_grad()
+        sum(out[i].sum() for i in used).backward()
+        found.append((out[0].grad, grads(x, y)))
+        x.grad = y.grad = None
+    return found
+
+
+@case
+def dropout_and_batch_norm_between(comp):
+    m = fill(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU(), nn.Linear(4, 2)))
+    seen = []
+
+    def f(x):
+        n = m[:3](x)
+        return n, m[3:](n)
+
+    n, out = comp(f)(normal(5, 3))
+    n.register_hook(lambda gradient: seen.append(gradient.shape))
+    out.sum().backward()
+    return seen, [parameter.grad.shape for parameter in m.parameters()], m[1].num_batches_tracked
+
+
+@case(close="autocast rounds to bfloat16")
+def under_autocast(comp):
+    m, seen = fill(Tower()), []
+    g = comp(m)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, hidden = g(normal(2, 3, 4))
+    hidden[1].register_hook(seen.append)
+    loss.backward()
+    return seen, grads(*m.parameters())
+
+
+@case
+def vectorised_jacobian_between_results(comp):
+    x = leaf(3)
+    n, m = comp(squared)(x)
+    rows = torch.autograd.grad(m, [n, x], torch.eye(3), is_grads_batched=True)
+    return rows
+
+
+@case
+def hooks_on_saved_tensors(comp):
+    x, seen = leaf(3), []
+    g = comp(squared)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        n, m = g(x)
+    n.register_hook(seen.append)
+    m.sum().backward()
+    return seen, grads(x)
+
+
+@case
+def checkpoint_around(comp):
+    x, seen = leaf(3), []
+    g = comp(squared)
+
+    def block(x):
+        n, m = g(x)
+        n.register_hook(seen.append)
+        return m.exp()
+
+    checkpoint(block, x, use_reentrant=False).sum().backward()
+    return seen, grads(x)
+
+
+@case
+def threads_on_one_graph(comp):
+    x, seen = leaf(3), []
+    n, m = comp(squared)(x)
+    n.register_hook(lambda gradient: seen.append(float(gradient.sum())))
+    m.sum().backward(retain_graph=True)
+    workers = [threading.Thread(target=lambda: m.sum().backward(retain_graph=True)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return seen, grads(x)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 7
+
+
+@case
+def custom_function_between(comp):
+    x, seen = leaf(3), []
+    n, m = comp(lambda x: ((n := x.exp()), Doubled.apply(n)))(x)
+    n.register_hook(seen.append)
+    m.sum().backward()
+    return seen, grads(x)
+
+
+@case
+def complex_results(comp):
+    x, seen = leaf(3), []
+    n, m = comp(lambda x: ((n := torch.complex(x, x * 2)), (n * n.conj()).real))(x)
+    n.register_hook(seen.append)
+    m.sum().backward()
+    return seen, grads(x)
+
+
+@case(options={"dynamic": True})
+def symbolic_sizes(comp):
+    g, found = comp(lambda x: ((n := x.exp()), (n * n).cumsum(0))), []
+    for size in (3, 5, 4):
+        x = leaf(size)
+        n, m = g(x)
+        n.register_hook(found.append)
+        m.sum().backward()
+        found.append(grads(x))
+    return found
+
+
+@case
+def result_given_back_in_another_call(comp):
+    g = comp(lambda h, x: ((n := torch.tanh(h + x)), n * 2))
+    x, seen = leaf(3), []
+    h = x
+    for i in range(3):
+        h, out = g(h, normal(3, seed=i))
+        h.register_hook(seen.append)
+    out.sum().backward()
+    return seen, grads(x)
+
+
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+def test_equals_eager(known, door):
+    check(known, door)

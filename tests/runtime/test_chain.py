@@ -1,0 +1,144 @@
+"""Results that depend on each other: every plan, and what a chain of nodes costs while nobody looks at its links."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aottrain.compiler.analysis import analyse
+from aottrain.compiler.capture import capture
+from aottrain.compiler.functional import functionalize
+from aottrain.compiler.joint import trace_joint
+from aottrain.compiler.links import without_links, without_values
+from aottrain.compiler.simplification import simplify
+from aottrain.errors import UnsupportedError
+from tests.numerics.comparison import assert_same, compiled
+
+PLANS = ("save_all", "min_cut", 0.0, "recompute_all")
+
+
+def leaf(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def layers(x, w):
+    first = torch.tanh(x @ w)
+    second = torch.tanh(first @ w).view(-1)
+    return first, second, (second * second).sum() + first.exp().sum()
+
+
+def looked_at(function, hook):
+    x, w = leaf(3, 4), leaf(4, 4, seed=1)
+    first, second, out = function(x, w)
+    seen = {}
+    if hook:
+        first.register_hook(lambda gradient: seen.update(first=gradient))
+        second.register_hook(lambda gradient: seen.update(second=gradient))
+    (out + second.sin().sum()).backward()
+    return [*seen.values(), x.grad, w.grad]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_hooks_at_every_budget(plan):
+    function = compiled(layers, plan)
+    assert_same(looked_at(function, True), looked_at(layers, True))
+    assert_same(looked_at(function, False), looked_at(layers, False))
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_draws_are_the_same_whether_somebody_looks_or_not(plan):
+    def program(x, w):
+        n = F.dropout(x @ w, 0.5)
+        return n, F.dropout(n.exp(), 0.5).sum()
+
+    function, found = compiled(program, plan, kernel="aten"), []
+    for hook in (True, False):
+        x, w = leaf(3, 4), leaf(4, 4, seed=1)
+        torch.manual_seed(3)
+        n, out = function(x, w)
+        if hook:
+            n.register_hook(lambda gradient: None)
+        out.backward()
+        found.append([n, out, x.grad, w.grad])
+    assert_same(found[0], found[1])
+
+
+def test_nobody_looks_and_nothing_is_cut():
+    """The gradient at the first result is not handed to it, and no other backward than the whole one is made."""
+    function = compiled(layers)
+    looked_at(function, False)
+    (entry,) = _entries(function)
+    assert all(isinstance(flag, bool) for pattern in entry.program._backwards for flag in pattern)
+    looked_at(function, True)
+    assert any(isinstance(pattern[0], tuple) for pattern in entry.program._backwards)
+
+
+def _entries(function):
+    call = function.prepare.__self__
+    return [entry for entries in call._entries.values() for entry in entries]
+
+
+@pytest.mark.parametrize("program", [layers, lambda x, w: ((n := (x @ w)[:2]), n.exp(), x * 2)])
+def test_what_is_planned_knows_nothing_of_links(program):
+    """But for the names of sums it is the program that was planned without."""
+    step = capture(program, None, (leaf(3, 4), leaf(4, 4, seed=1)), {})
+    analysis = analyse(step)
+    assert analysis.links.links
+    plain, linked = (simplify(without_values(functionalize(trace_joint(step, analysis, flag)))) for flag in (0, 1))
+    planned = without_links(linked)
+    assert planned.signature == plain.signature
+    assert [node.target for node in planned.graph.nodes if node.op != "placeholder"] == [
+        node.target for node in plain.graph.nodes if node.op != "placeholder"
+    ]
+
+
+def test_results_that_do_not_depend_on_each_other_are_no_links():
+    step = capture(lambda x, w: (x @ w, x * 2, x.detach().exp() * w[0]), None, (leaf(3, 4), leaf(4, 4, seed=1)), {})
+    assert not analyse(step).links.links
+
+
+@pytest.mark.parametrize("use", ["none", "hook", "capture", "create_graph"])
+def test_results_are_let_go(use):
+    function = compiled(lambda x: ((n := x * 2), n * n))
+    x = leaf(3)
+    gc.collect()
+    gc.disable()
+    try:
+        n, m = function(x)
+        known = [weakref.ref(value) for value in (n, m, n.grad_fn, m.grad_fn)]
+        if use == "hook":
+            n.register_hook(lambda gradient: None)
+            m.sum().backward()
+        elif use != "none":
+            torch.autograd.grad(m.sum(), n, create_graph=use == "create_graph")
+        del n, m
+        assert all(reference() is None for reference in known)
+    finally:
+        gc.enable()
+
+
+def test_a_hook_that_comes_too_late():
+    """While gradients of another result pass through already: not silently."""
+    n, a, b = compiled(lambda x: ((n := x * 2), n * n, (n * n) * n))(leaf(3))
+    b.register_hook(lambda gradient: None)
+    done = []
+
+    def late(gradient):
+        if not done:
+            done.append(n.register_hook(lambda gradient: None))
+
+    a.register_hook(late)
+    with pytest.raises(UnsupportedError, match="a hook was added"):
+        (a.sum() + b.sum()).backward()
+
+
+def test_second_derivatives_need_the_result_as_it_was():
+    n, m = compiled(lambda x: ((n := x * 2), n.exp()))(leaf(3))
+    with torch.no_grad():
+        n.mul_(2)
+    with pytest.raises((UnsupportedError, RuntimeError), match="as they were|modified"):
+        torch.autograd.grad(m.sum(), n, create_graph=True)
