@@ -55,9 +55,9 @@ class Verdict:
     or a tangent of other strides lets it differ. EAGER: ran eagerly and was counted. REFUSED: an error that says why.
     LENIENT: the caller writes to a value that eager has saved, which raises; the compiled backward has its own copy.
     STRIDED: the same, but some value has other strides. PARTLY: the same, but where a program has several results and
-    the backward begins at some: it is one node of autograd's graph, so hooks on an argument that only the others need are
-    called, with None, and what that argument was computed from is let go. NOISY: where kernels may round otherwise: values differ, but no
-    farther than eager's own do where each op rounds at random. WRONG: all else."""
+    the backward begins at some: it is one node of autograd's graph, so hooks on an argument that only the others need
+    are called, with None, and what that argument was computed from is let go. NOISY: where kernels may round otherwise:
+    values differ, but no farther than eager's own do where each op rounds at random. WRONG: all else."""
 
     kind: str
     detail: str = ""
@@ -204,7 +204,8 @@ def _backward_of_arguments(args: list[Tensor], made: list[Tensor], found: Observ
     for i, value in enumerate(args):
         if value.requires_grad and not value.is_leaf:
             try:
-                found.see_all(f"gradients behind args[{i}]", torch.autograd.grad(value.sum(), leaves, allow_unused=True))
+                gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+                found.see_all(f"gradients behind args[{i}]", gradients)
             except RuntimeError as error:
                 found.seen.append((f"gradients behind args[{i}]", str(error)[:40], None))
 

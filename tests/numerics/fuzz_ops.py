@@ -85,7 +85,9 @@ PRODUCTS = [
 ]  # fmt: skip
 COMPLEX = [
     "torch.complex({f:1}, {f:1}.sin())", "{c}.abs()", "{c} * {c}", "{c}.real", "{c}.conj() * {c}",
-    "torch.view_as_real({c})", "{c}.imag * 2",
+    "torch.view_as_real({c})", "{c}.imag * 2", "torch.complex({f:1}, {f:1}.cos()).imag",
+    "torch.complex({f:1}, {f:1}.exp()).abs()",
+    "torch.view_as_real(torch.complex({f:1}, {f:1}.tanh()))", "torch.view_as_complex(torch.stack([{f:1}, {f:1}], -1))",
 ]  # fmt: skip
 DRAWS = [
     "F.dropout({f}, {p})", "{f:1} + torch.randn({f:1}.shape)", "{f:1} * torch.rand_like({f:1})",
@@ -139,9 +141,9 @@ SQUARES = [
     "torch.linalg.lu_factor(torch.eye(3, dtype={f:1}.dtype) * (2 + {f:1}.sin().mean()))[0]",
 ]  # fmt: skip
 SPARSE = [
-    "F.embedding({i}.clamp(0, 1), {m}, sparse=True)", "self.table({i}.clamp(0, 6))", "self.table.weight * {s}",
-    "{f:1}.gather({d:1}, {i}.clamp(0, {f:1}.shape[{d:1}] - 1), sparse_grad=True)",
-    "{f:1}.gather({d:1}, {f:1}.argsort({d:1}), sparse_grad=True)", "self.table({i}.clamp(0, 6)) @ self.table.weight.t()",
+    "F.embedding(torch.tensor([1, 0, 0]), {m}, sparse=True)", "self.table(torch.tensor([6, 1, 6]))",
+    "self.table.weight * {s}", "self.table(torch.tensor([2, 2])) @ self.table.weight.t()",
+    "{f:1}.gather({d:1}, {f:1}.argsort({d:1}), sparse_grad=True)", "F.embedding({m}.argmax(1), {m}, sparse=True)",
 ]  # fmt: skip
 BRANCHES = [
     "torch.cond({f:1}.sum() > 0, lambda t: t.sin(), lambda t: t * 2, ({f:1},))",
@@ -157,7 +159,9 @@ EFFECTS = [
     "torch.linalg.lu_factor(torch.eye(2) * ({n} > 1).any())",
 ]  # fmt: skip
 # Python looks at the value: no direct trace can.
-ASSERTIONS = ["torch._assert(({f} > -3).all(), 'small')", "assert ({f} < 4).all(), 'large'", "torch._check({a}.dim() < 4)"]
+ASSERTIONS = [
+    "torch._assert(({f} > -3).all(), 'small')", "assert ({f} < 4).all(), 'large'", "torch._check({a}.dim() < 4)",
+]  # fmt: skip
 # What an effect may raise, by type and words; all else is a statement that does not fit.
 ERRORS = (AssertionError, RuntimeError)
 RAISED = re.compile(r"assert|singular|not positive-definite|between 0 and 1|U\[\d+,\d+\] is zero|to be True", re.I)
@@ -165,9 +169,9 @@ RAISED = re.compile(r"assert|singular|not positive-definite|between 0 and 1|U\[\
 # (how likely, statements) of each kind; writes and effects assign nothing.
 KINDS: dict[str, tuple[float, list[str]]] = {
     "unary": (6, UNARY), "types": (2, TYPES), "reduce": (2.5, REDUCTIONS), "view": (4, VIEWS), "move": (3, MOVES),
-    "binary": (5, BINARY), "product": (3, PRODUCTS), "complex": (0.3, COMPLEX), "write": (4, WRITES),
+    "binary": (5, BINARY), "product": (3, PRODUCTS), "complex": (0.8, COMPLEX), "write": (4, WRITES),
     "detached": (0.8, DETACHED), "transform": (1.2, TRANSFORMS), "squares": (0.3, SQUARES), "sparse": (0.4, SPARSE),
-    "branch": (0.03, BRANCHES), "effect": (0.5, EFFECTS),
+    "branch": (0.08, BRANCHES), "effect": (0.5, EFFECTS),
     "asserted effect": (0.07, ASSERTIONS),
 }  # fmt: skip
 RANDOM_KINDS: dict[str, tuple[float, list[str]]] = {"draw": (3, DRAWS), "written draw": (0.6, WRITTEN_DRAWS)}

@@ -35,9 +35,9 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 class Program:
     """state: statements of the module's constructor; setup: statements that make the arguments; body: pairs (grad
     mode, statement) of the forward; outputs: names that it returns; after: statements of the caller on the outputs
-    `out` before it goes backward, where `seen(name, factor)` is a hook that notes its gradient, and changes it; tangents:
-    for each output the layout of its tangent, or "" where it goes unused; backward: how gradients are taken; plan, rng:
-    how it is compiled.
+    `out` before it goes backward, where `seen(name, factor)` is a hook that notes its gradient, and changes it;
+    tangents: for each output the layout of its tangent, or "" where it goes unused; backward: how gradients are taken;
+    plan, rng: how it is compiled.
     """
 
     seed: int
@@ -163,7 +163,7 @@ class _Generator:
                   "nn.Conv1d(3, 2, 2)", "nn.Conv2d(3, 4, 3, padding=1)", "nn.Embedding(7, 4)"]  # fmt: skip
         layers += ["nn.Dropout(0.3)"] if self.draws else []
         lines += [f"self.layer{i} = {rng.choice(layers)}" for i in range(rng.randint(0, 2))]
-        lines += ["self.table = nn.Embedding(7, 4, sparse=True)"] if rng.random() < 0.15 else []
+        lines += ["self.table = nn.Embedding(7, 4, sparse=True)"] if rng.random() < 0.25 else []
         return tuple(lines)
 
     def _values(self, grad: bool = False) -> str:
