@@ -1,7 +1,8 @@
 """Bugs to plant in the compiler, one at a time: each breaks one stage in one way.
 
-`BUGS` maps a name to what plants it, by monkeypatch, and the check in `tests/planted_checks.py`
-that has to fail while it is planted.
+`BUGS` maps a name to what plants it, by monkeypatch, and the check in `tests/planted_checks.py` that has to fail while
+it is planted: because an answer is wrong, or a law of the compiler is seen broken. A plant that merely crashes proves
+nothing (its signature may be stale), and is rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tests.planted_checks as checks
 import tests.planted_guards as served
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
-from aottrain.compiler.partition import min_cut, split, strategies, timeline, undefined
+from aottrain.compiler.partition import knapsack, min_cut, split, strategies, timeline, undefined
 from aottrain.ir import graph, verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
 from aottrain.runtime.program import Program
@@ -47,8 +48,8 @@ def results_of(graph: fx.Graph) -> list[Any]:
 
 
 def without_part(i: int) -> Any:
-    def call_key(args: Any, kwargs: Any) -> Any:
-        key, tensors = guards.call_key(args, kwargs)
+    def call_key(*call: Any) -> Any:
+        key, tensors = guards.call_key(*call)
         return key[:i] + key[i + 1 :], tensors
 
     return call_key
@@ -56,7 +57,7 @@ def without_part(i: int) -> Any:
 
 def without_fact(i: int) -> Any:
     original = guards.describe
-    return lambda tensor: (*original(tensor)[:i], *original(tensor)[i + 1 :])
+    return lambda *given: (*original(*given)[:i], *original(*given)[i + 1 :])
 
 
 # -- capture, analysis, joint -----------------------------------------------------------------------------------------
@@ -240,11 +241,11 @@ attribute(
 attribute("the cut counts vertices, not bytes", checks.budget_bytes, strategies, "_weight", lambda node, demand: 1)
 attribute("minimum cut at the wrong end", checks.cheapest_cut, min_cut._Network, "reaching", lambda self, sink: {sink})
 attribute(
-    "the knapsack rounds sizes down",
+    "the knapsack takes small items for none",
     checks.knapsack_capacity,
-    checks,
-    "dp",
-    lambda s, v, c, r=4096: list(range(len(s))),
+    knapsack,
+    "_split",
+    lambda sizes, capacity: tuple([i for i, s in enumerate(sizes) if (s <= 500) == free] for free in (True, False)),
 )
 _ALLOCATIONS = timeline.allocations
 attribute(
@@ -313,10 +314,10 @@ def _reused_draw(self: Any, device: Any) -> Any:
     return self.state, 0
 
 
-def _without_offset(info: Any, source: Any) -> Any:
+def _without_offset(info: Any, *given: Any) -> Any:
     if info.geometry is not None:
         info = replace(info, geometry=(*info.geometry[:2], 0))
-    return _MAKE(info, source)
+    return _MAKE(info, *given)
 
 
 _MAKE, _VALUE = epilogue._make, executor.value_text
@@ -331,10 +332,14 @@ attribute(
     checks.view_of_input,
     epilogue,
     "_make",
-    lambda info, source: _MAKE(info, source).clone(),
+    lambda *given: _MAKE(*given).clone(),
 )
 attribute(
-    "tangents not brought to their strides", checks.odd_tangent, program, "_coerce", lambda tangent, spec: tangent
+    "tangents not brought to their strides",
+    checks.odd_tangent,
+    program,
+    "_coerce",
+    lambda tangent, spec, sizes: tangent,
 )
 if CAN_UNPACK_ONE:
     attribute(
@@ -411,7 +416,9 @@ attribute("fallbacks uncounted", served.counted_fallback, api.CompiledCall, "_co
 
 # -- the laws themselves ----------------------------------------------------------------------------------------------
 
-attribute("the partition is not verified", checks.law_of_partition, checks, "verify_partition", lambda j, parts: None)
+attribute(
+    "all expressions are one to the law", checks.law_of_partition, verify._Expressions, "of", lambda self, nodes: []
+)
 
 
 @bug("mutation is not seen by the law", checks.law_of_mutation)

@@ -44,9 +44,11 @@ class Observation:
 
     def see_all(self, what: str, values: Sequence[Tensor | None]) -> None:
         """Several as one, so that another number of them shifts nothing; their strides may be any."""
-        shown = [_frozen(value).flatten().to(torch.complex128) for value in values if value is not None]
+        shown = [_frozen(value).flatten() for value in values if value is not None]
+        if len({value.dtype for value in shown}) > 1:
+            shown = [torch.view_as_real(value.to(torch.complex64)).flatten() for value in shown]
         flags = [None if value is None else _flags(value)[:2] for value in values]
-        self.seen.append((what, flags, torch.view_as_real(torch.cat(shown)) if shown else None))
+        self.seen.append((what, flags, torch.cat(shown) if shown else None))
 
 
 @dataclass(frozen=True)
