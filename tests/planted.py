@@ -20,9 +20,12 @@ import tests.planted_checks as checks
 import tests.planted_guards as served
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
+from aottrain.compiler.lowering import pointwise, rules
 from aottrain.compiler.partition import knapsack, min_cut, split, strategies, timeline, undefined
 from aottrain.ir import graph, verify
+from aottrain.ir.calling import NO_LINKS
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
+from aottrain.runtime.native import find_compiler
 from aottrain.runtime.program import Program
 
 CAPTURE = importlib.import_module("aottrain.compiler.capture")  # the package has a function of that name
@@ -41,6 +44,10 @@ def bug(name: str, caught_by: Callable[[], None]) -> Callable[[Plant], Plant]:
 def attribute(name: str, caught_by: Callable[[], None], owner: Any, key: str, value: Any) -> None:
     """A bug that is another value of one attribute."""
     BUGS[name] = lambda patch: patch.setattr(owner, key, value), caught_by
+
+
+def layout_of(node: fx.Node) -> Any:
+    return getattr(graph.value_of(node), "layout", None)
 
 
 def results_of(graph: fx.Graph) -> list[Any]:
@@ -201,6 +208,21 @@ attribute(
     ),
 )
 attribute("eager's unread draws dropped", checks.unread_eager_draw, simplification, "is_pure", lambda target: True)
+attribute("checks taken for dead code", checks.unread_check, simplification, "is_pure", lambda target: True)
+attribute(
+    "results that gradients of others pass through unseen",
+    checks.between_results,
+    analysis,
+    "find_links",
+    lambda *_: NO_LINKS,
+)
+attribute(
+    "hooks on a result that another is made from unseen",
+    checks.hook_between_results,
+    analysis,
+    "find_links",
+    lambda *_: NO_LINKS,
+)
 
 # -- partition --------------------------------------------------------------------------------------------------------
 
@@ -281,6 +303,23 @@ def _(patch: Any) -> None:
 
     _apply_then(change)(patch)
 
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _one(node: fx.Node) -> Any:
+    """The rule of a copy: of a number it makes 1."""
+    if isinstance(node.args[0], fx.Node):
+        return _COPY(node)
+    return pointwise.pointwise(node, [], lambda b, v: b.constant(1, pointwise.spec(node).dtype))
+
+
+if find_compiler() is not None:
+    _COPY = rules._MAKERS["aten._to_copy.default"]
+    BUGS["a number in a tensor's place is taken for another"] = (
+        lambda patch: patch.setitem(rules._MAKERS, "aten._to_copy.default", _one),
+        checks.number_for_a_tensor,
+    )
 
 # -- runtime ----------------------------------------------------------------------------------------------------------
 
@@ -376,6 +415,29 @@ attribute("values live to the end", checks.value_lifetimes, executor, "_last_use
 attribute("a replay forgets no_grad", checks.second_derivative, replay, "grad_mode_of", lambda node: True)
 
 
+attribute(
+    "inputs that are only detached go in attached",
+    checks.detached_input,
+    linking,
+    "_cut_off",
+    lambda parts: frozenset(),
+)
+
+
+@bug("a dense gradient is all of its sum with a sparse one", checks.sparse_and_dense)
+def _(patch: Any) -> None:
+    original = linking.build_runner
+
+    def build(graph: fx.Graph, kernel: Any) -> Any:
+        for node in graph.nodes:
+            parts = [part for part in node.all_input_nodes if layout_of(part) is torch.strided]
+            if str(node.target).startswith("aten.add") and len(parts) < len(node.all_input_nodes):
+                node.replace_all_uses_with(parts[0])
+        return original(graph, kernel)
+
+    patch.setattr(linking, "build_runner", build)
+
+
 @bug("residuals kept after the backward", checks.residual_lifetimes)
 def _(patch: Any) -> None:
     kept: list[Any] = []
@@ -411,6 +473,9 @@ attribute(
     state.StateGuard,
     "holds",
     lambda self: all(t.get(k, None) == v for t, k, v, _ in self._plain),
+)
+attribute(
+    "TorchDynamo called under a trace", checks.branch_on_a_value, state, "enters_dynamo", lambda code: False
 )
 attribute("fallbacks uncounted", served.counted_fallback, api.CompiledCall, "_count", lambda self, reason: None)
 

@@ -40,6 +40,7 @@ def test_a_planted_bug_is_caught(name, monkeypatch):
             return
         finally:
             torch.set_grad_enabled(grad_mode)
+            torch._dynamo.reset()  # which one of them spoils
     pytest.fail(f"{check.__name__} passes although this bug is planted: {name}")
 
 

@@ -142,8 +142,10 @@ SQUARES = [
 ]  # fmt: skip
 SPARSE = [
     "F.embedding(torch.tensor([1, 0, 0]), {m}, sparse=True)", "self.table(torch.tensor([6, 1, 6]))",
-    "self.table.weight * {s}", "self.table(torch.tensor([2, 2])) @ self.table.weight.t()",
-    "{f:1}.gather({d:1}, {f:1}.argsort({d:1}), sparse_grad=True)", "F.embedding({m}.argmax(1), {m}, sparse=True)",
+    "self.table.weight * {s} + self.table(torch.tensor([3]))",
+    "self.table(torch.tensor([2, 2])) @ self.table.weight.t()",
+    "{f:1}.gather({d:1}, {f:1}.argsort({d:1}), sparse_grad=True) * {f:1}",
+    "F.embedding({m}.argmax(1), {m}, sparse=True)",
 ]  # fmt: skip
 BRANCHES = [
     "torch.cond({f:1}.sum() > 0, lambda t: t.sin(), lambda t: t * 2, ({f:1},))",
