@@ -57,9 +57,9 @@ class Verdict:
     or a tangent of other strides lets it differ. EAGER: ran eagerly and was counted. REFUSED: an error that says why.
     LENIENT: the caller writes to a value that eager has saved, which raises; the compiled backward has its own copy.
     STRIDED: the same, but some value has other strides. PARTLY: the same, but where a program has several results and
-    the backward begins at some: it is one node of autograd's graph, so hooks on an argument that only the others need
-    are called, with None, and what that argument was computed from is let go. NOISY: where kernels may round otherwise:
-    values differ, but no farther than eager's own do where each op rounds at random. WRONG: all else."""
+    the backward begins at some: it is one node of autograd's graph, so hooks on the others, and on an argument that
+    only they need, are called, with None, and what that argument was computed from is let go. NOISY: where kernels may
+    round otherwise: values differ, but no farther than eager's own do where each op rounds at random. WRONG: all else."""
 
     kind: str
     detail: str = ""
@@ -113,7 +113,8 @@ def _train(program: Any, model: Any, target: Any, found: Observation, philox: bo
         exec(text, {"out": out, "args": args, "seen": partial(_hook, hooked)})
     found.reorders |= any(value.requires_grad and _shares(value, [*args, *out]) for value in out) or bool(program.after)
     found.reorders |= program.branches
-    _backward(program, out, args, [*made, *model.parameters()], found)
+    results = [*out, *(value for value, new in zip(args, written, strict=True) if new)]
+    _backward(program, results, args, [*made, *model.parameters()], found)
     for name, gradients in hooked.items():
         found.see_all(f"gradients at {name}", gradients)
     _backward_of_arguments(args, made, found)
@@ -158,14 +159,20 @@ def _see_aliases(out: Any, inputs: list[Tensor], found: Observation) -> None:
     found.seen.append(("aliases", [p if shared.count(p[0]) > 1 else i for i, p in enumerate(pattern)], None))
 
 
-def _backward(program: Any, out: Any, args: list[Tensor], leaves: list[Tensor], found: Observation) -> None:
+def _backward(
+    program: Any, results: list[Tensor], args: list[Tensor], leaves: list[Tensor], found: Observation
+) -> None:
+    """results: what the program returns, and after it what it has written to."""
+    out = results[: len(program.tangents)]
     pairs = [(value, kind) for value, kind in zip(out, program.tangents, strict=True) if value.requires_grad]
     pairs = [pair for pair in pairs if pair[1]] or [(value, "own") for value, _ in pairs]
     leaves = [value for value in leaves if value.requires_grad and value.is_leaf]
     if not pairs or not leaves:
         return
     found.reorders |= any(kind != "own" for _, kind in pairs)
-    found.unreached |= {f"args[{i}]" for i in _reached(out, args) - _reached([value for value, _ in pairs], args)}
+    for name, values in (("args", args), ("out", out)):
+        begun = _reached([value for value, _ in pairs], values)
+        found.unreached |= {f"{name}[{i}]" for i in _reached(results, values) - begun}
     tangents = [_tangent(value, kind, i) for i, (value, kind) in enumerate(pairs)]
     outputs = [value for value, _ in pairs]
     if program.backward in ("grad", "between"):
@@ -188,8 +195,8 @@ def _backward(program: Any, out: Any, args: list[Tensor], leaves: list[Tensor], 
         found.see(f"gradient {i}", value)
 
 
-def _reached(results: Sequence[Tensor], args: list[Tensor]) -> set[int]:
-    """Which arguments a backward of these results arrives at."""
+def _reached(results: Sequence[Tensor], values: list[Tensor]) -> set[int]:
+    """Which values a backward of these results arrives at."""
     nodes = [value.grad_fn for value in results if value.grad_fn is not None]
     known = set(nodes)
     while nodes:
@@ -197,7 +204,7 @@ def _reached(results: Sequence[Tensor], args: list[Tensor]) -> set[int]:
         known |= new
         nodes += new
     leaves = {id(node.variable) for node in known if hasattr(node, "variable")}
-    return {i for i, value in enumerate(args) if value.grad_fn in known or id(value) in leaves}
+    return {i for i, value in enumerate(values) if value.grad_fn in known or id(value) in leaves}
 
 
 def _backward_of_arguments(args: list[Tensor], made: list[Tensor], found: Observation) -> None:
