@@ -184,13 +184,17 @@ def _copy_rate() -> float:
     return 10 * 2 * source.nbytes / (start.elapsed_time(end) / 1e3)
 
 
+def _on_device(value: Any) -> Any:
+    return tuple(map(_on_device, value)) if isinstance(value, tuple) else value.to(_DEVICE)
+
+
 def begin(name: str, engine: str) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
     """Build, compile, warm up and measure one side. Peaks are beside parameters, buffers and the batch."""
     torch.manual_seed(0)
     make, autocast = MODELS[name]
     network, loss, batch = make()
     model = WithLoss(network, loss).to(_DEVICE)
-    batch = torch.utils._pytree.tree_map(lambda value: value.to(_DEVICE), batch)
+    batch = _on_device(batch)
     held = torch.cuda.memory_allocated()
     call: Any = model
     if engine == "torch_compile":
