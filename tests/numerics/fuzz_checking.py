@@ -59,7 +59,8 @@ class Verdict:
     STRIDED: the same, but some value has other strides. PARTLY: the same, but where a program has several results and
     the backward begins at some: it is one node of autograd's graph, so hooks on the others, and on an argument that
     only they need, are called, with None, and what that argument was computed from is let go. NOISY: where kernels may
-    round otherwise: values differ, but no farther than eager's own do where each op rounds at random. WRONG: all else."""
+    round otherwise: values differ, but no farther than eager's own do where each op rounds at random. WRONG: all
+    else."""
 
     kind: str
     detail: str = ""
