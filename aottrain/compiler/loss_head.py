@@ -36,7 +36,7 @@ _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _RESULTS = ("loss", "num_counted", "unit_hidden", "unit_weight", "unit_bias")  # of the op
 # Logits of a chunk, in bytes, and the fewest rows. On a CPU they stay in the cache, unless the weights would then be
 # read too often for what is computed with them; a GPU is kept busy by larger products.
-_CHUNKS = {"cpu": (8 << 20, 256), "cuda": (128 << 20, 1024)}
+_CHUNKS = {"cpu": (8 << 20, 256), "cuda": (256 << 20, 1024)}
 
 
 @dataclass(frozen=True)
