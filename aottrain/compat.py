@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.utils.parametrize
 import torch.utils.checkpoint
 from torch._prims_common import suggest_memory_format as suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
@@ -163,11 +162,6 @@ def operators_are_watched(inputs: Sequence[Any]) -> bool:
     """Whether something, such as a dispatch mode, stands between operators called on the inputs and their kernels."""
     watched = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
     return watched or any(isinstance(value, torch.Tensor) and is_wrapped(value) for value in inputs)
-
-
-def caches_parametrisations() -> bool:
-    """Whether torch.nn.utils.parametrize.cached() is active: what a parametrised module computes is kept globally."""
-    return bool(torch.nn.utils.parametrize._cache_enabled)
 
 
 def has_function_modes() -> bool:

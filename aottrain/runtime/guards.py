@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from aottrain.compat import (
     autocast_state,
-    caches_parametrisations,
     dynamic_marks,
     flatten_values,
     has_function_modes,
@@ -36,7 +36,7 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
         raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
     if in_dual_level():
         raise UnsupportedError(FORWARD_MODE)
-    if caches_parametrisations():
+    if parametrize._cache_enabled:
         raise UnsupportedError("the call is inside torch.nn.utils.parametrize.cached(), which would keep stand-ins")
     leaves, tree = flatten_values((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
