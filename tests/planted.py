@@ -55,8 +55,8 @@ def results_of(graph: fx.Graph) -> list[Any]:
 
 
 def without_part(i: int) -> Any:
-    def call_key(*call: Any) -> Any:
-        key, tensors = guards.call_key(*call)
+    def call_key(*given: Any) -> Any:
+        key, tensors = guards.call_key(*given)
         return key[:i] + key[i + 1 :], tensors
 
     return call_key
@@ -103,6 +103,11 @@ attribute(
     joint,
     "enter_primals",
     lambda step, leaves, cloned: list(leaves),
+)
+
+
+attribute(
+    "TorchDynamo called under a trace", checks.branch_on_a_value, state, "enters_dynamo", lambda code: False
 )
 
 
@@ -473,9 +478,6 @@ attribute(
     state.StateGuard,
     "holds",
     lambda self: all(t.get(k, None) == v for t, k, v, _ in self._plain),
-)
-attribute(
-    "TorchDynamo called under a trace", checks.branch_on_a_value, state, "enters_dynamo", lambda code: False
 )
 attribute("fallbacks uncounted", served.counted_fallback, api.CompiledCall, "_count", lambda self, reason: None)
 
