@@ -27,6 +27,10 @@ class UnsupportedError(AottrainError):
     """
 
 
+class CompilerError(UnsupportedError):
+    """The machine's C++ compiler cannot be had, failed or did not answer; the message has its own words."""
+
+
 class VerificationError(AottrainError):
     """A law of the compiler (see README, "Laws") does not hold for a graph: a bug of ours, never the user's."""
 

@@ -23,6 +23,7 @@ from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.budget import Budget
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.guards import argument_objects, call_key, describe, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program
 from aottrain.runtime.state import StateGuard
@@ -107,7 +108,15 @@ class CompiledCall:
                 raise
             self._count(str(error))
             return self.function(*args, **kwargs)
-        return entry(tensors)
+        try:
+            return entry(tensors)
+        except ForwardRaised as signal:
+            raised = signal
+        result = raised.run_again(self.function, args, kwargs)
+        if self.options.on_unsupported == "error":
+            raise raised.error
+        self._count(f"the compiled forward raised where eager does not: {raised}")
+        return result
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
         """Compile for these inputs without running. Raises UnsupportedError, also under on_unsupported="eager"."""
@@ -140,6 +149,7 @@ class CompiledCall:
             entry.places = entry.state_places(tensors)
             self._entries.setdefault(key, []).append(entry)
             self.report.graphs.append(entry.report)
+            entry.program.faults.count_in(self.report)
             return entry
 
     def _trace(

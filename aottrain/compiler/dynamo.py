@@ -27,6 +27,7 @@ from aottrain.compat import (
 )
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.asserts import raise_as_python
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
@@ -37,6 +38,7 @@ from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
 from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
 from aottrain.runtime.state import StateGuard
@@ -110,6 +112,7 @@ def compile_graph(
     guard_modules()
     keep_dynamo_out()
     drop_shadows(graph)
+    raise_as_python(graph)
     function = _Inliner(graph).run
     sizes = None
     try:
@@ -126,12 +129,14 @@ def compile_graph(
         return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(without_state(graph_report, graph, example_inputs))
+    program.faults.count_in(report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
     forward_mode = _eager(graph, report, FORWARD_MODE, ran)
     fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
     moved = _eager(graph, report, _STARTS, ran)
+    by_operators = _by_operators(graph)
     counts_from_start = _counts_from_start(graph)
 
     def run(*args: Any) -> Any:
@@ -146,7 +151,19 @@ def compile_graph(
             return fallback(*args)
         ran.any = True
         values = NO_SIZES if sizes is None else sizes.read(args)
-        computed = program(primals, values)
+        try:
+            computed = program(primals, values)
+        except ForwardRaised as signal:
+            raised = signal
+        else:
+            return finish(computed, primals, values)
+        result = raised.run_again(by_operators, args, {})
+        if options.on_unsupported == "error":
+            raise raised.error
+        add_fallback(report, f"the compiled forward raised where eager does not: {raised}")
+        return result
+
+    def finish(computed: list[Tensor], primals: list[Tensor], values: Any) -> Any:
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 
@@ -171,15 +188,26 @@ def _compile(
 
 
 def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threading.local) -> Runner:
+    by_operators = _by_operators(graph)
+
     def run(*args: Any) -> Any:
         ran.any = True
         add_fallback(report, reason)
+        return by_operators(*args)
+
+    return run
+
+
+def _by_operators(graph: fx.GraphModule) -> Runner:
+    """Dynamo's graph as eager runs it."""
+    restored: list[bool] = []
+
+    def run(*args: Any) -> Any:
         if not restored:
             _restore_checkpoints(graph)
             restored.append(True)
         return graph(*args)
 
-    restored: list[bool] = []
     return run
 
 
