@@ -22,8 +22,7 @@ from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
 from aottrain.compiler.lowering import pointwise, rules
 from aottrain.compiler.partition import knapsack, min_cut, split, strategies, timeline, undefined
-from aottrain.ir import graph, verify
-from aottrain.ir.calling import NO_LINKS
+from aottrain.ir import calling, graph, verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
 from aottrain.runtime.native import find_compiler
 from aottrain.runtime.program import Program
@@ -219,14 +218,14 @@ attribute(
     checks.between_results,
     analysis,
     "find_links",
-    lambda *_: NO_LINKS,
+    lambda *_: calling.NO_LINKS,
 )
 attribute(
     "hooks on a result that another is made from unseen",
     checks.hook_between_results,
     analysis,
     "find_links",
-    lambda *_: NO_LINKS,
+    lambda *_: calling.NO_LINKS,
 )
 
 # -- partition --------------------------------------------------------------------------------------------------------
