@@ -184,13 +184,19 @@ def capture_whole(
     log: StageLog,
     sizes: SymbolicSizes | None = None,
 ) -> tuple[CapturedStep, Analysis]:
-    """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
+    """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs.
+
+    Raises UnsupportedError at once where it changes Python state: a second trace would not start where this one did,
+    and may well end there.
+    """
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
         known = captured, rng, sizes, guard.watching, guard.seen
         step = log.run("capture", capture, function, module, args, kwargs, *known)
         try:
-            return step, log.trace("analyse", analyse, step)
+            analysis = log.trace("analyse", analyse, step)
+            guard.check_unchanged()
+            return step, analysis
         except CapturedTensors as found:
             check_reachable(guard, found.tensors)
             captured += found.tensors

@@ -24,7 +24,7 @@ from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, SIZE_RULES, hidden_writes
 from aottrain.compiler.indexing import IndexingGradients
-from aottrain.compiler.places import Place, told_place, user_line
+from aottrain.compiler.places import Place, tell_source, told_place, user_line
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
@@ -247,6 +247,9 @@ class CaptureMode(PhiloxMode):
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
             return self.dispatch(func, types, args, kwargs or {})
+        except Exception as error:
+            tell_source(error, self.provenance.current().source)
+            raise
         finally:
             sys.setprofile(profile)
 

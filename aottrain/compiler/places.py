@@ -9,6 +9,7 @@ import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
@@ -72,11 +73,38 @@ def user_line() -> str:
     """The innermost line of the stack that is the user's."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if _is_users(name):
-            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        if found := line_at(frame.f_code.co_filename, frame.f_lineno):
+            return found
         frame = frame.f_back  # type: ignore[assignment]
     return ""
+
+
+def raised_at(error: BaseException) -> str:
+    """The innermost line of the program that an error came from, or one that it was raised for."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        found = line_at(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno) or found
+        traceback = traceback.tb_next
+    told = getattr(error, "source", "")
+    if isinstance(told, str) and told:
+        return told
+    return found if found or error.__cause__ is None else raised_at(error.__cause__)
+
+
+def tell_source(error: BaseException, source: str) -> None:
+    """Note the line of the program that an error is about, where none is noted."""
+    if not getattr(error, "source", ""):
+        error.source = source  # type: ignore[attr-defined]
+
+
+def line_of(code: CodeType) -> str:
+    """Where a function begins."""
+    return line_at(code.co_filename, code.co_firstlineno)
+
+
+def line_at(path: str, number: int) -> str:
+    """As "file.py:line"; "" where it is torch's or ours."""
+    return f"{os.path.basename(path)}:{number}" if _is_users(path) else ""
 
 
 _VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
