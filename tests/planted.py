@@ -1,7 +1,8 @@
 """Bugs to plant in the compiler, one at a time: each breaks one stage in one way.
 
-`BUGS` maps a name to what plants it, by monkeypatch, and the check in `tests/planted_checks.py`
-that has to fail while it is planted.
+`BUGS` maps a name to what plants it, by monkeypatch, and the check in `tests/planted_checks.py` that has to fail while
+it is planted: because an answer is wrong, or a law of the compiler is seen broken. A plant that merely crashes proves
+nothing (its signature may be stale), and is rejected.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ import tests.planted_checks as checks
 import tests.planted_guards as served
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler import analysis, api, entry, fakes, functional, joint, linking, replay, simplification
-from aottrain.compiler.partition import min_cut, split, strategies, timeline, undefined
-from aottrain.ir import graph, verify
+from aottrain.compiler.lowering import pointwise, rules
+from aottrain.compiler.partition import knapsack, min_cut, split, strategies, timeline, undefined
+from aottrain.ir import calling, graph, verify
 from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state, tables
+from aottrain.runtime.native import find_compiler
 from aottrain.runtime.program import Program
 
 CAPTURE = importlib.import_module("aottrain.compiler.capture")  # the package has a function of that name
@@ -42,6 +45,10 @@ def attribute(name: str, caught_by: Callable[[], None], owner: Any, key: str, va
     BUGS[name] = lambda patch: patch.setattr(owner, key, value), caught_by
 
 
+def layout_of(node: fx.Node) -> Any:
+    return getattr(graph.value_of(node), "layout", None)
+
+
 def results_of(graph: fx.Graph) -> list[Any]:
     return list(graph.output_node().args[0])
 
@@ -56,7 +63,7 @@ def without_part(i: int) -> Any:
 
 def without_fact(i: int) -> Any:
     original = guards.describe
-    return lambda tensor: (*original(tensor)[:i], *original(tensor)[i + 1 :])
+    return lambda *given: (*original(*given)[:i], *original(*given)[i + 1 :])
 
 
 # -- capture, analysis, joint -----------------------------------------------------------------------------------------
@@ -95,6 +102,11 @@ attribute(
     joint,
     "enter_primals",
     lambda step, leaves, cloned: list(leaves),
+)
+
+
+attribute(
+    "TorchDynamo called under a trace", checks.branch_on_a_value, state, "enters_dynamo", lambda code: False
 )
 
 
@@ -200,6 +212,21 @@ attribute(
     ),
 )
 attribute("eager's unread draws dropped", checks.unread_eager_draw, simplification, "is_pure", lambda target: True)
+attribute("checks taken for dead code", checks.unread_check, simplification, "is_pure", lambda target: True)
+attribute(
+    "results that gradients of others pass through unseen",
+    checks.between_results,
+    analysis,
+    "find_links",
+    lambda *_: calling.NO_LINKS,
+)
+attribute(
+    "hooks on a result that another is made from unseen",
+    checks.hook_between_results,
+    analysis,
+    "find_links",
+    lambda *_: calling.NO_LINKS,
+)
 
 # -- partition --------------------------------------------------------------------------------------------------------
 
@@ -240,11 +267,11 @@ attribute(
 attribute("the cut counts vertices, not bytes", checks.budget_bytes, strategies, "_weight", lambda node, demand: 1)
 attribute("minimum cut at the wrong end", checks.cheapest_cut, min_cut._Network, "reaching", lambda self, sink: {sink})
 attribute(
-    "the knapsack rounds sizes down",
+    "the knapsack takes small items for none",
     checks.knapsack_capacity,
-    checks,
-    "dp",
-    lambda s, v, c, r=4096: list(range(len(s))),
+    knapsack,
+    "_split",
+    lambda sizes, capacity: tuple([i for i, s in enumerate(sizes) if (s <= 500) == free] for free in (True, False)),
 )
 _ALLOCATIONS = timeline.allocations
 attribute(
@@ -281,6 +308,23 @@ def _(patch: Any) -> None:
     _apply_then(change)(patch)
 
 
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def _one(node: fx.Node) -> Any:
+    """The rule of a copy: of a number it makes 1."""
+    if isinstance(node.args[0], fx.Node):
+        return _COPY(node)
+    return pointwise.pointwise(node, [], lambda b, v: b.constant(1, pointwise.spec(node).dtype))
+
+
+if find_compiler() is not None:
+    _COPY = rules._MAKERS["aten._to_copy.default"]
+    BUGS["a number in a tensor's place is taken for another"] = (
+        lambda patch: patch.setitem(rules._MAKERS, "aten._to_copy.default", _one),
+        checks.number_for_a_tensor,
+    )
+
 # -- runtime ----------------------------------------------------------------------------------------------------------
 
 
@@ -313,10 +357,10 @@ def _reused_draw(self: Any, device: Any) -> Any:
     return self.state, 0
 
 
-def _without_offset(info: Any, source: Any) -> Any:
+def _without_offset(info: Any, *given: Any) -> Any:
     if info.geometry is not None:
         info = replace(info, geometry=(*info.geometry[:2], 0))
-    return _MAKE(info, source)
+    return _MAKE(info, *given)
 
 
 _MAKE, _VALUE = epilogue._make, executor.value_text
@@ -331,10 +375,14 @@ attribute(
     checks.view_of_input,
     epilogue,
     "_make",
-    lambda info, source: _MAKE(info, source).clone(),
+    lambda *given: _MAKE(*given).clone(),
 )
 attribute(
-    "tangents not brought to their strides", checks.odd_tangent, program, "_coerce", lambda tangent, spec: tangent
+    "tangents not brought to their strides",
+    checks.odd_tangent,
+    program,
+    "_coerce",
+    lambda tangent, spec, sizes: tangent,
 )
 if CAN_UNPACK_ONE:
     attribute(
@@ -369,6 +417,29 @@ attribute(
 )
 attribute("values live to the end", checks.value_lifetimes, executor, "_last_uses", lambda graph: {})
 attribute("a replay forgets no_grad", checks.second_derivative, replay, "grad_mode_of", lambda node: True)
+
+
+attribute(
+    "inputs that are only detached go in attached",
+    checks.detached_input,
+    linking,
+    "_cut_off",
+    lambda parts: frozenset(),
+)
+
+
+@bug("a dense gradient is all of its sum with a sparse one", checks.sparse_and_dense)
+def _(patch: Any) -> None:
+    original = linking.build_runner
+
+    def build(graph: fx.Graph, kernel: Any) -> Any:
+        for node in graph.nodes:
+            parts = [part for part in node.all_input_nodes if layout_of(part) is torch.strided]
+            if str(node.target).startswith("aten.add") and len(parts) < len(node.all_input_nodes):
+                node.replace_all_uses_with(parts[0])
+        return original(graph, kernel)
+
+    patch.setattr(linking, "build_runner", build)
 
 
 @bug("residuals kept after the backward", checks.residual_lifetimes)
@@ -406,7 +477,9 @@ attribute("fallbacks uncounted", served.counted_fallback, api.CompiledCall, "_co
 
 # -- the laws themselves ----------------------------------------------------------------------------------------------
 
-attribute("the partition is not verified", checks.law_of_partition, checks, "verify_partition", lambda j, parts: None)
+attribute(
+    "all expressions are one to the law", checks.law_of_partition, verify._Expressions, "of", lambda self, nodes: []
+)
 
 
 @bug("mutation is not seen by the law", checks.law_of_mutation)

@@ -30,12 +30,12 @@ PLAIN = "x{} = values((4, 4), torch.float32, {})"
 def runs(*body: str, setup: tuple[str, ...] = (SQUARE,), wanted: str = EQUAL, **settings: Any) -> Callable[[], None]:
     """A check that one program is eager's in everything that shows; the last statement is what it returns, by `;`."""
     outputs = tuple(body[-1].split("; "))
-    raises = settings.pop("raises", False)
+    raises, kernel = settings.pop("raises", False), settings.pop("kernel", "aten")
     settings = {"tangents": ("own",) * len(outputs), **settings}
     program = Program(0, setup=setup, body=tuple(("", text) for text in body[:-1]), outputs=outputs, **settings)
 
     def run() -> None:
-        verdict = check(program)
+        verdict = check(program, kernel=kernel)
         assert verdict.kind == wanted, f"{verdict.kind}: {verdict.detail}"
         assert wanted != EQUAL or bool(verdict.detail) == raises, verdict.detail
 
@@ -145,6 +145,19 @@ group_norm = runs(
     plan="save_all",
     wanted=EQUAL,
 )
+DETACHED = {
+    "setup": (SQUARE, "l1 = values((4, 4), torch.float32, 3).requires_grad_()", "x1 = l1.sin()"),
+    "after": ("args[1].register_hook(seen('0 of args[1]'))",),
+}
+unread_check = runs("torch.linalg.cholesky(-torch.eye(2))", "x0 * 2", raises=True)
+number_for_a_tensor = runs("x0 * torch.vmap(lambda t: t * 2)(x0[0])", kernel="cpp")
+detached_input = runs("v0 = x1.detach().sin()", "v0 * x0", **DETACHED)
+sparse_and_dense = runs("x0.gather(0, x0.argsort(0), sparse_grad=True) * x0")
+between_results = runs("v0 = x0.sin()", "v0; v0 * v0", tangents=("", "own"), backward="between")
+hook_between_results = runs(
+    "v0 = x0.sin()", "v0; v0 * v0", tangents=("", "own"), after=("out[0].register_hook(seen('0 of out[0]', 2))",)
+)
+branch_on_a_value = runs("torch.cond(x0.sum() > 0, torch.sin, torch.cos, (x0,))", wanted=EAGER)
 generator_state = runs("x0 + torch.randn(4)")
 infinity = runs("v0 = x0.masked_fill(x0 > 0, float('-inf'))", "v0.softmax(1)")
 

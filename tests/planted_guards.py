@@ -64,7 +64,7 @@ def overlapping_inputs() -> None:
 
 
 def same_tensor_twice() -> None:
-    _twice(lambda x, y: x.add_(1) * y, (ONE, TWO), (ONE, ONE))
+    _twice(lambda x, y, z: x.add_(1) * y + z, (ONE, ONE, TWO), (ONE, TWO, TWO))
 
 
 def changed_grad_mode() -> None:

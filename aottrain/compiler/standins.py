@@ -179,6 +179,9 @@ _UNKNOWN_OF_INPUTS = (
     Tensor.retain_grad,
 )
 
+# No op: the tensor would stay what it was computed as.
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
 
 def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     """As on real tensors: a trace of torch's own compares with a range, which lets a class outside it pass unseen."""
@@ -217,6 +220,8 @@ class _StandInMode(TorchFunctionMode):
             if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
                 known = getattr(func, "__self__", func)
                 raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
+            if func == _SET_DATA:
+                raise UnsupportedError("the program puts other memory behind a tensor by .data")
             if self.table:
                 args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
         finally:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils import parametrize
 
 from aottrain.compat import (
     autocast_state,
@@ -35,6 +36,8 @@ def call_key(args: Sequence[Any], kwargs: dict[str, Any], dynamic: bool = False)
         raise UnsupportedError("the call is inside a TorchFunctionMode, which could change any function")
     if in_dual_level():
         raise UnsupportedError(FORWARD_MODE)
+    if parametrize._cache_enabled:
+        raise UnsupportedError("the call is inside torch.nn.utils.parametrize.cached(), which would keep stand-ins")
     leaves, tree = flatten_values((tuple(args), kwargs))
     parts: list[Any] = [tree, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state()]
     parts += [torch.get_default_dtype(), torch.get_default_device(), torch.are_deterministic_algorithms_enabled()]

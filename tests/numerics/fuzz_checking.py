@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,22 +21,34 @@ from tests.numerics.rounding_noise import RandomRounding, within_noise
 from tests.numerics.tolerance import RTOL_ATOL
 
 EQUAL, ROUNDED, STRIDED = "equal", "equal but for rounding", "equal but for strides"
+PARTLY = "equal but for what a part of the results does not reach"
 EAGER, REFUSED, LENIENT, WRONG = "ran eagerly", "refused", "allowed a stale write", "WRONG"
 NOISY = "as far off as rounding noise"
 _NUM_NOISY_RUNS = 6
+_STALE = "modified by an inplace"  # operation, as eager says
 
 
 @dataclass
 class Observation:
-    """What one run showed, in order: (what, flags, value); how it ended; whether gradients may round differently."""
+    """What one run showed, in order: (what, flags, value); how it ended; whether gradients may round differently; which
+    arguments the backward did not reach that other results would have."""
 
     seen: list[tuple[str, Any, Tensor | None]] = field(default_factory=list)
     error: str = ""
     reorders: bool = False
+    unreached: set[str] = field(default_factory=set)
 
     def see(self, what: str, value: Tensor | None) -> None:
-        shown = None if value is None else value.detach().clone(memory_format=torch.contiguous_format)
+        shown = None if value is None else _frozen(value)
         self.seen.append((what, None if value is None else _flags(value), shown))
+
+    def see_all(self, what: str, values: Sequence[Tensor | None]) -> None:
+        """Several as one, so that another number of them shifts nothing; their strides may be any."""
+        shown = [_frozen(value).flatten() for value in values if value is not None]
+        if len({value.dtype for value in shown}) > 1:
+            shown = [torch.view_as_real(value.to(torch.complex64)).flatten() for value in shown]
+        flags = [None if value is None else _flags(value)[:2] for value in values]
+        self.seen.append((what, flags, torch.cat(shown) if shown else None))
 
 
 @dataclass(frozen=True)
@@ -43,14 +56,24 @@ class Verdict:
     """EQUAL: the same bits. ROUNDED: the same but for the order in which gradients were summed, where a view, an input
     or a tangent of other strides lets it differ. EAGER: ran eagerly and was counted. REFUSED: an error that says why.
     LENIENT: the caller writes to a value that eager has saved, which raises; the compiled backward has its own copy.
-    STRIDED: the same, but some value has other strides. NOISY: where kernels may round otherwise: values differ, but no
-    farther than eager's own do where each op rounds at random. WRONG: all else."""
+    STRIDED: the same, but some value has other strides. PARTLY: the same, but where a program has several results and
+    the backward begins at some: it is one node of autograd's graph, so hooks on the others, and on an argument that
+    only they need, are called, with None, and what that argument was computed from is let go. NOISY: where kernels may
+    round otherwise: values differ, but no farther than eager's own do where each op rounds at random. WRONG: all
+    else."""
 
     kind: str
     detail: str = ""
 
 
+def _frozen(value: Tensor) -> Tensor:
+    value = value.detach()
+    return value.clone(memory_format=torch.contiguous_format) if value.layout == torch.strided else value.to_dense()
+
+
 def _flags(value: Tensor) -> Any:
+    if value.layout != torch.strided:
+        return value.dtype, tuple(value.shape), value.layout, value.requires_grad, value.is_leaf
     strides = tuple(s for s, n in zip(value.stride(), value.shape, strict=True) if n > 1) if value.numel() else ()
     return value.dtype, tuple(value.shape), strides, value.requires_grad, value.is_leaf
 
@@ -86,11 +109,16 @@ def _train(program: Any, model: Any, target: Any, found: Observation, philox: bo
     _see_aliases(out, [*args, *model.parameters(), *model.buffers()], found)
     written = [value._version > before for value, before in zip(args, versions, strict=True)]
     found.seen.append(("written inputs", written, None))
+    hooked: dict[str, list[Tensor | None]] = {}
     for text in program.after:
-        exec(text, {"out": out, "args": args})
+        exec(text, {"out": out, "args": args, "seen": partial(_hook, hooked)})
     found.reorders |= any(value.requires_grad and _shares(value, [*args, *out]) for value in out) or bool(program.after)
     found.reorders |= program.branches
-    _backward(program, out, [*made, *model.parameters()], found)
+    results = [*out, *(value for value, new in zip(args, written, strict=True) if new)]
+    _backward(program, results, args, [*made, *model.parameters()], found)
+    for name, gradients in hooked.items():
+        found.see_all(f"gradients at {name}", gradients)
+    _backward_of_arguments(args, made, found)
     for name, values in (
         ("output", out),
         ("argument", made),
@@ -99,7 +127,21 @@ def _train(program: Any, model: Any, target: Any, found: Observation, philox: bo
     ):
         for i, value in enumerate(values):
             found.see(f"{name} {i} afterwards", value)
+            if value.retains_grad:
+                found.see(f"gradient retained by {name} {i}", value.grad)
     found.see("generator", torch.get_rng_state())
+
+
+def _hook(
+    hooked: dict[str, list[Tensor | None]], name: str, factor: float | None = None
+) -> Callable[[Tensor | None], Tensor | None]:
+    gradients = hooked.setdefault(name, [])
+
+    def hook(gradient: Tensor | None) -> Tensor | None:
+        gradients.append(None if gradient is None else gradient.clone())
+        return None if gradient is None or factor is None else gradient * factor
+
+    return hook
 
 
 def _shares(value: Tensor, others: list[Tensor]) -> bool:
@@ -118,17 +160,30 @@ def _see_aliases(out: Any, inputs: list[Tensor], found: Observation) -> None:
     found.seen.append(("aliases", [p if shared.count(p[0]) > 1 else i for i, p in enumerate(pattern)], None))
 
 
-def _backward(program: Any, out: Any, leaves: list[Tensor], found: Observation) -> None:
+def _backward(
+    program: Any, results: list[Tensor], args: list[Tensor], leaves: list[Tensor], found: Observation
+) -> None:
+    """results: what the program returns, and after it what it has written to."""
+    out = results[: len(program.tangents)]
     pairs = [(value, kind) for value, kind in zip(out, program.tangents, strict=True) if value.requires_grad]
     pairs = [pair for pair in pairs if pair[1]] or [(value, "own") for value, _ in pairs]
     leaves = [value for value in leaves if value.requires_grad and value.is_leaf]
     if not pairs or not leaves:
         return
     found.reorders |= any(kind != "own" for _, kind in pairs)
+    for name, values in (("args", args), ("out", out)):
+        begun = _reached([value for value, _ in pairs], values)
+        found.unreached |= {f"{name}[{i}]" for i in _reached(results, values) - begun}
     tangents = [_tangent(value, kind, i) for i, (value, kind) in enumerate(pairs)]
     outputs = [value for value, _ in pairs]
-    if program.backward == "grad":
-        gradients = torch.autograd.grad(outputs, leaves, tangents, allow_unused=True)
+    if program.backward in ("grad", "between"):
+        # Between: from one result to another, too.
+        wanted = leaves + [value for value in out if value.requires_grad] * (program.backward == "between")
+        gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
+    elif program.backward == "inputs":
+        inputs = leaves[:1] + [value for value in out if value.requires_grad]
+        torch.autograd.backward(outputs, tangents, inputs=inputs)
+        gradients = [value.grad for value in leaves + inputs]
     else:
         times = 2 if program.backward == "twice" else 1
         groups = [(outputs, tangents)] * times
@@ -139,6 +194,30 @@ def _backward(program: Any, out: Any, leaves: list[Tensor], found: Observation) 
         gradients = [value.grad for value in leaves]
     for i, value in enumerate(gradients):
         found.see(f"gradient {i}", value)
+
+
+def _reached(results: Sequence[Tensor], values: list[Tensor]) -> set[int]:
+    """Which values a backward of these results arrives at."""
+    nodes = [value.grad_fn for value in results if value.grad_fn is not None]
+    known = set(nodes)
+    while nodes:
+        new = {node for node, _ in nodes.pop().next_functions if node is not None} - known
+        known |= new
+        nodes += new
+    leaves = {id(node.variable) for node in known if hasattr(node, "variable")}
+    return {i for i, value in enumerate(values) if value.grad_fn in known or id(value) in leaves}
+
+
+def _backward_of_arguments(args: list[Tensor], made: list[Tensor], found: Observation) -> None:
+    """What the caller computed an argument from may be gone through once: now, unless the program's backward did."""
+    leaves = [value for value in made if value.requires_grad and value.is_leaf]
+    for i, value in enumerate(args):
+        if value.requires_grad and not value.is_leaf:
+            try:
+                gradients = torch.autograd.grad(value.sum(), leaves, allow_unused=True)
+                found.see_all(f"gradients behind args[{i}]", gradients)
+            except RuntimeError as error:
+                found.seen.append((f"gradients behind args[{i}]", str(error)[:40], None))
 
 
 def _tangent(value: Tensor, kind: str, seed: int) -> Tensor:
@@ -167,7 +246,7 @@ def legal(program: Program) -> Program:
     """The program of a seed as it is checked: one in ten of those that eager refuses may keep what it refuses."""
     if program.seed % 10 == 0:
         return program
-    return without_stale_writes(program, lambda candidate: bool(observe(_runnable(candidate), None).error))
+    return without_stale_writes(program, lambda candidate: _STALE in observe(_runnable(candidate), None).error)
 
 
 def minimised(program: Program, door: str = "trace", kernel: str = "aten") -> Program:
@@ -190,14 +269,22 @@ def minimised(program: Program, door: str = "trace", kernel: str = "aten") -> Pr
 def _runnable(program: Program) -> Any:
     # Eager's gradient of a product looks for zeros first, which a trace cannot.
     branches = "prod(" in program.source
-    return SimpleNamespace(**vars(program), namespace=program.build(), draws=program.draws, branches=branches)
+    traces = "torch.cond(" in program.source  # in eager, too, by TorchDynamo
+    return SimpleNamespace(
+        **vars(program), namespace=program.build(), draws=program.draws, branches=branches, traces=traces
+    )
 
 
 def check_source(model: Any, arguments: Any, door: str = "trace", seed: int = 0, **settings: Any) -> None:
     """The same for a program that was printed; raises AssertionError where it is wrong."""
     verdict = _check(
         SimpleNamespace(
-            seed=seed, namespace={"Model": model, "arguments": arguments}, draws=True, branches=False, **settings
+            seed=seed,
+            namespace={"Model": model, "arguments": arguments},
+            draws=True,
+            branches=False,
+            traces=True,
+            **settings,
         ),
         door,
     )
@@ -212,9 +299,14 @@ def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
         made.append(aottrain.compile(model, capture=door, rng=program.rng, kernel=kernel, **plan))
         return made[0]
 
+    torch._dynamo.reset()
+    untouched = observe(program, None).error if program.traces else ""
     got = observe(program, compiled)
     ran_eagerly = bool(made and made[0].report.num_fallbacks)
     wanted = observe(program, None, philox=program.draws and program.rng == "philox" and not ran_eagerly)
+    afterwards = observe(program, None).error if program.traces else ""
+    if afterwards != untouched:
+        return Verdict(WRONG, f"then eager itself: {afterwards or 'no error'}; before: {untouched or 'no error'}")
     wanted.reorders |= kernel != "aten"
     difference, kinds = compare(wanted, got, rounding=kernel != "aten")
     noisy = False
@@ -230,13 +322,15 @@ def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
     if (
         got.error
         and not wanted.error
-        and (UnsupportedError.__name__ in got.error or "modified by an inplace" in got.error)
+        and (UnsupportedError.__name__ in got.error or _STALE in got.error)
     ):
         return Verdict(REFUSED, got.error)
-    if program.after and "modified by an inplace" in wanted.error and not got.error:
+    if program.after and _STALE in wanted.error and not got.error:
         return Verdict(LENIENT, wanted.error)
     if noisy:
         return Verdict(NOISY, difference)
+    if PARTLY in kinds and kinds <= {PARTLY, STRIDED, *[ROUNDED] * wanted.reorders}:
+        return Verdict(PARTLY, difference)
     if kinds == {STRIDED} or (WRONG not in kinds and wanted.reorders):
         return Verdict(STRIDED if kinds == {STRIDED} else ROUNDED, difference)
     return Verdict(WRONG, difference)
@@ -245,7 +339,7 @@ def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
 def compare(
     wanted: Observation, got: Observation, rounding: bool = False, noise: Sequence[Observation] = ()
 ) -> tuple[str, set[str]]:
-    """The first difference in words ("" where there is none), and the kinds of all of them: ROUNDED, STRIDED, WRONG.
+    """The first difference in words ("" where there is none), and the kinds of all: ROUNDED, STRIDED, PARTLY, WRONG.
 
     rounding: whether outputs, too, may be rounded otherwise, not gradients alone. noise: runs that say how far."""
     if wanted.error.split(":")[0] != got.error.split(":")[0]:
@@ -254,7 +348,7 @@ def compare(
         return f"{len(wanted.seen)} observations became {len(got.seen)}", {WRONG}
     alike = [other.seen for other in noise if len(other.seen) == len(wanted.seen)]
     found = [
-        (f"{a[0]}: {text}", kind)
+        (f"{a[0]}: {text}", PARTLY if a[0].split()[-1] in wanted.unreached else kind)
         for i, (a, b) in enumerate(zip(wanted.seen, got.seen, strict=True))
         for text, kind in _differ(a, b, rounding, [seen[i] for seen in alike])
     ]

@@ -85,7 +85,9 @@ PRODUCTS = [
 ]  # fmt: skip
 COMPLEX = [
     "torch.complex({f:1}, {f:1}.sin())", "{c}.abs()", "{c} * {c}", "{c}.real", "{c}.conj() * {c}",
-    "torch.view_as_real({c})", "{c}.imag * 2",
+    "torch.view_as_real({c})", "{c}.imag * 2", "torch.complex({f:1}, {f:1}.cos()).imag",
+    "torch.complex({f:1}, {f:1}.exp()).abs()",
+    "torch.view_as_real(torch.complex({f:1}, {f:1}.tanh()))", "torch.view_as_complex(torch.stack([{f:1}, {f:1}], -1))",
 ]  # fmt: skip
 DRAWS = [
     "F.dropout({f}, {p})", "{f:1} + torch.randn({f:1}.shape)", "{f:1} * torch.rand_like({f:1})",
@@ -113,10 +115,66 @@ WRITTEN_DRAWS = [
     "{w}.normal_()", "{w}.uniform_()", "{w}.bernoulli_({p})", "F.dropout({w}, {p}, inplace=True)", "{w}.random_(5)",
 ]  # fmt: skip
 
-# (how likely, statements) of each kind; writes assign nothing.
+DETACHED = [
+    "{f:1} * {f:1}.detach()", "{f:1} + ({f:1}.round() - {f:1}).detach()", "{f:1}.detach().sin() - {f:1}",
+    "torch.cat([{f:1}.detach(), {f:1}])", "{f:1} / {f:1}.detach().abs().add(1)",
+]  # fmt: skip
+TRANSFORMS = [
+    "torch.vmap(lambda t: t * 2)({f})", "torch.vmap(lambda t: t.sin() * {s})({v})", "torch.vmap(lambda t: 1 - t)({v})",
+    "torch.vmap(lambda t: t * 2 + 1)({v})", "torch.vmap(lambda t: t / {k})({n})",
+    "torch.vmap(lambda t: t.sum() + {k})({f})", "torch.vmap(torch.mul, in_dims=(0, None))({q}, {v})",
+    "torch.vmap(lambda t, u: t @ u, in_dims=(0, None))({cube}, {m})", "torch.vmap(lambda t: t.clone().mul_({s}))({f})",
+    "torch.vmap(lambda t: t.softmax(-1), in_dims={d:1}, out_dims={d:1})({q:1})",
+    "torch.vmap(torch.func.grad(lambda t: (t.sin() * t).sum()))({f})", "torch.vmap(lambda t: t.new_ones(3) * t)({v})",
+    "torch.vmap(lambda t: torch.where(t > 0, t, {s}))({f})", "torch.func.grad(lambda t: (t * t.sin()).sum())({f})",
+    "torch.func.jacrev(lambda t: t.exp() * 2)({v})", "torch.vmap(lambda t: t[0] / {k})({q})",
+    "torch.vmap(lambda t: t.to(torch.float64) + 1)({f})", "torch.vmap(lambda t, u: t - u * 2)({f:1}, {f:1}.detach())",
+    "torch.vmap(torch.vmap(lambda t: t ** 2))({q})", "torch.vmap(lambda t: t.cumsum(0).flip(0))({q})",
+    "torch.func.jvp(lambda t: t.sin() * 2, ({f:1},), (torch.ones_like({f:1}),))[1]",
+    "torch.func.vjp(lambda t: t.tanh() * {s}, {f:1})[1](torch.ones_like({f:1}))[0]",
+]  # fmt: skip
+SQUARES = [
+    "torch.linalg.inv(torch.eye(3, dtype={f:1}.dtype) * (1.5 + {f:1}.square().mean()))",
+    "torch.linalg.cholesky(torch.eye(2, dtype={f:1}.dtype) * (1 + {f:1}.square().mean()))",
+    "torch.linalg.solve(torch.eye({m:1}.shape[0], dtype={m:1}.dtype) * 2, {m:1})",
+    "torch.linalg.det(torch.eye(3, dtype={f:1}.dtype) + {f:1}.tanh().mean())",
+    "torch.linalg.lu_factor(torch.eye(3, dtype={f:1}.dtype) * (2 + {f:1}.sin().mean()))[0]",
+]  # fmt: skip
+SPARSE = [
+    "F.embedding(torch.tensor([1, 0, 0]), {m}, sparse=True)", "self.table(torch.tensor([6, 1, 6]))",
+    "self.table.weight * {s} + self.table(torch.tensor([3]))",
+    "self.table(torch.tensor([2, 2])) @ self.table.weight.t()",
+    "{f:1}.gather({d:1}, {f:1}.argsort({d:1}), sparse_grad=True) * {f:1}",
+    "F.embedding({m}.argmax(1), {m}, sparse=True)",
+]  # fmt: skip
+BRANCHES = [
+    "torch.cond({f:1}.sum() > 0, lambda t: t.sin(), lambda t: t * 2, ({f:1},))",
+    "torch.cond({f}.mean() > 0, lambda t: t.exp() + 1, lambda t: t.exp() - 1, ({f},))",
+]
+# Statements that give nothing, and may raise: the check of a result that nobody reads counts, too.
+EFFECTS = [
+    "torch._assert_async(({f} < {hi}).all())", "torch._assert_async({f}.isfinite().all(), 'not finite')",
+    "torch._assert_async({n}.sum() != 0)", "torch.linalg.cholesky(torch.eye(2) * {f}.detach().float().amax())",
+    "torch.linalg.inv(torch.eye(2) * ({f}.detach() > 0).any())", "torch._assert_async({b}.any())",
+    "torch.linalg.solve(torch.eye(2) * ({f} > 0.2).any(), torch.ones(2))",
+    "F.binary_cross_entropy({f:1}.detach().float(), torch.ones({f:1}.shape))",
+    "torch.linalg.lu_factor(torch.eye(2) * ({n} > 1).any())",
+]  # fmt: skip
+# Python looks at the value: no direct trace can.
+ASSERTIONS = [
+    "torch._assert(({f} > -3).all(), 'small')", "assert ({f} < 4).all(), 'large'", "torch._check({a}.dim() < 4)",
+]  # fmt: skip
+# What an effect may raise, by type and words; all else is a statement that does not fit.
+ERRORS = (AssertionError, RuntimeError)
+RAISED = re.compile(r"assert|singular|not positive-definite|between 0 and 1|U\[\d+,\d+\] is zero|to be True", re.I)
+
+# (how likely, statements) of each kind; writes and effects assign nothing.
 KINDS: dict[str, tuple[float, list[str]]] = {
     "unary": (6, UNARY), "types": (2, TYPES), "reduce": (2.5, REDUCTIONS), "view": (4, VIEWS), "move": (3, MOVES),
-    "binary": (5, BINARY), "product": (3, PRODUCTS), "complex": (0.3, COMPLEX), "write": (4, WRITES),
+    "binary": (5, BINARY), "product": (3, PRODUCTS), "complex": (0.8, COMPLEX), "write": (4, WRITES),
+    "detached": (0.8, DETACHED), "transform": (1.2, TRANSFORMS), "squares": (0.3, SQUARES), "sparse": (0.4, SPARSE),
+    "branch": (0.08, BRANCHES), "effect": (0.5, EFFECTS),
+    "asserted effect": (0.07, ASSERTIONS),
 }  # fmt: skip
 RANDOM_KINDS: dict[str, tuple[float, list[str]]] = {"draw": (3, DRAWS), "written draw": (0.6, WRITTEN_DRAWS)}
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "uint8", "bool")

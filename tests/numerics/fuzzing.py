@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.numerics.fuzz_ops import DTYPES, KINDS, RANDOM_KINDS, UNARY, Scope
+from tests.numerics.fuzz_ops import DTYPES, ERRORS, KINDS, RAISED, RANDOM_KINDS, UNARY, Scope
 
 MAX_NUMEL = 400
 GRAD_MODES = ("", "torch.no_grad()", "torch.enable_grad()")
@@ -35,8 +35,9 @@ def values(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
 class Program:
     """state: statements of the module's constructor; setup: statements that make the arguments; body: pairs (grad
     mode, statement) of the forward; outputs: names that it returns; after: statements of the caller on the outputs
-    `out` before it goes backward; tangents: for each output the layout of its tangent, or "" where it goes unused;
-    backward: how gradients are taken; plan, rng: how it is compiled.
+    `out` before it goes backward, where `seen(name, factor)` is a hook that notes its gradient, and changes it;
+    tangents: for each output the layout of its tangent, or "" where it goes unused; backward: how gradients are taken;
+    plan, rng: how it is compiled.
     """
 
     seed: int
@@ -95,6 +96,15 @@ class Program:
         return namespace
 
 
+AFTER = (
+    "out[{i}].mul_(2)", "out[{i}].add_(1)", "out[{i}].zero_()", "out[{i}].detach().mul_(3)", "out[{i}][..., :1] = 0.5",
+    "args[0].detach().add_(1)", "out[{i}].view(-1)[:1].neg_()",
+)  # fmt: skip
+HOOKS = (
+    "{a}.register_hook(seen({name!r}))", "{a}.register_hook(seen({name!r}, 2))", "{a}.retain_grad()",
+)  # fmt: skip
+# How gradients are taken, and how often so.
+BACKWARDS = {"grad": 5, "accumulate": 3, "twice": 1, "separately": 1, "inputs": 1, "between": 2}
 NAMESPACE: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "values": values}
 
 
@@ -113,13 +123,15 @@ class _Generator:
         self.body: list[tuple[str, str]] = []
         self.protected: set[int] = set()  # storages that are written under no_grad, if at all
         self.shared: set[int] = set()  # storages of several inputs: writing one is refused
+        self.raised = False  # whether a statement raises: nothing of the program is seen but that
 
     def program(self) -> Program:
         rng = self.rng
         state, setup = self._state(), self._setup()
         self._enter(state, setup)
+        self._detach_an_input(setup)
         wanted, tries = rng.randint(5, 40), 0
-        while len(self.body) < wanted and tries < 400:
+        while len(self.body) < wanted and tries < 400 and not self.raised:
             tries += 1
             self._step()
         outputs = self._outputs()
@@ -127,14 +139,15 @@ class _Generator:
             ["save_all", "min_cut", "recompute_all", 0.0, round(rng.random(), 2), round(rng.random() / 4, 2)]
         )
         program = Program(self.seed, state, setup, tuple(self.body), outputs, plan=plan)
+        grad_mode = rng.random() < 0.95
         return replace(
             program,
-            after=self._after(len(outputs)),
+            after=self._after(outputs, program.arguments, grad_mode),
             tangents=tuple(
                 rng.choices(["own", "", "expanded", "transposed", "gaps"], [10, 2, 1, 1, 1])[0] for _ in outputs
             ),
-            backward=rng.choices(["grad", "accumulate", "twice", "separately"], [5, 3, 1, 1])[0],
-            grad_mode=rng.random() < 0.95,
+            backward=rng.choices(list(BACKWARDS), list(BACKWARDS.values()))[0],
+            grad_mode=grad_mode,
             rng=rng.choice(["philox", "eager"]) if program.draws else "philox",
         )
 
@@ -150,6 +163,7 @@ class _Generator:
                   "nn.Conv1d(3, 2, 2)", "nn.Conv2d(3, 4, 3, padding=1)", "nn.Embedding(7, 4)"]  # fmt: skip
         layers += ["nn.Dropout(0.3)"] if self.draws else []
         lines += [f"self.layer{i} = {rng.choice(layers)}" for i in range(rng.randint(0, 2))]
+        lines += ["self.table = nn.Embedding(7, 4, sparse=True)"] if rng.random() < 0.25 else []
         return tuple(lines)
 
     def _values(self, grad: bool = False) -> str:
@@ -182,7 +196,8 @@ class _Generator:
             elif kind == "plain":
                 lines.append(f"x{i} = {self._values()}")
             elif kind == "computed":
-                lines += [f"l{i} = {self._values(grad=True)}.requires_grad_()", f"x{i} = l{i} * 1"]
+                how = rng.choice([" * 1", ".sin()"])
+                lines += [f"l{i} = {self._values(grad=True)}.requires_grad_()", f"x{i} = l{i}{how}"]
             elif kind == "same":
                 lines.append(f"x{i} = {before}")
             elif kind == "view":
@@ -209,6 +224,14 @@ class _Generator:
                 self.protected.add(_storage(scope.value(name)))
         self.layers = [f"self.{name}({{a}})" for name in model._modules]
 
+    def _detach_an_input(self, setup: tuple[str, ...]) -> None:
+        """Sometimes nothing but the value of an input is used: what it was computed from is the caller's alone."""
+        computed = [assigned(text) for text in setup if re.match(r"x\d = l\d(?!\[)", text)]
+        if computed and self.rng.random() < 0.3:
+            name = self.rng.choice(computed)
+            self._run("", f"v{len(self.body)} = {name}.detach()")
+            self.scope.names.remove(name)
+
     def _step(self) -> None:
         rng = self.rng
         kinds = {**KINDS, **(RANDOM_KINDS if self.draws else {})}
@@ -223,7 +246,7 @@ class _Generator:
             mode = self._mode_of_write(text, mode)
             if mode == "refused":
                 return
-        else:
+        elif not kind.endswith("effect"):
             text = f"v{len(self.body)} = {text}"
         self._run(mode, text)
 
@@ -251,8 +274,11 @@ class _Generator:
         inside = f"with {mode}:\n    {text}" if mode else text
         try:
             exec(inside, local)
-        except Exception:
+        except Exception as error:
             torch.set_rng_state(state)
+            on_purpose = isinstance(error, ERRORS) and not assigned(text) and RAISED.search(f"{error} {text}")
+            self.raised = bool(on_purpose) and self.rng.random() < 0.2
+            self.body += [(mode, text)] if self.raised else []
             return
         name = assigned(text)
         if name:
@@ -278,13 +304,19 @@ class _Generator:
             found += [name for name in reversed(made) if self.scope.value(name).requires_grad][:1]
         return tuple(found)
 
-    def _after(self, num_outputs: int) -> tuple[str, ...]:
+    def _after(self, outputs: tuple[str, ...], arguments: list[str], grad_mode: bool) -> tuple[str, ...]:
         rng = self.rng
-        if rng.random() < 0.75:
-            return ()
-        writes = ["out[{i}].mul_(2)", "out[{i}].add_(1)", "out[{i}].zero_()", "out[{i}].detach().mul_(3)",
-                  "out[{i}][..., :1] = 0.5", "args[0].detach().add_(1)", "out[{i}].view(-1)[:1].neg_()"]  # fmt: skip
-        return tuple(rng.choice(writes).format(i=rng.randrange(num_outputs)) for _ in range(rng.randint(1, 2)))
+        statements = []
+        if rng.random() < 0.25:
+            statements = [rng.choice(AFTER).format(i=rng.randrange(len(outputs))) for _ in range(rng.randint(1, 2))]
+        named = [(f"out[{i}]", name) for i, name in enumerate(outputs)]
+        named += [(f"args[{i}]", name) for i, name in enumerate(arguments)]
+        named = [text for text, name in named if self.scope.value(name).requires_grad]
+        if grad_mode and named and rng.random() < 0.3:
+            hooked = [rng.choice(named) for _ in range(rng.randint(1, 3))]
+            statements += [rng.choice(HOOKS).format(a=a, name=f"{i} of {a}") for i, a in enumerate(hooked)]
+            rng.shuffle(statements)
+        return tuple(statements)
 
 
 def _storage(value: Tensor) -> int:
