@@ -43,7 +43,7 @@ class RandomInputs(nn.Module):
 
     def forward(self, x):
         h = x @ self.weight.t() * torch.rand(6, device=x.device)
-        h = h * torch.rand_like(h.t()).t() + torch.randn(h.shape) * self.weight.std()
+        h = h * torch.rand_like(h.t()).t() + torch.randn(h.shape, device=h.device) * self.weight.std()
         return h * torch.bernoulli(torch.sigmoid(h.detach())) + torch.empty_like(h).exponential_() * self.weight.mean()
 
 
