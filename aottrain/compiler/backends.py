@@ -16,11 +16,13 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.fused import Fused
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import workspaces_of
+from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
+from aottrain.compiler.retention import keep_memory
 from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import find_compiler
 from aottrain.runtime.triton_launch import check_device
@@ -76,12 +78,12 @@ def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
 @dataclass(frozen=True)
 class KernelPlan:
     """kernel: the backend; reason: why it is not the one that was to run; planned: both graphs' schedules where kernels
-    are generated; reuse_memory: as `codegen.programs.fuse_program`."""
+    are generated; memories: as `codegen.programs.fuse_program`."""
 
     kernel: Kernel
     reason: str = ""
     planned: Sequence[Planned] = ()
-    reuse_memory: bool = True
+    memories: Sequence[MemoryPlan] = ()
 
 
 def plan_kernels(
@@ -95,20 +97,22 @@ def plan_kernels(
     kernel = options.kernel
     if kernel not in GENERATED:
         return KernelPlan(kernel)
+    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
     if plan.limit is None:
-        return KernelPlan(kernel, "", plan_program(parts))
-    workspace = workspaces_of(joint.graph)
+        planned = plan_program(parts)
+        # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
+        return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace) if kernel == "cpp" else ())
     for local in (False, True):
         planned = plan_program(parts, local)
         schedules = [schedule for _, _, schedule in planned]
         if trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes <= plan.limit:
-            return KernelPlan(kernel, "", planned, False)
+            return KernelPlan(kernel, "", planned)
     return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows")
 
 
 def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
     """The kernels of both graphs, compiled; none where other backends run them."""
-    return fuse_program(plan.planned, plan.reuse_memory, str(plan.kernel)) if plan.planned else []
+    return fuse_program(plan.planned, plan.memories, str(plan.kernel)) if plan.planned else []
 
 
 def _too_small(graph: fx.Graph) -> str:

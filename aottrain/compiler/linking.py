@@ -92,7 +92,8 @@ def _build_backward(
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
     if fused:
         known = fused[0]
-        whole = known if graph is known.graph else fuse_graph(graph, known.memory is not None, known.backend)
+        room = None if known.memory is None else known.memory.arena_bytes
+        whole = known if graph is known.graph else fuse_graph(graph, room, known.backend)
         runner = whole.runner()
     else:
         runner = build_runner(graph, kernel)

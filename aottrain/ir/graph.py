@@ -140,6 +140,7 @@ class PartitionedGraph:
     backward(sizes, residuals, tangents) -> gradients.
 
     residuals: for each residual its name in the joint graph and, where it is an unmutated primal, that primal's index.
+    defined: which tangents the backward is for, the others are not there; () where it is for all.
     """
 
     forward: fx.Graph
@@ -148,6 +149,15 @@ class PartitionedGraph:
     signature: GraphSignature
     num_draws: int
     constants: tuple[torch.Tensor, ...] = ()
+    defined: tuple[bool, ...] = ()
+
+    @property
+    def tangents(self) -> list[fx.Node]:
+        """The inputs of the backward that are there beside residuals."""
+        if self.backward is None:
+            return []
+        found = placeholders(self.backward)[self.signature.num_sizes + len(self.residuals) :]
+        return [node for node, flag in zip(found, self.defined or (True,) * len(found), strict=True) if flag]
 
     @property
     def num_forward_outputs(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,7 +32,9 @@ class Arena:
     views: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
-_LARGEST_LEARNED = (32 << 20) - (64 << 10)  # glibc's limit, with room for its own words
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+_LARGEST_IN_HEAP = 32 << 20  # bytes: glibc takes no more; its default is 128 KiB, growing with what is freed
+_MOST_KEPT = 1 << 30  # bytes at the end of the heap
 
 _lock = threading.Lock()
 _keys = itertools.count()
@@ -113,25 +116,28 @@ def _free_idle_blocks(wanted: int) -> None:
 
 @cache
 def settle_allocator() -> None:
-    """Once in a process: the C library's allocator learns to keep what is freed.
+    """Once in a process: the C library's allocator keeps what is freed, for the next step to take.
 
-    What libraries allocate themselves at each step is out of its reach. glibc gives memory back to the system, to be
-    mapped and cleared anew, until a block as large has been freed once; this is the largest from which it learns. The
-    block is never touched.
+    glibc maps a block above a threshold anew each time, and gives back what is free at the end of its heap; the first
+    touch of each page is then a page fault. The settings bound neither what is alive nor where it lies, and those that
+    the user made by environment variables stand.
     """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.malloc.restype, library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-        library.malloc.argtypes = (ctypes.c_size_t,)
-        library.free(library.malloc(_LARGEST_LEARNED))
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+        mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 def empty_cache() -> None:
-    """Free all arenas and blocks that no call is using."""
+    """Free all arenas and blocks that no call is using, and give what the C library's allocator keeps to the system."""
     with _lock:
         _idle.clear()
         for known in _blocks.values():
             known[:] = [storage for storage in known if storage_use_count(storage) > 1]
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def held_bytes() -> int:

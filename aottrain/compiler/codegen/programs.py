@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.codegen.cpp_library import LIBRARY
-from aottrain.compiler.scheduling.memory import plan_memory
+from aottrain.compiler.scheduling.memory import arena_within
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import PartitionedGraph, results
@@ -59,27 +60,32 @@ def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
     return planned
 
 
-def fuse_graph(graph: fx.Graph, reuse_memory: bool = True, backend: str = "cpp") -> FusedGraph:
-    """A backward on its own, as for calls in which some tangents are undefined. Where memory is not reused, as under a
-    budget, its kernels are small ones, which keep nothing alive for longer than op by op."""
-    planned = schedule(graph, "backward_", local=not reuse_memory)
-    return fuse_program([(graph, len(results(graph)), planned)], reuse_memory, backend)[0]
+def fuse_graph(graph: fx.Graph, room: int | None = None, backend: str = "cpp") -> FusedGraph:
+    """A backward on its own, as for calls in which other tangents are defined than was expected.
+
+    room: bytes that its arena may have. None, as under a budget: its memory is fresh, and its kernels are small ones,
+    which keep nothing alive for longer than op by op.
+    """
+    planned = schedule(graph, "backward_", local=room is None)
+    count = len(results(graph))
+    memories = [] if room is None else [arena_within(graph, planned, count, room)]
+    return fuse_program([(graph, count, planned)], memories, backend)[0]
 
 
-def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:
+def fuse_program(
+    planned: Sequence[Planned], memories: Sequence[MemoryPlan] = (), backend: str = "cpp"
+) -> list[FusedGraph]:
     """Make the kernels; those in C++ are compiled together, into one shared object.
 
-    reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
-    fresh and die at their last use, as a memory budget counts them.
+    memories: where the values of each graph live; without them all buffers are fresh and die at their last use, as a
+    memory budget counts them.
     """
-    # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
-    reuse_memory = reuse_memory and backend == "cpp"
     kernels = [call for _, _, plan in planned for call in plan.kernels]
     chunks = any(node.target is _LOSS_HEAD for graph, _, _ in planned for node in graph.nodes)
     made = _link(kernels, [NATIVE] * chunks) if backend == "cpp" else _link_triton(kernels)
     return [
-        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, *made, backend)
-        for graph, count, plan in planned
+        FusedGraph(graph, plan, memory, *made, backend)
+        for (graph, _, plan), memory in zip_longest(planned, memories)
     ]
 
 
