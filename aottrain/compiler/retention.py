@@ -17,7 +17,7 @@ from torch import fx
 from aottrain.compiler.partition.timeline import Span, lifetimes, trace_memory
 from aottrain.compiler.partition.workspace import Workspace
 from aottrain.compiler.scheduling.memory import halved, plan_memory
-from aottrain.ir.graph import PartitionedGraph, placeholders, results, storage_bytes, storage_root
+from aottrain.ir.graph import PartitionedGraph, placeholders, results, storage_bytes
 from aottrain.ir.schedule import MemoryPlan, Schedule
 
 # What the peak may rise by for the sake of what is kept: a share of what a step allocates, or some pages.
@@ -34,7 +34,7 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
     live, spans = lifetimes(parts, workspace, schedules)
     limit = max(live) + max(int(max(live) * _SHARE), _PAGES)
     memories = _within(parts, planned, workspace, limit)
-    blocks = _blocks(parts, memories[0].residuals, spans)
+    blocks = _blocks(parts, schedules[0], memories[0].residuals, spans)
     memories = [replace(memory, residuals=frozenset()) for memory in memories]
     held = trace_memory(parts, 0, workspace, schedules, memories)
     free = limit - np.array(held.totals, np.int64) + held.fixed_bytes - held.fixed.get("arena", 0)
@@ -64,15 +64,15 @@ def _within(
 
 
 def _blocks(
-    parts: PartitionedGraph, residuals: frozenset[fx.Node], spans: Sequence[Mapping[fx.Node, Span]]
+    parts: PartitionedGraph, forward: Schedule, residuals: frozenset[fx.Node], spans: Sequence[Mapping[fx.Node, Span]]
 ) -> dict[fx.Node, Span]:
     """For each residual that may lie in a block the instants from its first to its last in the step."""
     count = parts.num_forward_outputs
     inputs = placeholders(parts.backward)[parts.signature.num_sizes :] if parts.backward is not None else []
     found: dict[fx.Node, Span] = {}
     for value, node in zip(results(parts.forward)[count:], inputs, strict=False):
-        if value is not None and storage_root(value) in residuals:
-            root = storage_root(value)
+        root = None if value is None else forward.memory_of(value)
+        if root in residuals:
             first, end = spans[0][root][0], spans[1][node][1]
             found[root] = (first, max(end, found.get(root, (0, 0))[1]))
     return found

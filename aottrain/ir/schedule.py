@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.attention import scratch_floats
-from aottrain.ir.graph import spec_of
+from aottrain.ir.graph import spec_of, storage_root
 from aottrain.ir.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten
@@ -51,12 +51,14 @@ class Schedule:
 
     reasons: for a call that is not one kernel with its producer, why. libraries: for calls that another library than
     ATen's own choice does, which, and why. placed: convolutions whose results are written to memory that is planned.
+    in_place: results of kernels that take the memory of an operand, with that operand.
     """
 
     calls: tuple[KernelCall | fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
     placed: frozenset[fx.Node] = frozenset()
+    in_place: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     def written(self, call: fx.Node) -> tuple[fx.Node, ...]:
         """What a library call can write to memory that it is given: its result, or the items of its tuple."""
@@ -67,6 +69,11 @@ class Schedule:
     def library(self, call: fx.Node) -> str:
         """Which one does it, where that is not ATen's own choice."""
         return self.libraries.get(call, (str(call.target) if str(call.target) in WRITTEN else "", ""))[0]
+
+    def memory_of(self, node: fx.Node) -> fx.Node:
+        """The value for which the node's memory was taken."""
+        root = storage_root(node)
+        return self.in_place.get(root, root)
 
     @property
     def kernels(self) -> tuple[KernelCall, ...]:

@@ -69,7 +69,12 @@ def render(
         own = f"run_scratch_{position}" if position in scratch else ""
         if isinstance(call, KernelCall):
             for node in call.writes:
-                lines += _allocate(node, node in planned, node in residuals, names)
+                taken = schedule.in_place.get(node)
+                lines += (
+                    _allocate(node, node in planned, node in residuals, names)
+                    if taken is None
+                    else [f"    {node.name} = {_holder(schedule, call, taken).name}"]
+                )
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
             lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},){own and ', ' + own})")
@@ -88,6 +93,11 @@ def render(
         lines.append("    run_layout.give(run_arena)")
     lines.append(f"    return {value_text(results(graph), names)}")
     return "\n".join(lines) + "\n", names
+
+
+def _holder(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:
+    """The operand of a kernel that lies in this memory: what was written there last."""
+    return next(node for node in call.reads if schedule.in_place.get(node, node) is memory)
 
 
 def _layout(memory: MemoryPlan) -> ArenaLayout:

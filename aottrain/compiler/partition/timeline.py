@@ -85,7 +85,7 @@ def _sweeps(
     first, second = (*memories, None, None)[:2]
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
     values = results(parts.forward)
-    outputs, residuals = _roots(values[:count]), _roots(values[count:])
+    outputs, residuals = _roots(values[:count], forward), _roots(values[count:], forward)
     kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
     blocks = frozenset() if first is None else first.residuals
     block_bytes = sum(map(storage_bytes, blocks))
@@ -102,8 +102,8 @@ def _sweeps(
     made_by = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
     returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
     passed = sum(map(storage_bytes, [*returned, *parts.tangents]))
-    gradients = dict.fromkeys(_roots(results(parts.backward)), "gradients")
-    reused = frozenset(node for node in held if node in made_by and storage_root(made_by[node]) in blocks)
+    gradients = dict.fromkeys(_roots(results(parts.backward), backward), "gradients")
+    reused = frozenset(node for node in held if node in made_by and _memory(made_by[node], forward) in blocks)
     reused = reused.union(() if second is None else second.offsets)
     steps = _steps(parts.backward, backward, second)
     sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
@@ -139,8 +139,12 @@ class _Sweep:
         return sum(self.live[self.peak])
 
 
-def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
-    found = {storage_root(node) for node in nodes if node is not None}
+def _memory(node: fx.Node, schedule: Schedule | None) -> fx.Node:
+    return storage_root(node) if schedule is None else schedule.memory_of(node)
+
+
+def _roots(nodes: Iterable[fx.Node | None], schedule: Schedule | None = None) -> set[fx.Node]:
+    found = {_memory(node, schedule) for node in nodes if node is not None}
     return {node for node in found if node.op != "placeholder"}
 
 
@@ -166,12 +170,13 @@ def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None
         if isinstance(call, fx.Node):
             library = schedule.library(call)
             inside = 0 if planned or library in WRITTEN else copied_bytes(call, library)
-            found.append(_library_step(call, inside, planned))
+            found.append(_library_step(call, schedule, inside, planned))
         else:
-            made = [(node, storage_bytes(node)) for node in call.writes]
+            made = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
+            touched = [schedule.memory_of(node) for node in call.buffers]
             inside = 0 if planned else _scratch_bytes(schedule, call)
-            found.append(_Step(call.writes[0], made, list(call.buffers), inside, True))
-    return [*found, _library_step(graph.output_node())]
+            found.append(_Step(call.writes[0], made, touched, inside, True))
+    return [*found, _library_step(graph.output_node(), schedule)]
 
 
 def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
@@ -183,8 +188,10 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
     return partial_bytes(call.kernel)
 
 
-def _library_step(node: fx.Node, inside: int = 0, planned: bool = False) -> _Step:
-    touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
+def _library_step(
+    node: fx.Node, schedule: Schedule | None = None, inside: int = 0, planned: bool = False
+) -> _Step:
+    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
     return _Step(node, allocations(node), touched, inside, planned)
 
 

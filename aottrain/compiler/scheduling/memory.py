@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx
 
 from aottrain.errors import VerificationError
-from aottrain.ir.graph import info, results, spec_of, storage_root
+from aottrain.ir.graph import info, results, spec_of
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of
 
 # Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
@@ -26,10 +26,11 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
     fresh memory; so are temporaries of more than `largest` bytes.
     """
     values = results(graph)
-    escaping = {storage_root(node) for node in values[:num_outputs] if node is not None}
-    residuals = frozenset(storage_root(node) for node in values[num_outputs:] if node is not None) - escaping
+    memory_of = schedule.memory_of
+    escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}
+    residuals = frozenset(memory_of(node) for node in values[num_outputs:] if node is not None) - escaping
     born, last = _lifetimes(schedule)
-    alone = {storage_root(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
+    alone = {memory_of(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
     temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
     most = float("inf") if largest is None else largest
     temporaries = [node for node in temporaries if aligned_bytes(node) <= most]
@@ -86,15 +87,13 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
     for position, call in enumerate(schedule.calls):
         if isinstance(call, KernelCall):
             touched: Sequence[fx.Node] = call.buffers
-            for node in call.writes:
-                born[node] = position
+            born.update((node, position) for node in call.writes if node not in schedule.in_place)
         else:
             written = schedule.written(call)
-            touched = [call, *written, *(storage_root(source) for source in call.all_input_nodes)]
+            touched = [call, *written, *call.all_input_nodes]
             if all(map(_is_dense, written)):
                 born.update(dict.fromkeys(written, position))
-        for node in touched:
-            last[node] = position
+        last.update((schedule.memory_of(node), position) for node in touched)
     return born, last
 
 
