@@ -16,6 +16,7 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.fused import Fused
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.timeline import trace_memory
+from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
 from aottrain.compiler.retention import keep_memory
 from aottrain.compiler.scheduling.fusion import one_kernel
@@ -61,14 +62,15 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     return "cpp", ""
 
 
-def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
-    """What planning asks of the kernels that the program will run as; None where it will run op by op."""
+def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> Fused | None:
+    """What planning asks of the kernels that the program will run as; None where it will run op by op. defined: as
+    `ir.graph.PartitionedGraph`."""
     if options.kernel not in GENERATED:
         return None
 
     def peak_bytes(plan: PartitionPlan) -> int:
         workspace = workspaces_of(joint.graph)  # measured once, then known
-        parts = apply_partition(joint, plan)
+        parts = for_tangents(apply_partition(joint, plan), defined)
         schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
         return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
 

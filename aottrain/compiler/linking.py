@@ -27,7 +27,7 @@ from aottrain.ir.graph import (
     value_of,
 )
 from aottrain.ir.ops import OpKind
-from aottrain.ir.report import Replays
+from aottrain.ir.report import Replays, Tangents
 from aottrain.peers import inductor_kernel
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
@@ -41,11 +41,12 @@ def link(
     replay: Replay | None = None,
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
+    tangents: Tangents | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
 
-    fused: the graphs with kernels of their own, which then run them. replays: counts those of CUDA graphs, see
-    `plan_replays`.
+    fused: the graphs with kernels of their own, which then run them; the backward is for `tangents.defined`. replays:
+    counts those of CUDA graphs, see `plan_replays`.
     """
     signature = parts.signature
     computed = analysis.computed
@@ -56,7 +57,7 @@ def link(
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
-    known = parts, kernel, fused[1:], recorded
+    known = parts, kernel, fused[1:], recorded, tangents or Tangents()
     program = Program(
         forward=_or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward,
         build_backward=None if parts.backward is None else partial(_build_backward, *known),
@@ -84,16 +85,22 @@ def _build_backward(
     kernel: Kernel,
     fused: Sequence[FusedGraph],
     forward: RecordedRunner | None,
+    tangents: Tangents,
     pattern: Pattern,
 ) -> Backward:
     assert parts.backward is not None
+    as_expected = pattern == (tangents.defined or (True,) * len(pattern))
+    if not as_expected:
+        tangents.others.append(pattern)
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
-    graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
+    if fused and as_expected:
+        graph = fused[0].graph
+    else:
+        graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
     if fused:
         known = fused[0]
-        room = None if known.memory is None else known.memory.arena_bytes
-        whole = known if graph is known.graph else fuse_graph(graph, room, known.backend)
+        whole = known if as_expected else fuse_graph(graph, known.memory, known.backend)
         runner = whole.runner()
     else:
         runner = build_runner(graph, kernel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -24,7 +24,7 @@ from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
-from aottrain.ir.report import GraphReport, Replays, StageRecord, ValueRecord
+from aottrain.ir.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
 from aottrain.ir.text import graph_text
 
 
@@ -38,6 +38,7 @@ class Decided:
     loss_heads: tuple[LossHead, ...] = ()
     layouts: str = ""
     replays: Replays | None = None
+    tangents: Tangents = field(default_factory=Tangents)
 
 
 def describe(
@@ -101,6 +102,7 @@ def describe(
         layouts=decided.layouts,
         gap=find_gap(contracted, plan, parts) if trains else None,
         cuda_graphs=decided.replays,
+        tangents=decided.tangents,
     )
 
 

@@ -35,7 +35,8 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
     limit = max(live) + max(int(max(live) * _SHARE), _PAGES)
     memories = _within(parts, planned, workspace, limit)
     blocks = _blocks(parts, schedules[0], memories[0].residuals, spans)
-    memories = [replace(memory, residuals=frozenset()) for memory in memories]
+    holder = memories[0].holder
+    memories = [replace(memory, residuals=frozenset(), holder=holder) for memory in memories]
     held = trace_memory(parts, 0, workspace, schedules, memories)
     free = limit - np.array(held.totals, np.int64) + held.fixed_bytes - held.fixed.get("arena", 0)
     kept = set()

@@ -108,6 +108,7 @@ class JointGraph:
     num_draws: int = 0
     constants: tuple[torch.Tensor, ...] = ()
     rng: str = "philox"  # or "eager": draws advance torch's generator, once each
+    defined: tuple[bool, ...] = ()  # which tangents the gradients follow from; () where all of them
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
         return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))
@@ -119,6 +120,12 @@ class JointGraph:
     @property
     def results(self) -> list[fx.Node | None]:
         return results(self.graph)
+
+    @property
+    def tangents(self) -> list[fx.Node]:
+        """Those that are there."""
+        found = self.inputs_of(InputKind.TANGENT)
+        return [node for node, flag in zip(found, self.defined or (True,) * len(found), strict=True) if flag]
 
     def inputs_of(self, *kinds: InputKind) -> list[fx.Node]:
         nodes = self.placeholders

@@ -138,6 +138,24 @@ class Replays:
         return f"{self.recordings} recorded, {self.replays} calls replayed{plain}"
 
 
+@dataclass
+class Tangents:
+    """For which backward a program's peak is predicted; it grows where the backward runs for other gradients.
+
+    defined: whether the gradient of each differentiable result comes; () where all do. others: such tuples, of calls
+    whose peak is not predicted.
+    """
+
+    defined: tuple[bool, ...] = ()
+    others: list[tuple[bool, ...]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        expected = f"from result {self.defined.index(True)} of {len(self.defined)} alone" if self.defined else ""
+        others = [" and ".join(str(i) for i, flag in enumerate(known) if flag) for known in self.others]
+        ran = f"the backward also ran from {', from '.join(others)}, for which there is no prediction" if others else ""
+        return "; ".join(filter(None, (expected, ran)))
+
+
 @dataclass(frozen=True)
 class GraphReport:
     """One compiled program (one set of guards). All sizes in bytes, all times in seconds.
@@ -180,6 +198,7 @@ class GraphReport:
     layouts: str = ""  # what was decided about the layouts of convolutions, and why; "" where there are none
     gap: Gap | None = None  # None where nothing is trained
     cuda_graphs: Replays | None = None  # None where none are wanted
+    tangents: Tangents = field(default_factory=Tangents)  # that the predicted peak is for
 
     @property
     def compile_s(self) -> float:

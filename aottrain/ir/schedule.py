@@ -84,7 +84,8 @@ class Schedule:
 class MemoryPlan:
     """offsets: of the temporaries in the arena, in bytes. residuals: buffers that live until the backward is done with
     them. All others are fresh memory. scratch: by position of a call the offset and size in the arena of what it
-    computes in. max_live_bytes: the least that any arena for all these can have.
+    computes in. max_live_bytes: the least that any arena for all these can have. holder: whose memory it is: the same
+    for all graphs of a program.
     """
 
     offsets: Mapping[fx.Node, int]
@@ -92,6 +93,7 @@ class MemoryPlan:
     arena_bytes: int
     max_live_bytes: int
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    holder: object = field(default_factory=object)
 
 
 def is_own_attention(library: str) -> bool:

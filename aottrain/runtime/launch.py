@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, val
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.ir.tensor import TensorSpec
-from aottrain.runtime.arena import ArenaLayout, residual, settle_allocator
+from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.attention import ATTENTIONS
 from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
@@ -46,7 +47,7 @@ def render(
     names: dict[str, Any] = {
         **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), 
         # No op is named like these, as one is called `empty`.
-        "run_laid_out": laid_out, "run_empty": torch.empty_strided, "run_residual": residual,
+        "run_laid_out": laid_out, "run_empty": torch.empty_strided,
     }  # fmt: skip
     inputs = placeholders(graph)
     planned = {} if memory is None else dict(memory.offsets)
@@ -59,6 +60,10 @@ def render(
     unread = [node.name for node in inputs if node not in last_use["all"] and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
+    if memory is not None:
+        names["run_begin"] = partial(begin, memory.holder)
+        names["run_residual"] = partial(residual, memory.holder)
+        lines.append("    run_begin()")
     if (planned or scratch) and memory is not None:
         names["run_layout"] = _layout(memory)
         lines.append("    run_arena = run_layout.take()")
@@ -106,7 +111,7 @@ def _layout(memory: MemoryPlan) -> ArenaLayout:
     places += [
         (TensorSpec((size,), (1,), torch.uint8, device, size), offset) for offset, size in memory.scratch.values()
     ]
-    return ArenaLayout(memory.arena_bytes, places, device)
+    return ArenaLayout(memory.arena_bytes, places, device, memory.holder)
 
 
 def _placed_call(

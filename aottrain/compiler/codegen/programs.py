@@ -60,15 +60,15 @@ def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
     return planned
 
 
-def fuse_graph(graph: fx.Graph, room: int | None = None, backend: str = "cpp") -> FusedGraph:
+def fuse_graph(graph: fx.Graph, known: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:
     """A backward on its own, as for calls in which other tangents are defined than was expected.
 
-    room: bytes that its arena may have. None, as under a budget: its memory is fresh, and its kernels are small ones,
-    which keep nothing alive for longer than op by op.
+    known: of the backward that was expected. None, as under a budget: memory is fresh, and kernels are small ones, which
+    keep nothing alive for longer than op by op.
     """
-    planned = schedule(graph, "backward_", local=room is None)
+    planned = schedule(graph, "backward_", local=known is None)
     count = len(results(graph))
-    memories = [] if room is None else [arena_within(graph, planned, count, room)]
+    memories = [] if known is None else [arena_within(graph, planned, count, known)]
     return fuse_program([(graph, count, planned)], memories, backend)[0]
 
 

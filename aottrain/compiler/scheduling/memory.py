@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import fx
 
@@ -58,12 +59,12 @@ def halved(memory: MemoryPlan) -> int:
     return largest // 2 if largest > _SMALLEST else 0
 
 
-def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, room: int) -> MemoryPlan:
-    """As plan_memory, with the largest values fresh until the arena has at most `room` bytes."""
+def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, known: MemoryPlan) -> MemoryPlan:
+    """As plan_memory, for another backward of a program: in its arena, with the largest values fresh until all fit."""
     memory = plan_memory(graph, schedule, num_outputs)
-    while memory.arena_bytes > room:
+    while memory.arena_bytes > known.arena_bytes:
         memory = plan_memory(graph, schedule, num_outputs, halved(memory))
-    return memory
+    return replace(memory, holder=known.holder)
 
 
 def verify_offsets(
