@@ -93,8 +93,8 @@ def plan_kernels(
 ) -> KernelPlan:
     """Which kernels are to be made for options.kernel.
 
-    Under a budget they must not peak above it: if kernels as large as can be do, smaller ones are tried, and then the
-    graphs run op by op.
+    Under a budget they must not peak above it: where kernels as large as can be do, smaller ones run, and where those
+    do, too, the graphs run op by op.
     """
     kernel = options.kernel
     if kernel not in GENERATED:
@@ -104,11 +104,17 @@ def plan_kernels(
         planned = plan_program(parts)
         # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
         return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace) if kernel == "cpp" else ())
-    for local in (False, True):
+    tried = []
+    for local in (True, False):
         planned = plan_program(parts, local)
         schedules = [schedule for _, _, schedule in planned]
-        if trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes <= plan.limit:
-            return KernelPlan(kernel, "", planned)
+        tried.append((planned, trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes))
+    (small, lower), (large, higher) = tried
+    # A plan was chosen by the peak of small kernels: where large ones peaked lower, a smaller budget might have others.
+    if lower <= higher <= plan.limit:
+        return KernelPlan(kernel, "", large)
+    if min(lower, higher) <= plan.limit:
+        return KernelPlan(kernel, "", small if lower <= plan.limit else large)
     return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows")
 
 
