@@ -6,6 +6,7 @@ options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.co
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -125,6 +126,7 @@ def compile_graph(
         return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
     report.graphs.append(graph_report)
+    _note_break(graph, options, report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
@@ -150,6 +152,20 @@ def compile_graph(
         return tree_unflatten(leaves, analysis.out_tree)
 
     return run
+
+
+def _note_break(graph: fx.GraphModule, options: CompileOptions, report: CompileReport) -> None:
+    """Other graphs of the same step follow this one: no budget of one of them bounds the step."""
+    why = getattr(graph, "compile_subgraph_reason", None)
+    if why is None or not why.graph_break:
+        return
+    frame = why.user_stack[-1] if why.user_stack else None
+    place = f" at {os.path.basename(frame.filename)}:{frame.lineno}" if frame is not None else ""
+    text = f"TorchDynamo breaks the code{place} ({why.reason.strip().partition(chr(10))[0]})"
+    if text not in report.breaks:
+        report.breaks.append(text)
+        if len(report.breaks) == 1 and options.partition == "budget":
+            warnings.warn(f"aottrain: {report.breaks_text}", stacklevel=2)
 
 
 def _compile(

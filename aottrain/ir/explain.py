@@ -32,6 +32,7 @@ _MEANING = " (recompute: how much longer a step takes without it; peak then: how
 def explain(report: CompileReport, *, max_rows: int | None = 20) -> str:
     """Every program of `report` with its reasons. `max_rows` bounds each value table; None prints all rows."""
     parts = [_fallbacks(report.fallbacks)] if report.fallbacks else []
+    parts += [report.breaks_text] if report.breaks else []
     for number, graph in enumerate(report.graphs, 1):
         title = f"Program {number} of {len(report.graphs)}: {graph.mode}"
         parts.append("\n\n".join([_underline(title), *_sections(graph, max_rows)]))

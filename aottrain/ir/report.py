@@ -211,6 +211,14 @@ class CompileReport:
 
     graphs: list[GraphReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    breaks: list[str] = field(default_factory=list)  # where TorchDynamo ended a graph, and why: others follow
+
+    @property
+    def breaks_text(self) -> str:
+        """What breaks mean for peaks and budgets; "" where there are none."""
+        if not self.breaks:
+            return ""
+        return f"a predicted peak, and a budget, is of each graph and not of the step: {'; '.join(self.breaks)}"
 
     @property
     def num_fallbacks(self) -> int:
