@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from aottrain.ir.report import set_renderer
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -41,3 +43,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _draw(report: Any, alone: bool) -> str:
+    page = import_module("aottrain.report.html")
+    return page.render(report) if alone else page.fragment(report)
+
+
+set_renderer(_draw)

@@ -83,7 +83,7 @@ class OptimizerConfig:
 @dataclass(frozen=True, kw_only=True)
 class LrScheduleConfig:
     name: str = setting("cosine", one_of=("cosine", "constant"))
-    warmup_steps: int = setting(20, low=0)
+    warmup_steps: int = setting(100, low=0)
     min_lr_ratio: float = setting(0.1, low=0, high=1)
     total_steps: int | None = setting(None, low=1)
 

@@ -35,9 +35,16 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """GPT-2's shape, with a tied head: (tokens, targets) -> the mean cross-entropy."""
 
-    def __init__(self, num_layers: int = 4, width: int = 256, num_heads: int = 8):
+    def __init__(
+        self,
+        num_layers: int = 4,
+        width: int = 256,
+        num_heads: int = 8,
+        vocabulary: int = VOCABULARY,
+        context: int = CONTEXT,
+    ):
         super().__init__()
-        self.tokens, self.positions = nn.Embedding(VOCABULARY, width), nn.Embedding(CONTEXT, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width, num_heads) for _ in range(num_layers))
         self.norm = nn.LayerNorm(width)
         for parameter in self.parameters():

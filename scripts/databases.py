@@ -4,6 +4,7 @@
     python scripts/databases.py --door dynamo --part 1/4             # the second quarter of it, through TorchDynamo
     python scripts/databases.py --dtype bfloat16 --samples 1
     python scripts/databases.py --database module_db                 # training, then evaluation mode
+    python scripts/databases.py --device cuda --kernel triton        # on a GPU, by kernels however small
 
 An entry's verdict is the worst of its samples'; all but the equal ones are named with the reason. Random entries run
 under rng="eager", bit for bit. Exit code 1 where anything is WRONG, 2 where the input is. It needs `expecttest`.
@@ -33,6 +34,8 @@ def main() -> int:
     parser.add_argument("--database", choices=("op_db", "module_db"), default="op_db")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--kernel", choices=("auto", "aten", "cpp", "triton"), default="auto")
     parser.add_argument("--samples", type=int, default=2, help="how many samples of each entry")
     parser.add_argument("--part", type=_part, default=(0, 1), help="i/n: the i-th of n parts, counted from 0")
     parser.add_argument("names", nargs="*", help="only entries of these names")
@@ -52,7 +55,8 @@ def main() -> int:
         if verdict.kind not in (checking.EQUAL, checking.NOTHING):
             print(f"{name}: {verdict.kind}: {verdict.why}", flush=True)
     part = "" if options.part == (0, 1) else f", part {options.part[0]}/{options.part[1]}"
-    print(f"\n{options.database}, {options.dtype}, {options.door}{part}, {time.perf_counter() - start:.0f} s")
+    known = f"{options.dtype}, {options.door}, {options.device}, kernel={options.kernel}"
+    print(f"\n{options.database}, {known}{part}, {time.perf_counter() - start:.0f} s")
     for kind in checking.KINDS:
         if counts[kind]:
             print(f"{counts[kind]:5} {kind}, {gradients[kind]} of them with gradients")
@@ -61,9 +65,9 @@ def main() -> int:
 
 def _verdicts(checking: Any, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     dtype = getattr(torch, options.dtype)
-    (index, count), known = options.part, (dtype, options.door, options.samples)
+    (index, count), known = options.part, (dtype, options.door, options.samples, options.device, options.kernel)
     if options.database == "op_db":
-        for op in checking.operators(dtype)[index::count]:
+        for op in checking.operators(dtype, options.device)[index::count]:
             if not options.names or op.name in options.names or op.formatted_name in options.names:
                 yield op.formatted_name, checking.check_operator(op, *known)
         return

@@ -108,7 +108,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("recipe.model.width=wide", "recipe.model.width=wide:", "a whole number"),
     ("recipe.model.wdith=8", "recipe.model.wdith=8:", "did you mean recipe.model.width?"),
     ("recipe.model={wdith:8}", "recipe.model.wdith=8:", "did you mean recipe.model.width?"),
-    ("lr_schedule.total_steps=5", "lr_schedule.total_steps=5:", "warmup_steps=20"),
+    ("lr_schedule.total_steps=5", "lr_schedule.total_steps=5:", "warmup_steps=100"),
     ("compare=3", "compare=3:", "one by one"),
     ("compare.engines=[aot,magic]", "compare.engines=[aot,magic]:", "aot, eager, eager_checkpoint, torch_compile"),
     ("compare.engines=[aot,aot]", "compare.engines=[aot,aot]:", "none twice"),

@@ -98,8 +98,8 @@ def compile_call(
     chosen = replace(options, kernel=built.kernel)
     replays = plan_replays(built.parts, chosen)
     tangents = Tangents(built.expected.defined)
-    known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays, tangents
-    program = log.run("link", link, *known)
+    replay = replay_of(step, functional)
+    program = log.run("link", link, built.parts, analysis, built.kernel, replay, built.fused, replays, tangents)
     decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts, replays, tangents)
     return program, step, analysis, describe(built.joint, built.plan, built.expected, decided, log.records)
 

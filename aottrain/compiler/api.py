@@ -80,6 +80,11 @@ class Entry:
         return tree_unflatten(leaves, known.out_tree)
 
 
+def target_name(function: Callable[..., Any]) -> str:
+    """What a person calls it: the class of a module, the name of a function."""
+    return getattr(function, "__qualname__", type(function).__name__)
+
+
 class CompiledCall:
     """The cache of programs of one target, and its report."""
 
@@ -87,7 +92,7 @@ class CompiledCall:
         self.function = function
         self.module = module
         self.options = options
-        self.report = CompileReport()
+        self.report = CompileReport(target=target_name(function))
         self._entries: dict[Any, list[Entry]] = {}
         self._refused: dict[Any, list[tuple[StateGuard, str]]] = {}
 
@@ -182,7 +187,7 @@ class DynamoCall:
     def __init__(self, function: Callable[..., Any], module: nn.Module | None, options: CompileOptions):
         self.module = module
         self.options = options
-        self.report = CompileReport()
+        self.report = CompileReport(target=target_name(function))
         self._function = function
         self._call = compile_dynamo(function, options, self.report)
         self._tables = [] if module is None else [(vars(child), child) for child in module.modules()]

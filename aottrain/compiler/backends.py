@@ -128,7 +128,7 @@ def _too_small(graph: fx.Graph) -> str:
     traffic = sum(_fusible_bytes(graph))
     if traffic >= _WORTH_COMPILING_BYTES:
         return ""
-    return f"kernel=auto: only {traffic} bytes are computed by calls that could be fused"
+    return f"kernel=auto: only {format_bytes(traffic)} are computed by calls that could be fused"
 
 
 def _choose_triton(kernel: str, devices: list[str], graph: fx.Graph) -> tuple[Kernel, str]:

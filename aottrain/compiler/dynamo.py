@@ -33,6 +33,7 @@ from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.places import place_of, written_at
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
+from aottrain.compiler.reporting import without_state
 from aottrain.compiler.seeding import seeding_shown
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_fallback
@@ -125,7 +126,7 @@ def compile_graph(
         reason = str(error).partition("\n")[0]  # fx appends where it was in the graph
         return _eager(graph, report, reason, ran)
     program, step, analysis, graph_report = entry
-    report.graphs.append(graph_report)
+    report.graphs.append(without_state(graph_report, graph, example_inputs))
     _note_break(graph, options, report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]

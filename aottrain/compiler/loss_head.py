@@ -36,7 +36,7 @@ _LOSSES = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _RESULTS = ("loss", "num_counted", "unit_hidden", "unit_weight", "unit_bias")  # of the op
 # Logits of a chunk, in bytes, and the fewest rows. On a CPU they stay in the cache, unless the weights would then be
 # read too often for what is computed with them; a GPU is kept busy by larger products.
-_CHUNKS = {"cpu": (8 << 20, 256), "cuda": (128 << 20, 1024)}
+_CHUNKS = {"cpu": (8 << 20, 256), "cuda": (256 << 20, 1024)}
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Gradients:
 class LossHead:
     """One cross-entropy of the program. reason: why it stays whole; "" where it is computed in chunks of `chunk` rows.
 
-    gradients: None where the loss is not differentiated.
+    gradients: None where the loss is not differentiated. softmax_dtype: what log-probabilities are rounded to.
     """
 
     loss: fx.Node
@@ -77,6 +77,7 @@ class LossHead:
     layer: Layer | None = None
     gradients: Gradients | None = None
     chunk: int = 0
+    softmax_dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
         place = ", ".join(part for part in (module_of(self.loss), source_of(self.loss)) if part)
@@ -123,10 +124,11 @@ def _examine(loss: fx.Node, rows: int | None) -> LossHead:
     try:
         log_softmax = _log_softmax(loss)
         chain, layer = _layer(log_softmax)
-        _check_alone(loss, chain)
+        _check_alone(loss, log_softmax, chain)
         gradients = _gradients(loss, log_softmax, layer)
         _check_types(layer, gradients)
-        return LossHead(loss, "", layer, gradients, _rows_of_chunk(layer, gradients, rows))
+        chunk = _rows_of_chunk(layer, gradients, rows)
+        return LossHead(loss, "", layer, gradients, chunk, _spec(log_softmax).dtype)
     except _Unfit as found:
         return LossHead(loss, str(found))
 
@@ -137,6 +139,9 @@ def _log_softmax(loss: fx.Node) -> fx.Node:
     _require(weights is None, "its classes are weighted")
     _require(reduction in (_op.MEAN, _op.SUM), "its losses are not reduced")
     assert isinstance(scores, fx.Node) and isinstance(target, fx.Node)
+    if scores.target is aten._to_copy.default:  # under autocast on CUDA: a log-softmax in bfloat16, a loss in float32
+        scores = scores.args[0]
+    assert isinstance(scores, fx.Node)
     _require(scores.target is aten._log_softmax.default, f"its scores are those of {_name(scores)}")
     _require(spec_of(scores) is not None and len(_spec(scores).shape) == 2, "it is of a single example")
     _require(scores.args[1] in (1, -1), "its classes are not the last dimension")
@@ -170,6 +175,10 @@ def _gradients(loss: fx.Node, log_softmax: fx.Node, layer: Layer) -> Gradients |
         return None
     gradient = softmaxes[0].args[0]
     assert isinstance(gradient, fx.Node)
+    if gradient.target is aten._to_copy.default and loss.args[0] is not log_softmax:
+        _require(len(gradient.users) == 1, "its log-probabilities have another gradient")
+        gradient = gradient.args[0]
+    assert isinstance(gradient, fx.Node)
     same = gradient.target is aten.nll_loss_backward.default and gradient.args[1:6] == loss.args
     _require(len(softmaxes) == 1 and same and len(gradient.users) == 1, "its log-probabilities have another gradient")
     upstream = gradient.args[0]
@@ -201,16 +210,20 @@ def _readers(gradient: fx.Node, layer: Layer, upstream: fx.Node) -> Gradients:
     return Gradients(upstream, **found)
 
 
-def _check_alone(loss: fx.Node, chain: list[fx.Node]) -> None:
+def _check_alone(loss: fx.Node, log_softmax: fx.Node, chain: list[fx.Node]) -> None:
     """Whether nothing but the loss and its gradient reads the logits."""
-    backward = (aten.nll_loss_backward.default, aten._log_softmax_backward_data.default)
-    readers = {loss, *(user for user in chain[0].users if user.target in backward)}
-    for node in chain:
-        what = "log-probabilities" if node is chain[0] else "logits"
-        others = [user for user in node.users if user not in readers]
+    scores = loss.args[0]
+    assert isinstance(scores, fx.Node)
+    backward = {scores: aten.nll_loss_backward.default}
+    # The gradient of a log-softmax reads its result, and so does that of the loss where it is not cast in between.
+    readers = {loss, *(user for user in log_softmax.users if user.target is aten._log_softmax_backward_data.default)}
+    for node in chain if scores is log_softmax else [scores, *chain]:
+        what = "log-probabilities" if node in (scores, log_softmax) else "logits"
+        others = [user for user in node.users if user not in readers and user.target is not backward.get(node)]
         _require(not others, f"its {what} are also read by {_name(others[0])}" if others else "")
         _require(not marks_of(node), "it is inside torch.utils.checkpoint")
-        readers = {node}
+        softmaxes = readers.difference({loss}) if node is scores and scores is not log_softmax else set()
+        readers = {node, *softmaxes}
 
 
 def _check_types(layer: Layer, gradients: Gradients | None) -> None:
@@ -248,7 +261,8 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
     with graph.inserting_before(loss):
         if layer.transposed:
             weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
-        arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], dtype, head.chunk, wanted)
+        types = head.softmax_dtype, dtype
+        arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *types, head.chunk, wanted)
         op = torch.ops.aottrain.linear_cross_entropy.default
         fused = add_call(new[layer.product], op, arguments, "loss_head")
         items = [add_call(fused, operator.getitem, (fused, i), name) for i, name in enumerate(_RESULTS)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from torch import fx
+import torch
+from torch import Tensor, fx, nn
 
 from aottrain.compiler.codegen.programs import FusedGraph
 from aottrain.compiler.loss_head import LossHead
@@ -25,7 +27,10 @@ from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, de
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
 from aottrain.ir.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
+from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.text import graph_text
+from aottrain.ir.units import format_shape
+from aottrain.runtime.machine import describe_machine
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,42 @@ def describe(
         gap=find_gap(contracted, plan, parts) if trains else None,
         cuda_graphs=decided.replays,
         tangents=decided.tangents,
+        capture=options.capture,
+        inputs=_inputs(joint),
+        num_parameters=sum(spec.numel for spec in _specs(joint, InputKind.PARAMETER)),
+        machine=describe_machine(_device(joint)),
     )
+
+
+def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[Any]) -> GraphReport:
+    """`report` of a graph of TorchDynamo's, which hands a module's parameters and buffers in among the inputs: its
+    inputs are those of the call alone."""
+    names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
+    tensors = {id(value): (name, value) for name, value in zip(names, inputs, strict=True) if isinstance(value, Tensor)}
+    parameters = [value for _, value in tensors.values() if isinstance(value, nn.Parameter)]
+    given = [v for name, v in tensors.values() if not isinstance(v, nn.Parameter) and "_buffers_" not in name]
+    counts = [parameter.numel() for parameter in parameters]
+    count = sum(count for count in counts if isinstance(count, int))  # reading a symbol would fix it
+    return replace(report, inputs=tuple(map(_type_of, given)), num_parameters=count)
+
+
+def _inputs(joint: JointGraph) -> tuple[str, ...]:
+    """Type and shape of each tensor of the batch, in order."""
+    return tuple(map(_type_of, _specs(joint, InputKind.BATCH)))
+
+
+def _specs(joint: JointGraph, *kinds: InputKind) -> list[TensorSpec]:
+    return [given.spec for given in joint.signature.inputs if given.kind in kinds and given.spec is not None]
+
+
+def _type_of(value: Tensor | TensorSpec) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}[{format_shape(value.shape)}]"
+
+
+def _device(joint: JointGraph) -> torch.device | None:
+    """Of the first tensor that it is given."""
+    given = _specs(joint, InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
+    return given[0].device if given else None
 
 
 def _library_calls(fused: Sequence[FusedGraph]) -> dict[str, int]:

@@ -40,7 +40,7 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
     held = trace_memory(parts, 0, workspace, schedules, memories)
     free = limit - np.array(held.totals, np.int64) + held.fixed_bytes - held.fixed.get("arena", 0)
     kept = set()
-    for node, (first, end) in sorted(blocks.items(), key=lambda block: -block[1][1]):  # those that die last lie shortest
+    for node, (first, end) in sorted(blocks.items(), key=lambda block: -block[1][1]):  # first what is idle the shortest
         size = storage_bytes(node)
         if min(free[:first].min(initial=size), free[end:].min(initial=size)) >= size:
             free[:first] -= size

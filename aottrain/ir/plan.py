@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aottrain.ir.budget import Budget
+from aottrain.ir.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class PartitionPlan:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.strategy}: {len(self.saved)} saved ({self.saved_bytes} bytes), {len(self.recomputed)} recomputed"
+            f"{self.strategy}: {len(self.saved)} saved ({format_bytes(self.saved_bytes)}), "
+            f"{len(self.recomputed)} recomputed"
         ]
         lines += [f"  save {name}: {self.reasons.get(name, '')}" for name in self.saved]
         lines += [f"  recompute {name}: {self.reasons.get(name, '')}" for name in self.recomputed]

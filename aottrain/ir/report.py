@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from aottrain.ir.budget import Budget
+from aottrain.ir.budget import Budget, budget_text
+from aottrain.ir.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -199,18 +202,49 @@ class GraphReport:
     gap: Gap | None = None  # None where nothing is trained
     cuda_graphs: Replays | None = None  # None where none are wanted
     tangents: Tangents = field(default_factory=Tangents)  # that the predicted peak is for
+    capture: str = ""  # "dynamo" | "trace": how the program was captured
+    inputs: tuple[str, ...] = ()  # types and shapes of what a call is given, parameters and buffers not among them
+    num_parameters: int = 0  # elements of the parameters that it reads
+    machine: str = ""  # on which it was compiled, and when: a line
 
     @property
     def compile_s(self) -> float:
         return sum(stage.seconds for stage in self.stages)
 
+    @property
+    def recomputed_bytes(self) -> int:
+        """Of the values that the backward computes again: what saving each of them would take."""
+        return sum(value.num_bytes for value in self.recomputed)
 
-@dataclass
+    def __repr__(self) -> str:
+        budget = "" if self.budget is None else f" {budget_text(self.budget)}"
+        sizes = f"saved {format_bytes(self.saved_bytes)}, predicted peak {format_bytes(self.predicted_peak_bytes)}"
+        return f"<GraphReport: {self.mode}, {self.partition}{budget}, kernel {self.kernel}, {sizes}>"
+
+
+Renderer = Callable[["CompileReport", bool], str]
+_renderer: list[Renderer] = []
+
+
+def set_renderer(render: Renderer) -> None:
+    """What draws a report as HTML. Presentation stands above this module, so the package hands it down, once.
+
+    render: called with the report, and whether the page is to stand alone, or to be shown within another one.
+    """
+    _renderer[:] = [render]
+
+
+@dataclass(repr=False)
 class CompileReport:
-    """Everything one compiled callable has done so far: it grows as new input signatures are compiled."""
+    """Everything one compiled callable has done so far: it grows as new input signatures are compiled.
+
+    `print` shows it as a page of text, a notebook as a page with pictures, which `save` writes; `explain` lists every
+    value. target: what was compiled, by its name.
+    """
 
     graphs: list[GraphReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
+    target: str = ""
     breaks: list[str] = field(default_factory=list)  # where TorchDynamo ended a graph, and why: others follow
 
     @property
@@ -227,6 +261,32 @@ class CompileReport:
     @property
     def compile_s(self) -> float:
         return sum(graph.compile_s for graph in self.graphs)
+
+    @property
+    def main_graph(self) -> GraphReport | None:
+        """The program that the headline is about: the training program that saves most. None before the first."""
+        return max(self.graphs, key=lambda graph: (graph.mode == "train", graph.saved_bytes), default=None)
+
+    def __str__(self) -> str:
+        from aottrain.ir.summary import summarise  # it reads this module
+
+        return summarise(self)
+
+    def __repr__(self) -> str:
+        name = f" of {self.target}" if self.target else ""
+        saved = max((graph.saved_bytes for graph in self.graphs), default=0)
+        counted = ((len(self.graphs), "program"), (self.num_fallbacks, "fallback"))
+        counts = ", ".join(f"{count} {noun}{'' if count == 1 else 's'}" for count, noun in counted)
+        return f"<CompileReport{name}: {counts}, saved {format_bytes(saved)}; print it, or .save(path)>"
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report as one HTML file that needs no network and no scripts; gives its path."""
+        path = Path(path)
+        path.write_text(_renderer[0](self, True), encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        return _renderer[0](self, False)
 
     def explain(self, *, max_rows: int | None = 20) -> str:
         """What was decided and why, as tables: memory over the step, what is saved, what is computed again, and what

@@ -10,6 +10,11 @@ def format_bytes(num_bytes: float) -> str:
     return _scale(num_bytes, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
 
 
+def exact_bytes(num_bytes: float) -> str:
+    """Every digit, for where a rounded figure is looked at closely: `exact_bytes(12_900_000) == "12,900,000 bytes"`."""
+    return f"{num_bytes:,.0f} byte{'' if abs(num_bytes) == 1 else 's'}"
+
+
 def format_flops(num_flops: float) -> str:
     """Floating-point operations (not a rate): `format_flops(2.5e9) == "2.50 GFLOP"`."""
     return _scale(num_flops, 1000, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
@@ -34,7 +39,12 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(ratio: float, *, signed: bool = False) -> str:
-    """A ratio as percent: 0.123 is `12.3 %`, signed `+12.3 %`."""
+    """A ratio as percent: 0.123 is `12.3 %`, signed `+12.3 %`. None at all is `0 %`, signed `none`, and what would
+    be rounded to that is `<0.01 %`."""
+    if ratio == 0:
+        return "none" if signed else "0 %"
+    if abs(ratio) < 0.5e-4:
+        return "<0.01 %"
     digits = 0 if abs(ratio) >= 1 else 1 if abs(ratio) >= 0.0995 else 2
     return f"{ratio * 100:{'+' if signed else ''}.{digits}f} %"
 

@@ -5,13 +5,16 @@ into the gradient of the logits, and multiplies that into the gradients of the l
 the loss is. They are those of an upstream gradient of 1: a backward multiplies them by its own.
 
 Roundings are those of the ops that this stands for: a product rounds to its operands' type, the log-softmax and its
-gradient to `softmax_dtype`, the logits' gradient to the logits' type.
+gradient to `softmax_dtype`, the losses to `loss_dtype`, the logits' gradient to the logits' type.
 """
 
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,7 +30,8 @@ MEAN, SUM = 1, 2  # ATen's numbers for reductions
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int reduction, int ignore_index, "
-    "ScalarType softmax_dtype, int chunk, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    "ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] wanted) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
 
@@ -39,6 +43,7 @@ def _linear_cross_entropy(
     reduction: int,
     ignore_index: int,
     softmax_dtype: torch.dtype,
+    loss_dtype: torch.dtype,
     chunk: int,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, ...]:
@@ -46,14 +51,15 @@ def _linear_cross_entropy(
 
     reduction: MEAN over the rows whose target is not ignore_index, or SUM; chunk: rows at a time; wanted: which
     gradients to compute, of hidden, weight and bias. Returns the loss and the number of rows that count, both 0-dim of
-    softmax_dtype, and the three gradients, those of weight and bias in float32 at least; one that is not wanted has no
+    loss_dtype, and the three gradients, those of weight and bias in float32 at least; one that is not wanted has no
     elements. Raises IndexError for a target that is no class.
     """
     rows = len(hidden)
-    counted = (target != ignore_index).sum().to(softmax_dtype)
-    losses = torch.empty(rows, dtype=softmax_dtype, device=hidden.device)
+    counted = (target != ignore_index).sum().to(loss_dtype)
+    losses = torch.empty(rows, dtype=loss_dtype, device=hidden.device)
     sums = _Gradients(hidden, weight, wanted)
-    rule = _native_rule(hidden, target, softmax_dtype) or _aten_rule
+    rule = _native_rule(hidden, target, softmax_dtype, loss_dtype) or _triton_rule(hidden, target, loss_dtype)
+    rule = rule or _aten_rule
     sums.by_onednn = by_onednn = _prefers_onednn(hidden)
     shape = min(chunk, rows), len(weight)
     memory = None if by_onednn else torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
@@ -61,10 +67,10 @@ def _linear_cross_entropy(
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
             logits = _logits(hidden[part], weight, bias, memory)
-            known = _Rows(target[part], reduction, ignore_index, counted, any(wanted))
+            known = _Rows(target[part], reduction, ignore_index, counted, softmax_dtype, any(wanted))
             sums.add(part, rule(logits, losses[part], known))
         total = losses.sum(dtype=torch.float64)
-        loss = (total / counted if reduction == MEAN else total).to(softmax_dtype)
+        loss = (total / counted if reduction == MEAN else total).to(loss_dtype)
     return loss, counted, *sums.results()
 
 
@@ -136,24 +142,49 @@ class _Gradients:
         return torch.zeros(shape, dtype=self._wide, device=self._inputs[0].device)
 
 
+@dataclass(frozen=True)
 class _Rows:
     """What the loss of some rows needs beside their logits. wanted: whether the logits' gradient is."""
 
-    def __init__(self, target: Tensor, reduction: int, ignore_index: int, counted: Tensor, wanted: bool):
-        self.target, self.reduction, self.ignore_index = target, reduction, ignore_index
-        self.counted, self.wanted = counted, wanted
+    target: Tensor
+    reduction: int
+    ignore_index: int
+    counted: Tensor
+    softmax_dtype: torch.dtype
+    wanted: bool
 
 
 def _aten_rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
     """Eager's own ops on these rows: writes their losses, returns the gradient of their logits."""
-    log_softmax = aten._log_softmax(logits.to(losses.dtype), 1, False)
-    losses.copy_(aten.nll_loss_forward(log_softmax, rows.target, None, 0, rows.ignore_index)[0])
+    log_softmax = aten._log_softmax(logits.to(rows.softmax_dtype), 1, False)
+    scores = log_softmax.to(losses.dtype)
+    losses.copy_(aten.nll_loss_forward(scores, rows.target, None, 0, rows.ignore_index)[0])
     if not rows.wanted:
         return None
     one = torch.ones((), dtype=losses.dtype, device=losses.device)
     weights = rows.reduction, rows.ignore_index, rows.counted
-    gradient = aten.nll_loss_backward(one, log_softmax, rows.target, None, *weights)
-    return aten._log_softmax_backward_data(gradient, log_softmax, 1, losses.dtype).to(logits.dtype)
+    gradient = aten.nll_loss_backward(one, scores, rows.target, None, *weights).to(log_softmax.dtype)
+    return aten._log_softmax_backward_data(gradient, log_softmax, 1, log_softmax.dtype).to(logits.dtype)
+
+
+def _triton_rule(hidden: Tensor, target: Tensor, loss_dtype: torch.dtype) -> Any:
+    """The same as `_aten_rule` on CUDA, in one kernel and in place; None where it does not apply."""
+    types = (target.dtype, loss_dtype) == (torch.int64, torch.float32)
+    types = types and hidden.dtype in (torch.float32, torch.bfloat16)
+    return _triton_rows if hidden.device.type == "cuda" and types and has_triton() else None
+
+
+def _triton_rows(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
+    from aottrain.runtime.triton_loss_rows import loss_rows  # Triton takes a second to import
+
+    mean, low = rows.reduction == MEAN, rows.softmax_dtype == torch.bfloat16
+    loss_rows(logits, rows.target.contiguous(), losses, rows.counted, rows.ignore_index, mean, low, rows.wanted)
+    return logits if rows.wanted else None
+
+
+@cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 # Rows of logits to losses and, in place, to gradients. A row is read while it is in the cache: its maximum, the sum of
@@ -238,9 +269,11 @@ _FLAGS = ("-fopenmp", "-fno-trapping-math", "-std=c++17")
 NATIVE = Source(_NATIVE, _FLAGS)  # what `linear_cross_entropy` compiles on a CPU
 
 
-def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype) -> Any:
+def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype, loss_dtype: torch.dtype) -> Any:
     """The same as `_aten_rule`, in one pass over each row and in place; None where it does not apply."""
-    if hidden.device.type != "cpu" or softmax_dtype != torch.float32 or target.dtype != torch.int64:
+    if hidden.device.type != "cpu" or target.dtype != torch.int64:
+        return None
+    if {softmax_dtype, loss_dtype} != {torch.float32}:
         return None
     name = {torch.float32: "loss_rows_float32", torch.bfloat16: "loss_rows_bfloat16"}.get(hidden.dtype)
     library = None if name is None else load(*NATIVE)
@@ -277,10 +310,11 @@ def _(
     reduction: int,
     ignore_index: int,
     softmax_dtype: torch.dtype,
+    loss_dtype: torch.dtype,
     chunk: int,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, ...]:
-    number = hidden.new_empty((), dtype=softmax_dtype)
+    number = hidden.new_empty((), dtype=loss_dtype)
     shapes = hidden.shape, weight.shape, (len(weight),)
     wide = torch.promote_types(hidden.dtype, torch.float32)
     gradients = [

@@ -17,7 +17,7 @@ import json
 import math
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.worker import run_apart
 
 Summary = Mapping[str, Any]
+
+_SPREAD = " Level: faster in one round, slower in another."
+_NO_SPREAD = " One round has no spread: small differences mean nothing; compare.rounds=3 gives one."
 
 # What a row takes from summary.json, as the median over the rounds.
 MEDIAN_FIGURES = (
@@ -59,6 +62,7 @@ class Row:
     saved_bytes: int | None = None
     fallbacks: int | None = None
     max_loss_error: float | None = None
+    machine: str = ""
 
 
 def run(config: RunConfig) -> int:
@@ -238,6 +242,7 @@ def _row(
         speedup_min=min(ratios, default=None),
         speedup_max=max(ratios, default=None),
         max_loss_error=error,
+        machine=summaries[0].get("machine", "") if summaries else "",
     )
 
 
@@ -266,8 +271,9 @@ def _notes(rows: Sequence[Row], baseline: str, config: RunConfig) -> list[str]:
     compare = config.compare
     times = "1 round" if compare.rounds == 1 else f"{compare.rounds} rounds (median; lowest to highest in brackets)"
     notes = [
+        measured_on(row.machine for row in rows),
         f"Timed: {times} of {compare.steps} steps after {config.measure.warmup_steps} of warm-up, each engine in a "
-        "process of its own.",
+        f"process of its own.{_SPREAD if compare.rounds > 1 else _NO_SPREAD}",
         f"Losses: {compare.loss_steps} steps with dropout off, against {baseline}'s; equal means within "
         f"{compare.loss_tolerance:g}, relative.",
     ]
@@ -284,7 +290,14 @@ def _speed(row: Row) -> str:
     if row.speedup is None:
         return "-"
     spread = "" if row.speedup_min == row.speedup_max else f" [{row.speedup_min:.2f}, {row.speedup_max:.2f}]"
-    return f"{row.speedup:.2f}x{spread}"
+    level = spread and (row.speedup_min or 0) <= 1 <= (row.speedup_max or 0)
+    return f"{row.speedup:.2f}x{spread}{' level' if level else ''}"
+
+
+def measured_on(machines: Iterable[str]) -> str:
+    """The line that says where figures come from; more than one machine, or day, is said too."""
+    known = list(dict.fromkeys(filter(None, machines)))
+    return f"Measured on {'; '.join(known)}." if known else "Nothing was measured."
 
 
 def shown(write: Callable[[Any], str], value: float | None) -> str:

@@ -21,14 +21,14 @@ from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
 from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
-from aottrain.report.charts import Mark, memory_plot
-from aottrain.report.html import render_curve
-from aottrain.tasks.compare import for_engine, shown
+from aottrain.report.curve import render_curve
+from aottrain.report.scatter import Mark
+from aottrain.tasks.compare import for_engine, measured_on, shown
 from aottrain.tasks.points import EQUAL_PEAK, Curve, Point, equal_peak_verdicts, judged, planned_peak, predicted_line
 from aottrain.tasks.turns import RunError, TimedRun, timed_training
 from aottrain.tasks.worker import run_apart
 
-HEADER = ("name", "predicted peak", "measured peak", "predicted/measured", "step (median)", "speed", "saved", "remark")
+HEADER = ("name", "predicted peak", "measured peak", "prediction off by", "step (median)", "speed", "saved", "remark")
 
 # What a point's `series` is called beside the plot.
 SERIES = {
@@ -61,9 +61,11 @@ def run(config: RunConfig) -> int:
     _write_csv(directory / "pareto.csv", points)
     rows, notes = [_cells(point) for point in points], _notes(config, points, error)
     facts = f"{config.recipe.name}, batches of {config.data.batch_size}, {config.trainer.precision}"
-    page = render_curve(facts, _plot(points, curve), HEADER, rows, notes)
+    machine = measured_on(point.machine for point in points)
+    page = render_curve([facts, machine], _marks(points), predicted_line(points, curve), HEADER, rows, notes)
     (directory / "pareto.html").write_text(page, encoding="utf-8")
-    print("\n".join([table(HEADER, rows, right=range(1, 7)), "", *notes, f"plot: {directory / 'pareto.html'}"]))
+    lines = [table(HEADER, rows, right=range(1, 7)), "", machine, *notes, f"plot: {directory / 'pareto.html'}"]
+    print("\n".join(lines))
     return 1 if error or any(point.error for point in points) else 0
 
 
@@ -187,6 +189,7 @@ def _with_memory(point: Point, summary: Mapping[str, Any]) -> Point:
         prediction_error=predicted / measured - 1 if predicted and measured else None,
         saved_bytes=summary["saved_bytes"],
         fallbacks=summary["fallbacks"],
+        machine=summary.get("machine", ""),
     )
 
 
@@ -242,7 +245,14 @@ def _speed(point: Point) -> str:
     if point.speedup is None:
         return "-"
     spread = "" if point.speedup_min == point.speedup_max else f" [{point.speedup_min:.2f}, {point.speedup_max:.2f}]"
-    return f"{point.speedup:.2f}x{spread}"
+    return f"{point.speedup:.2f}x{spread}{_level(point)}"
+
+
+def _level(point: Point) -> str:
+    """Where eager is as fast within the spread, that is said."""
+    if point.engine == "eager" or point.speedup_min is None or point.speedup_max is None:
+        return ""
+    return " level" if point.speedup_min <= 1 <= point.speedup_max else ""
 
 
 def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[str]:
@@ -252,8 +262,9 @@ def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[
     notes = [
         f"{pareto.rounds} rounds of {pareto.steps} steps after {config.measure.warmup_steps} of warm-up, each run in a "
         f"process of its own, {together}; medians of the rounds, lowest and highest in brackets. Speed is relative to "
-        "eager.",
-        "Dominated: another run needs no more memory and no more time.",
+        "eager; level: faster in one round, slower in another.",
+        f"Dominated: another run needs no more memory and is faster in every round, or needs less (by {EQUAL_PEAK:.0%} "
+        "or more) and is not slower by the median.",
         f"Knee: {chosen.name}, farthest below the line between the ends of the budgets that no other one dominates."
         if chosen
         else "Knee: none; no budget lies below the line between the ends.",
@@ -266,7 +277,7 @@ def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[
     return notes + ([f"no predicted curve: {plan_error}"] if plan_error else [])
 
 
-def _plot(points: Sequence[Point], curve: Curve) -> str:
+def _marks(points: Sequence[Point]) -> list[Mark]:
     ours = sorted((point for point in points if point.engine == "aot"), key=lambda point: point.place or ())
     marks = []
     for point in (*ours, *(point for point in points if point.engine != "aot")):
@@ -274,9 +285,9 @@ def _plot(points: Sequence[Point], curve: Curve) -> str:
             remark = "knee" if point.knee else "beaten" if point.dominated else ""
             peak, step_ms = point.place
             label = point.name if point.budget is None else point.name.rpartition("-")[2]
-            marks.append(Mark(SERIES[point.series], point.name, label, peak, step_ms / 1e3, remark))
-    axes = ("peak memory (dotted: predicted for every plan, from the roomiest budget's step)", "step, median")
-    return memory_plot(marks, predicted_line(points, curve), axes=axes)
+            low, high = (time / 1e3 for time in (min(point.round_ms), max(point.round_ms)))
+            marks.append(Mark(SERIES[point.series], point.name, label, peak, step_ms / 1e3, remark, low, high))
+    return marks
 
 
 def _write_csv(path: Path, points: Sequence[Point]) -> None:

@@ -46,6 +46,7 @@ def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dic
     num_micro_batches = config.trainer.accumulate
     return {
         "recipe": config.recipe.name,
+        "machine": graph.machine,
         "batch_size": config.data.batch_size,
         "num_micro_batches": num_micro_batches,
         "num_parameters": sum(parameter.numel() for parameter in parameters),
@@ -70,6 +71,7 @@ def render(plan: dict[str, Any]) -> str:
             f"Plan of {plan['recipe']}: batches of {plan['batch_size']}{times}",
             f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}",
             f"FLOPs per step  {flops}",
+            f"times of        {plan['machine']}",
         ]
     )
 

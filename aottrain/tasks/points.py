@@ -38,6 +38,7 @@ class Point:
     speedup_max: float | None = None
     saved_bytes: int | None = None
     fallbacks: int | None = None
+    machine: str = ""
     dominated: bool = False
     knee: bool = False
 
@@ -67,6 +68,11 @@ class Ratio:
     low: float
     high: float
 
+    @property
+    def verdict(self) -> str:
+        """A difference that lies within the spread of the rounds is none."""
+        return "faster" if self.high < 1 else "slower" if self.low > 1 else "level"
+
     def __str__(self) -> str:
         return f"{self.median:.2f}x" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low != self.high else "")
 
@@ -86,13 +92,27 @@ def dominated(places: Sequence[Place | None]) -> list[bool]:
     return [place is not None and any(beats(other, place) for other in places) for place in places]
 
 
+def beaten(points: Sequence[Point]) -> list[bool]:
+    """For each point, whether another one beats it: in no more memory, faster in every round that they share; or in
+    less memory, by more than EQUAL_PEAK, and not slower by the median. A difference within the spread beats nothing."""
+
+    def beats(other: Point, point: Point) -> bool:
+        found = ratio(other, point)
+        if found is None or other.peak_bytes is None or point.peak_bytes is None:
+            return False
+        faster = other.peak_bytes <= point.peak_bytes and found.verdict == "faster"
+        return faster or (other.peak_bytes < point.peak_bytes * (1 - EQUAL_PEAK) and found.median <= 1)
+
+    return [any(beats(other, point) for other in points if other is not point) for point in points]
+
+
 def knee(places: Sequence[Place | None]) -> int | None:
     """The index of the undominated place farthest below the straight line between the ends of all undominated ones.
 
     Both coordinates run from 0 to 1 between the ends. None where no place is below the line.
     """
-    beaten = dominated(places)
-    kept = sorted((place, i) for i, place in enumerate(places) if place is not None and not beaten[i])
+    worse = dominated(places)
+    kept = sorted((place, i) for i, place in enumerate(places) if place is not None and not worse[i])
     if len(kept) < 3:
         return None
     (low, slow), (high, fast) = kept[0][0], kept[-1][0]
@@ -106,7 +126,7 @@ def knee(places: Sequence[Place | None]) -> int | None:
 def judged(points: Sequence[Point]) -> list[Point]:
     """The points with speed-ups, dominated ones and the knee marked; the knee is that of our budgets alone."""
     eager = next((point for point in points if point.engine == "eager"), None)
-    beaten = dominated([point.place for point in points])
+    worse = beaten(points)
     chosen = knee([point.place if point.engine == "aot" else None for point in points])
     found = []
     for i, point in enumerate(points):
@@ -117,7 +137,7 @@ def judged(points: Sequence[Point]) -> list[Point]:
                 speedup=speed.median if speed else None,
                 speedup_min=speed.low if speed else None,
                 speedup_max=speed.high if speed else None,
-                dominated=beaten[i],
+                dominated=worse[i],
                 knee=i == chosen,
             )
         )
@@ -130,8 +150,8 @@ def equal_peak_verdicts(points: Sequence[Point]) -> list[str]:
     ours = [point for point in points if point.engine == "aot" and point.place is not None]
     lines = []
     for peer in peers:
-        sweep = [other.place for other in peers if other.series == peer.series]
-        if not dominated([peer.place, *sweep])[0]:
+        sweep = [other for other in peers if other.series == peer.series and other is not peer]
+        if not beaten([peer, *sweep])[0]:
             lines.append(_verdict(peer, ours))
     return lines
 
@@ -144,8 +164,9 @@ def _verdict(peer: Point, ours: Sequence[Point]) -> str:
     found = ratio(best, peer) if best else None
     if best is None or found is None:
         return f"{at}: no run of ours is as low"
-    verdict = "faster" if found.high < 1 else "slower" if found.low > 1 else "as fast, within the spread"
-    return f"{at}: {best.name} ({format_bytes(best.peak_bytes or 0)}) takes {found} of its time: {verdict}"
+    alone = ", in one round" if len(peer.round_ms) == 1 else ""
+    size = format_bytes(best.peak_bytes or 0)
+    return f"{at}: {best.name} ({size}) takes {found} of its time: {found.verdict}{alone}"
 
 
 def predicted_line(points: Sequence[Point], curve: Curve) -> list[Place]:

@@ -17,6 +17,7 @@ from aottrain.metrics.memory import eager_saved_bytes
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
+from aottrain.runtime.machine import describe_machine
 from aottrain.tasks.build import accumulation_bytes, build_job
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.job import Job
@@ -122,6 +123,7 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "precision": config.trainer.precision,
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
         "torch": str(torch.__version__),
+        "machine": describe_machine(job.device),
     }
 
 

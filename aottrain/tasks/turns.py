@@ -47,18 +47,22 @@ class TimedRun:
 
     def start(self) -> Mapping[str, Any]:
         """Its summary: compiled, warmed up, peak measured. Raises RunError."""
+        self.open()
+        return self.answer()
+
+    def open(self) -> None:
+        """Start the process; `answer` then waits for its summary."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("w", encoding="utf-8") as log:
             pipe = subprocess.PIPE
             self._process = subprocess.Popen(self.command, stdin=pipe, stdout=pipe, stderr=log, text=True)
-        return self._answer()
 
     def time(self, steps: int) -> list[float]:
         """Milliseconds of each of the next `steps` steps, after one that is not timed. Raises RunError."""
         process = self._running()
         with suppress(BrokenPipeError):  # it has ended, and no answer will come: that is told below
             print(steps, file=process.stdin, flush=True)
-        return self._answer()
+        return self.answer()
 
     def close(self) -> None:
         """End the process: it stops when no order can come any more; by force where that takes long."""
@@ -70,7 +74,8 @@ class TimedRun:
                 process.kill()
                 process.communicate()
 
-    def _answer(self) -> Any:
+    def answer(self) -> Any:
+        """What the process says next. Raises RunError where it ends instead."""
         process = self._running()
         line = process.stdout.readline() if process.stdout else ""
         if not line:

@@ -173,6 +173,7 @@ def verify(job: Job, step: int, batch: Batch, config: RunConfig, output: Output,
     progress.say(
         f"verified step {step} against eager: largest relative error {found.loss_error:.1e} of the loss, "
         f"{found.grad_error:.1e} of a gradient or buffer" + (f" ({found.worst})" if found.grad_error else "")
+        + ("" if found.noise is None else f"; eager's own rounding error is up to {found.noise:.1e}")
     )
 
 

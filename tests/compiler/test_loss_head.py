@@ -46,6 +46,12 @@ def cross_entropy(logits, target, **options):
     return F.cross_entropy(logits.flatten(0, -2), target.flatten(), **options)
 
 
+def low_log_softmax(logits, target):
+    """A log-softmax in the logits' type, a loss in float32."""
+    with torch.autocast("cpu", enabled=False):
+        return F.nll_loss(F.log_softmax(logits.flatten(0, -2), -1).float(), target.flatten())
+
+
 def batch(rows=ROWS):
     made = torch.Generator().manual_seed(1)
     tokens, target = (torch.randint(0, CLASSES, (2, rows // 2), generator=made) for _ in range(2))
@@ -74,6 +80,7 @@ VARIANTS = {
     "converted": {"change": lambda logits, target: cross_entropy(logits.double(), target)},
     "upstream": {"change": lambda logits, target: cross_entropy(logits, target).square() / 3},
     "autocast": {"autocast": True, "bias": True},
+    "autocast as CUDA does it": {"autocast": True, "change": lambda logits, target: low_log_softmax(logits, target)},
     "a product": {"product": True, "tied": True},
     "a product, autocast": {"product": True, "tied": True, "autocast": True},
 }

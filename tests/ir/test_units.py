@@ -1,6 +1,7 @@
 import pytest
 
 from aottrain.ir.units import (
+    exact_bytes,
     format_bytes,
     format_count,
     format_flops,
@@ -55,4 +56,16 @@ def test_seconds(value, text):
 def test_percent_and_shape():
     assert [format_percent(0.0045), format_percent(0.123), format_percent(2.5)] == ["0.45 %", "12.3 %", "250 %"]
     assert format_percent(-0.1, signed=True) == "-10.0 %"
+    assert [format_percent(ratio, signed=True) for ratio in (0.0, -1e-9, 4e-5, 6e-5)] == [
+        "none",
+        "<0.01 %",
+        "<0.01 %",
+        "+0.01 %",
+    ]
+    assert [format_percent(0.0), format_percent(1e-9)] == ["0 %", "<0.01 %"]
     assert [format_shape((16, 128)), format_shape(())] == ["16 x 128", "scalar"]
+
+
+def test_every_digit_is_there_where_it_is_asked_for():
+    texts = [exact_bytes(num_bytes) for num_bytes in (12_900_000, 1, -2048)]
+    assert texts == ["12,900,000 bytes", "1 byte", "-2,048 bytes"]

@@ -298,6 +298,6 @@ def test_the_order_of_independent_ops_is_free():
 def test_plans_are_values():
     plan = PartitionPlan("by hand", ("a",), ("b",), {"a": "why", "b": "because"}, 12)
     assert copy.deepcopy(plan) == plan and hash(plan.saved)
-    assert "save a: why" in str(plan) and "recompute b: because" in str(plan) and "12 bytes" in str(plan)
+    assert "save a: why" in str(plan) and "recompute b: because" in str(plan) and "12 B" in str(plan)
     with pytest.raises(AttributeError):
         plan.saved = ()

@@ -38,9 +38,9 @@ class Verdict:
     differentiable: bool = False
 
 
-def operators(dtype: torch.dtype) -> list[Any]:
-    """The entries of op_db whose results are defined and that take this type on the CPU."""
-    return [op for op in op_db if dtype in op.supported_dtypes("cpu") and op.name not in UNDEFINED]
+def operators(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
+    """The entries of op_db whose results are defined and that take this type on the device."""
+    return [op for op in op_db if dtype in op.supported_dtypes(device) and op.name not in UNDEFINED]
 
 
 def modules(dtype: torch.dtype) -> list[Any]:
@@ -53,7 +53,7 @@ def clones(tree: Any) -> Any:
             return value
         if value.layout != torch.strided or 0 in value.stride():
             return value.detach().clone().requires_grad_(value.requires_grad)
-        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        out = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
         return out.copy_(value.detach()).requires_grad_(value.requires_grad)
 
     return tree_map(clone, tree)
@@ -105,20 +105,26 @@ def _run_sample(function: Callable[..., Any], sample: Any) -> tuple[Any, ...]:
     gradients = None
     if outputs and wanted:
         generator = torch.Generator().manual_seed(1)
-        tangents = [torch.randn(v.shape, generator=generator).to(v.dtype) for v in outputs]
+        tangents = [torch.randn(v.shape, generator=generator).to(v) for v in outputs]
         gradients = torch.autograd.grad(outputs, wanted, tangents, allow_unused=True)
-    return out, gradients, tensors_of(inputs), torch.get_rng_state()
+    return out, gradients, tensors_of(inputs), _generators()
 
 
-def check_operator(op: Any, dtype: torch.dtype, door: str, num_samples: int) -> Verdict:
-    """Forward, gradients where the type has them, inputs afterwards and the generator, for the first samples.
+def _generators() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [])]
+
+
+def check_operator(
+    op: Any, dtype: torch.dtype, door: str, num_samples: int, device: str = "cpu", kernel: str = "auto"
+) -> Verdict:
+    """Forward, gradients where the type has them, inputs afterwards and the generators, for the first samples.
 
     Samples that eager itself refuses are left out.
     """
-    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu")
+    differentiable = op.supports_autograd and dtype in op.supported_backward_dtypes(device)
 
     def verdicts() -> Iterator[Verdict]:
-        for sample in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=differentiable), num_samples):
+        for sample in itertools.islice(op.sample_inputs(device, dtype, requires_grad=differentiable), num_samples):
 
             def function(*args: Any, **kwargs: Any) -> Any:
                 return op.op(*args, **kwargs)
@@ -127,7 +133,7 @@ def check_operator(op: Any, dtype: torch.dtype, door: str, num_samples: int) -> 
                 want = _run_sample(function, sample)
             except Exception:
                 continue  # a sparse tangent, a missing kernel
-            compiled = aottrain.compile(function, capture=door, rng="eager")
+            compiled = aottrain.compile(function, capture=door, rng="eager", kernel=kernel)
             yield _judged(compiled, lambda: _run_sample(compiled, sample), want, want[1] is not None)  # noqa: B023
 
     return _checked(verdicts, door)
@@ -177,29 +183,38 @@ def _run_module(call: Any, module: Any, sample: Any) -> tuple[Any, ...]:
         [value.detach() for value in outputs],
         gradients,
         [value.detach().clone() for value in [*module.buffers(), *inputs]],
-        torch.get_rng_state(),
+        _generators(),
     )
 
 
-def check_module(entry: Any, dtype: torch.dtype, door: str, num_samples: int, training: bool) -> Verdict:
+def check_module(
+    entry: Any,
+    dtype: torch.dtype,
+    door: str,
+    num_samples: int,
+    device: str = "cpu",
+    kernel: str = "auto",
+    *,
+    training: bool,
+) -> Verdict:
     """Outputs, gradients of inputs and parameters, buffers and inputs afterwards, for the first samples."""
 
     def verdicts() -> Iterator[Verdict]:
         samples = entry.module_inputs_func(
-            entry, device="cpu", dtype=dtype, requires_grad=dtype.is_floating_point, training=training
+            entry, device=device, dtype=dtype, requires_grad=dtype.is_floating_point, training=training
         )
         for sample in samples[:num_samples]:
             if sample.forward_input is None:
                 continue
             torch.manual_seed(0)
             made = entry.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
-            made = made.to(dtype).train(training)
+            made = made.to(device=device, dtype=dtype).train(training)
             eager, copied = copy.deepcopy(made), copy.deepcopy(made)
             try:
                 want = _run_module(eager, eager, sample.forward_input)
             except RuntimeError:
                 continue
-            compiled = aottrain.compile(copied, capture=door, rng="eager")
+            compiled = aottrain.compile(copied, capture=door, rng="eager", kernel=kernel)
             yield _judged(
                 compiled,
                 lambda: _run_module(compiled, copied, sample.forward_input),  # noqa: B023

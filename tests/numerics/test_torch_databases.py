@@ -50,7 +50,7 @@ def test_every_operator_of_torch(chunk):
 def test_every_module_of_torch(chunk, training):
     wrong = {}
     for entry in modules(torch.float32)[chunk::NUM_CHUNKS]:
-        verdict = check_module(entry, torch.float32, "trace", MODULES_PER_ENTRY, training)
+        verdict = check_module(entry, torch.float32, "trace", MODULES_PER_ENTRY, training=training)
         if verdict.kind in (WRONG, REFUSED):
             wrong[entry.name] = verdict.why
     assert not wrong

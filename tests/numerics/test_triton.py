@@ -34,6 +34,7 @@ FILES = {
     "triton_kernels.py": INTERPRETED,
     "triton_programs.py": INTERPRETED,
     "triton_optimizers.py": INTERPRETED,
+    "triton_loss_rows.py": INTERPRETED,
     "triton_fuzz.py": ON_A_CPU,
     "triton_compiling.py": WITHOUT_VARIABLE,
 }

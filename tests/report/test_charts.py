@@ -1,12 +1,15 @@
-"""Memory against time: every point lies within the axes, whose ticks are round."""
+"""The plots: every point lies within the axes, whose ticks are round, at each width that a page may have."""
 
 import re
 
 import pytest
 
-from aottrain.report.charts import Mark, area_plot, memory_plot
+from aottrain.report.charts import WIDTHS, at_each_width, bars, size, stacked_bar
+from aottrain.report.layers import Layers, area_plot
+from aottrain.report.scatter import Mark, memory_legend, memory_plot
 
-POLYGON = re.compile(r'<polygon class="c\d" points="([^"]+)"')
+LAYER = re.compile(r'<path class="layer (\w+)" d="M([^"]+)Z"')
+POINT = re.compile(r'<path class="(point [^"]*)" d="[^"]*" transform="translate\(([\d.]+),([\d.]+)\)"')
 MIB, GIB = 1024.0**2, 1024.0**3
 POINTS = {
     "far apart": [(22 * MIB, 0.05), (900 * MIB, 3.0)],
@@ -14,49 +17,93 @@ POINTS = {
     "one": [(80 * GIB, 12.0)],
     "little": [(1024.0, 0.0)],
 }
+AXES = ("peak", "step")
+widths = pytest.mark.parametrize("width", WIDTHS.values())
 
 
+@widths
 @pytest.mark.parametrize("name", POINTS)
-def test_points_lie_within_the_axes(name):
+def test_points_and_ticks_lie_within_the_drawing(name, width):
     places = POINTS[name]
     marks = [Mark("<ours>", "<a>", "<b>", *place) for place in places]
-    drawn = memory_plot(marks, places, axes=("peak", "step"))
-    x_grid = [float(x) for x in re.findall(r'<line class="grid" x1="([\d.]+)" y1="20.0"', drawn)]
-    assert 3 <= len(x_grid) <= 11  # with the uppermost line across
-    circles = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)
-    assert len(circles) == len(places)
-    assert all(min(x_grid) <= float(x) <= max(x_grid) and 20 <= float(y) <= 400 for x, y in circles)
-    ticks = re.findall(r'text-anchor="middle">([^<]*)<', drawn)
-    assert len(set(ticks)) == len(ticks)
-    assert all(f"&lt;{name}&gt;" in drawn and f"<{name}>" not in drawn for name in ("ours", "a", "b"))
+    drawn = memory_plot(marks, places, axes=AXES, width=width)
+    x_grid = [float(x) for x in re.findall(r'<line class="grid" x1="([\d.]+)" y1="30.0"', drawn)]
+    assert 2 <= len(x_grid) <= 13
+    points = [(float(x), float(y)) for _, x, y in POINT.findall(drawn)]
+    assert len(points) == len(places)
+    assert all(min(x_grid) <= x <= max(x_grid) and y >= 30 for x, y in points)
+    ticks = re.findall(r'<text x="([\d.]+)"[^>]*text-anchor="middle">([^<]*)<', drawn)
+    assert len({text for _, text in ticks}) == len(ticks)
+    # No tick is cut off at the edge, nor runs into the next.
+    halves = [(float(x), 7.2 * len(text) / 2) for x, text in ticks]
+    assert all(x - half > 0 and x + half <= width for x, half in halves)
+    assert all(a + half < b - other for (a, half), (b, other) in zip(halves, halves[1:], strict=False))
+    assert all(f"&lt;{text}&gt;" in drawn + memory_legend(marks) for text in ("ours", "a", "b"))
+    assert all(f"<{text}>" not in drawn + memory_legend(marks) for text in ("ours", "a", "b"))
 
 
-def test_labels_cover_neither_marks_nor_each_other():
+@widths
+def test_labels_cover_neither_marks_nor_each_other(width):
     marks = [Mark("a" if i % 2 else "b", f"run {i}", f"0.{i}", (10 + 0.05 * i) * MIB, 0.1) for i in range(4)]
     marks.append(Mark("c", "far", "far", 20 * MIB, 0.2, "knee"))
-    drawn = memory_plot(marks, [], axes=("peak", "step"))
+    drawn = memory_plot(marks, [], axes=AXES, width=width)
     labels = [(float(x), float(y)) for x, y in re.findall(r'class="label" x="([\d.]+)" y="([\d.]+)"', drawn)]
-    circles = [(float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', drawn)]
-    width = 7.0 * len("0.1")
+    points = [(float(x), float(y)) for _, x, y in POINT.findall(drawn)]
+    text = 7.2 * len("0.1")
     for i, (x, y) in enumerate(labels):
-        assert all(abs(x - a) >= width or abs(y - b) >= 13 for a, b in labels[:i])
-        assert not any(x < a + 6 and a - 6 < x + width and y - 11 < b + 6 and b - 6 < y + 3 for a, b in circles)
+        assert all(abs(x - a) >= text - 0.1 or abs(y - b) >= 13 for a, b in labels[:i])
+        assert not any(x < a + 6 and a - 6 < x + text and y - 11 < b + 6 and b - 6 < y + 3 for a, b in points)
     assert drawn.count("<polyline") == 2  # a series of one mark has no line
-    assert 'class="c2 knee"' in drawn and drawn.count("<li>") == 3
+    assert "point s2 knee" in [classes for classes, _, _ in POINT.findall(drawn)]
+    assert memory_legend(marks).count("<li>") == 3
+
+
+def test_the_range_of_a_mark_is_a_whisker_within_the_axes():
+    marks = [Mark("a", "run", "run", 10 * MIB, 0.2, low=0.1, high=0.9), Mark("b", "other", "other", 20 * MIB, 0.2)]
+    drawn = memory_plot(marks, [], axes=AXES, width=640)
+    (found,) = re.findall(r'class="whisker l0" d="M([\d.]+),([\d.]+)V([\d.]+)', drawn)
+    _, below, above = map(float, found)
+    grid = [float(y) for y in re.findall(r'<line class="grid" x1="70.0" y1="([\d.]+)"', drawn)]
+    assert min(grid) <= above < below <= max(grid)
+    assert "run: 10.0 MiB, 200 ms (100 ms to 900 ms)" in drawn
 
 
 def test_without_points_there_is_nothing_to_show():
-    assert "nothing to show" in memory_plot([], [(1.0, 1.0)], axes=("peak", "step"))
+    assert "nothing to show" in memory_plot([], [(1.0, 1.0)], axes=AXES, width=640)
+    assert "nothing to show" in area_plot(Layers([], 0, 0), {}, width=640)
+    assert "nothing to show" in stacked_bar([("a", 0)], title="", colours={"a": "m-batch"})
 
 
-def test_layers_are_stacked_to_the_axis_and_the_top_is_marked():
+def corners(path: str) -> list[tuple[float, float]]:
+    """Of an outline: where each of its straight lines ends."""
+    (x, y), found = map(float, path.split("H")[0].split("V")[0].split(",")), []
+    for letter, number in re.findall(r"([HV])([\d.]+)", path):
+        x, y = (float(number), y) if letter == "H" else (x, float(number))
+        found.append((x, y))
+    return found
+
+
+@widths
+def test_layers_are_stacked_to_the_axis_and_the_top_is_marked(width):
     layers = [("a", [2 * MIB] * 4), ("none", [0.0] * 4), ("b", [0.0, MIB, 3 * MIB, MIB])]
-    plot = area_plot(layers, {"a": 0, "none": 1, "b": 2}, split=2, top=2, halves=("forward", "backward"))
-    polygons = [[tuple(map(float, point.split(","))) for point in found.split()] for found in POLYGON.findall(plot)]
-    assert len(polygons) == 2  # an empty layer is not drawn
-    assert all(90 <= x <= 990 and 24 <= y <= 280 for polygon in polygons for x, y in polygon)
-    lower, upper = polygons
-    assert sorted(set(lower)) == sorted(set(lower[:8]) | {(x, 280.0) for x, _ in lower[:8]})
-    assert upper[8:] == lower[7::-1]  # the second layer stands on the first
+    colours = {"a": "one", "none": "two", "b": "three"}
+    plot = area_plot(Layers(layers, split=2, top=2), colours, width=width)
+    found = {name: corners(path) for name, path in LAYER.findall(plot)}
+    assert list(found) == ["one", "three"]  # an empty layer is not drawn
+    lower, upper = found.values()
+    bottom, floor = max(y for _, y in lower), min(y for _, y in lower)
+    assert {y for _, y in lower} == {bottom, floor}  # from the axis to two MiB
+    assert all(70 <= x <= width - 6 and 24 <= y <= bottom for x, y in [*lower, *upper])
+    assert max(y for _, y in upper) == floor  # the second layer stands on the first
     assert min(y for _, y in upper) == 24.0 and ">5.00 MiB</text>" in plot
-    assert "nothing to show" in area_plot([], {}, split=0, top=0, halves=("", ""))
+    assert upper[-1] == (70.0, floor)  # and comes back to where it began
+    assert "forward" in plot and "backward" in plot
+
+
+def test_a_plot_is_drawn_for_each_width_and_sizes_keep_their_bytes():
+    asked = []
+    drawn = at_each_width(lambda width: asked.append(width) or f"<p>{width}</p>")
+    assert asked == list(WIDTHS.values()) and all(f'<div class="{name}"><p>' in drawn for name in WIDTHS)
+    assert size(1_572_864) == '<span title="1,572,864 bytes">1.50 MiB</span>'
+    for picture in (bars([("x.y", 1024)]), stacked_bar([("x", 1024)], title="", colours={"x": "m-batch"})):
+        assert "1.00 KiB" in picture and "1,024 bytes" in picture

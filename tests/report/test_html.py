@@ -1,13 +1,15 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from aottrain.ir.report import CompileReport
 from aottrain.report import html
+from aottrain.report.charts import WIDTHS
 from tests.report import example
 
-VOID = {"meta", "rect"}
+VOID = {"meta", "rect", "wbr", "col"}
 
 
 class Outline(HTMLParser):
@@ -17,8 +19,10 @@ class Outline(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.text: list[str] = []
+        self.goes_on = False
 
     def handle_starttag(self, tag, attrs):
+        self.goes_on = tag == "wbr"  # only a place where a line may end
         if tag not in VOID:
             self.open.append(tag)
 
@@ -30,6 +34,9 @@ class Outline(HTMLParser):
             assert self.open.pop() == tag
 
     def handle_data(self, data):
+        if self.goes_on:
+            data = self.text.pop() + data
+        self.goes_on = False
         self.text.append(data)
 
 
@@ -57,7 +64,8 @@ def test_every_decision_is_on_the_page():
     text = outline(html.render(report, example.SUMMARY))
     graph = report.graphs[0]
     for value in (*graph.saved, *graph.recomputed):
-        for part in (value.name, value.op, value.module, value.reason):
+        op = value.op.removeprefix("aten.").removesuffix(".default")
+        for part in (value.name, op, value.module, value.reason):
             assert part in text
     for figure in ("13.0 MiB", "22.0 MiB", "61.0 MiB", "84.0 MiB", "44.2 MiB", "1.51 s", "0.45 % too low"):
         assert figure in text
@@ -80,7 +88,8 @@ def test_the_same_report_gives_the_same_bytes(tmp_path):
 def test_the_memory_over_the_step_is_drawn_and_its_top_explained():
     page = html.render(example.report_with_timeline(), {"optimizer_bytes": 5 * example.MIB})
     text = outline(page)
-    assert page.count("<polygon") == 8  # a layer for each category that is not empty, the optimizer's among them
+    # A layer for each category that is not empty, the optimizer's among them, at each width.
+    assert page.count('<path class="layer') == 8 * len(WIDTHS)
     for part in ("while aten.mm.default runs in blocks.1.mlp, in the backward", "Alive at the top", "addmm_3", "mm_7"):
         assert part in text
     assert "without what library calls allocate inside themselves" in text and "saved activations" in text
@@ -92,3 +101,33 @@ def test_what_a_saved_value_costs_and_brings_is_beside_it():
     for part in ("peak then", "1.50 ms", "-1.00 MiB", "none", "2 us"):
         assert part in text
     assert "peak then" not in outline(html.render(example.report()))
+
+
+def test_a_long_table_folds_its_rows_and_cuts_none_off():
+    values = [example.value(f"v{i}", "aten.mm.default", "m", (i + 1, 64), "kept") for i in range(30)]
+    graph = replace(example.train_graph(), saved=tuple(values), recomputed=())
+    page = html.render(CompileReport([graph]))
+    text = outline(page)
+    assert "18 more" in text and all(f" v{i} " in text for i in range(30))
+    assert page.index("18 more") < page.index(">v17<")  # the largest are those that are seen
+    assert page.index(">v18<") < page.index("18 more")
+
+
+def test_each_stage_has_a_bar_of_its_own():
+    page = html.render(example.report())
+    graph = example.train_graph()
+    bars = re.findall(r'<div class="meter" style="width:([\d.]+)%">', page)
+    assert len(bars) == len(graph.stages) and max(map(float, bars)) == 100.0
+
+
+def test_a_figure_that_is_not_there_is_not_shown_as_zero():
+    exact = {**example.SUMMARY, "peak_bytes": example.train_graph().predicted_peak_bytes}
+    text = outline(html.render(example.report(), exact))
+    assert "measured: the same, to the byte" in text and "0.00 %" not in text
+    close = {**exact, "peak_bytes": exact["peak_bytes"] + 8}
+    assert "the prediction is <0.01 % too low" in outline(html.render(example.report(), close))
+
+
+def test_the_machine_stands_beside_the_times():
+    graph = replace(example.train_graph(), machine="a processor, 2 threads, torch 2.13, 2026-11-22")
+    assert "times are of a processor, 2 threads, torch 2.13, 2026-11-22" in outline(html.render(CompileReport([graph])))

@@ -49,7 +49,7 @@ def eager(hidden, weight, bias, target, reduction="mean", softmax_dtype=None):
 
 def chunked(hidden, weight, bias, target, reduction="mean", softmax_dtype=torch.float32, chunk=16, wanted=None):
     wanted = wanted or [True, True, bias is not None]
-    found = op(hidden, weight, bias, target, REDUCTIONS[reduction], -100, softmax_dtype, chunk, wanted)
+    found = op(hidden, weight, bias, target, REDUCTIONS[reduction], -100, softmax_dtype, softmax_dtype, chunk, wanted)
     made = [found[2], *(value.to(hidden.dtype) for value in found[3:])]
     assert all(value.dtype == torch.promote_types(hidden.dtype, torch.float32) for value in found[3:])
     return [found[0], *(value for value, flag in zip(made, wanted, strict=True) if flag)]
@@ -138,7 +138,7 @@ def test_only_what_is_wanted_is_computed(rule):
         wanted = [i == position for i in range(3)]
         loss, gradient = chunked(*given, wanted=wanted)
         assert torch.equal(loss, full[0]) and torch.equal(gradient, full[1 + position])
-        found = op(*given, 1, -100, torch.float32, 16, wanted)
+        found = op(*given, 1, -100, torch.float32, torch.float32, 16, wanted)
         assert [value.numel() == 0 for value in found[2:]] == [not flag for flag in wanted]
     assert torch.equal(chunked(*given, wanted=[False] * 3)[0], full[0])
 
@@ -154,8 +154,8 @@ def test_fakes_have_the_layout_of_results():
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     given = inputs(40, 50)
-    real = op(*given, 1, -100, torch.float32, 16, [True, True, False])
+    real = op(*given, 1, -100, torch.float32, torch.float32, 16, [True, True, False])
     with FakeTensorMode() as mode:
-        fakes = op(*map(mode.from_tensor, given), 1, -100, torch.float32, 16, [True, True, False])
+        fakes = op(*map(mode.from_tensor, given), 1, -100, torch.float32, torch.float32, 16, [True, True, False])
     for fake, value in zip(fakes, real, strict=True):
         assert (fake.shape, fake.stride(), fake.dtype) == (value.shape, value.stride(), value.dtype)

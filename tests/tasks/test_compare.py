@@ -42,6 +42,7 @@ class FakeEngines:
                     "peak_bytes": 1024**2,
                     "saved_bytes": 2048,
                     "fallbacks": 0,
+                    "machine": "a processor, 2 threads",
                 }
             )
         )
@@ -69,6 +70,18 @@ def test_equal_engines_pass_and_are_measured_against_eager(monkeypatch, config, 
     assert float(rows["aot"]["speedup"]) == 2.0
     printed = capsys.readouterr().out
     assert "2.00x" in printed and "1.00 MiB" in printed and "dropout off" in printed
+    assert "Measured on a processor, 2 threads." in printed and rows["aot"]["machine"] == "a processor, 2 threads"
+    assert "Level: faster in one round, slower in another" in printed
+    once = dataclasses.replace(config, compare=dataclasses.replace(config.compare, rounds=1))
+    assert "One round has no spread" in compare.render([], "eager", once)
+
+
+def test_a_difference_within_the_spread_is_called_level(monkeypatch, config):
+    rounds = [{"eager": {"step_ms_median": 30.0}, "aot": {"step_ms_median": ms}} for ms in (29.0, 31.0, 28.0)]
+    row = compare._row("aot", "eager", rounds, {}, {}, 0.01)
+    assert compare._speed(row) == "1.03x [0.97, 1.07] level"
+    row = compare._row("aot", "eager", rounds[::2], {}, {}, 0.01)
+    assert compare._speed(row) == "1.05x [1.03, 1.07]"
 
 
 def test_a_deviating_loss_fails(monkeypatch, config, capsys):

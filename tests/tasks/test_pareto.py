@@ -7,9 +7,20 @@ from pathlib import Path
 import pytest
 
 from aottrain.errors import BudgetError
+from aottrain.report.charts import WIDTHS
+from aottrain.runtime.machine import describe_machine
 from aottrain.tasks import pareto
 from aottrain.tasks.pareto import matching, peers, point_config
-from aottrain.tasks.points import Point, dominated, equal_peak_verdicts, judged, knee, planned_peak, predicted_line
+from aottrain.tasks.points import (
+    Point,
+    beaten,
+    dominated,
+    equal_peak_verdicts,
+    judged,
+    knee,
+    planned_peak,
+    predicted_line,
+)
 from aottrain.tasks.turns import RunError, timed_training
 from tests.tasks.test_compare_runs import ROOT, small
 
@@ -67,6 +78,29 @@ def test_engines_dominate_but_are_no_knee():
     assert (found[1].speedup_min, found[1].speedup_max) == (2.0, 4.0)
 
 
+def test_a_difference_within_the_spread_beats_nothing():
+    points = [
+        at("eager", "eager", 1000, 10.0, 10.0, 10.0),
+        at("faster once", "aot", 1000, 9.0, 11.0, 9.0),
+        at("always faster", "aot", 995, 9.0, 9.5, 9.8),
+        at("level in less", "aot", 500, 8.9, 10.5, 9.9),
+        at("slower in less", "aot", 400, 9.5, 11.5, 12.0),
+    ]
+    found = [[beaten([point, other])[0] for other in points if other is not point] for point in points]
+    assert found[0] == [False, True, True, False]  # eager, beaten in every round, and in less memory by the median
+    assert found[1] == [False, False, True, False]
+    assert found[2] == [False, False, False, False]  # level in half the memory, but slower by the median
+    assert found[3] == found[4] == [False] * 4
+    speeds = {point.name: pareto._speed(point) for point in judged(points)}
+    assert speeds["eager"] == "1.00x" and speeds["faster once"] == "1.11x [0.91, 1.11] level"
+    assert speeds["always faster"] == "1.05x [1.02, 1.11]"
+
+
+def test_one_round_says_so():
+    lines = equal_peak_verdicts([at("eager", "eager", 1000, 10.0), at("ours", "aot", 1000, 9.0)])
+    assert lines[0].endswith("takes 0.90x of its time: faster, in one round")
+
+
 def test_verdicts_at_equal_peaks():
     points = [
         at("eager", "eager", 1000, 10.0, 10.0, 10.0),
@@ -82,7 +116,7 @@ def test_verdicts_at_equal_peaks():
     lines = equal_peak_verdicts(points)
     starts = ["eager", "blocks", "torch-1.0", "torch-0.5", "fused"]
     assert [line.split(" (")[0] for line in lines] == [f"at the peak of {name}" for name in starts]
-    assert lines[0].endswith("roomy (0.98 KiB) takes 1.00x [0.90, 1.10] of its time: as fast, within the spread")
+    assert lines[0].endswith("roomy (0.98 KiB) takes 1.00x [0.90, 1.10] of its time: level")
     assert lines[1].endswith("tight (500 B) takes 0.86x [0.80, 0.92] of its time: faster")
     assert lines[3].endswith("no run of ours is as low")
     assert lines[4].endswith("takes 2.40x of its time: slower")
@@ -145,8 +179,12 @@ def test_a_small_run(tmp_path, monkeypatch, capsys):
     peaks = [peak for peak, _ in json.loads((tmp_path / "plan" / "plan.json").read_text())["graph"]["curve"]]
     assert {int(row["predicted_peak_bytes"]) for row in (roomy, tight)} <= set(peaks)
     page = (tmp_path / "pareto.html").read_text()
-    assert page.count("<circle") == 3 and "<polyline" in page and "budget-0.0" in page
+    assert page.count('<path class="point') == 3 * len(WIDTHS) and "<polyline" in page and "budget-0.0" in page
+    assert "whisker" in page and "neither axis begins at zero" in page
     printed = capsys.readouterr().out
+    machine = describe_machine().partition(", 20")[0]
+    assert f"Measured on {machine}" in printed and f"Measured on {machine}" in page and "0.00 %" not in printed + page
+    assert machine in eager["machine"] and machine in (tmp_path / "plan" / "plan.json").read_text()
     assert "predicted peak" in printed and "at the peak of eager" in printed
 
 

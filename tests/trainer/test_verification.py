@@ -121,6 +121,46 @@ def test_a_wrong_step_is_named(module, alter, message):
     assert torch.equal(module.model.norm.running_mean, torch.zeros(3))
 
 
+class Steep(nn.Module):
+    """Its gradient hangs on the last digits of its product."""
+
+    def __init__(self, precise=False):
+        super().__init__()
+        self.precise, self.weight = precise, nn.Parameter(torch.linspace(-1, 1, 40))
+
+    def forward(self, x):
+        if self.precise:
+            product = (x.double() @ self.weight.double()).float()
+        else:
+            product = (x * self.weight).flip(-1).cumsum(-1)[:, -1]
+        return torch.sin(5e4 * product)
+
+
+@pytest.mark.parametrize("altered", [False, True])
+def test_what_rounding_explains_is_not_an_error(altered):
+    """Two right programs differ by more than the tolerance here; a wrong one still differs by more than both."""
+    eager = LossModule(Steep(), lambda model, batch: model(*batch).square().mean())
+    precise = LossModule(Steep(precise=True), eager.loss)
+    precise.model.weight = eager.model.weight
+    batch = (torch.randn(64, 40, generator=torch.Generator().manual_seed(0)),)
+    before = eager.model.weight.detach().clone()
+
+    def step(micro_batches):
+        loss = precise(*micro_batches[0])
+        loss.backward()
+        if altered:
+            eager.model.weight.grad.neg_()
+        return StepResult(loss.detach(), 64, 0)
+
+    if altered:
+        with pytest.raises(NumericsError, match="eager's own rounding error"):
+            verify_step(1, step, eager, batch, VerifyConfig(), philox_eager)
+    else:
+        found = verify_step(1, step, eager, batch, VerifyConfig(), philox_eager)
+        assert found.grad_error > VerifyConfig().grad_tolerance and found.noise > found.grad_error / 4
+    assert torch.equal(eager.model.weight, before)
+
+
 def test_relative_errors():
     one, nan = torch.ones(2), torch.tensor([1.0, math.nan])
     assert relative_error(one * 1.5, one) == 0.5

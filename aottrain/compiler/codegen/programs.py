@@ -63,8 +63,8 @@ def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
 def fuse_graph(graph: fx.Graph, known: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:
     """A backward on its own, as for calls in which other tangents are defined than was expected.
 
-    known: of the backward that was expected. None, as under a budget: memory is fresh, and kernels are small ones, which
-    keep nothing alive for longer than op by op.
+    known: of the backward that was expected. None, as under a budget: memory is fresh, and kernels are small ones,
+    which keep nothing alive for longer than op by op.
     """
     planned = schedule(graph, "backward_", local=known is None)
     count = len(results(graph))

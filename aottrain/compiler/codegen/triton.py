@@ -113,7 +113,7 @@ class Renderer:
         self.columns.end(1)
 
     def _rows(self) -> None:
-        kernel, tile = self.kernel, self.tile
+        tile = self.tile
         self._all(1, self.index.program_lines())
         if not tile.swept:
             self._all(1, self.index.col_lines("part" if tile.width_programs > 1 else None))
@@ -130,14 +130,28 @@ class Renderer:
         if tile.swept:
             self._sweep(depth, early)
         else:
-            for value in range(len(kernel.body)):
-                if value not in early:
-                    self._define(depth, value)
-            for store in kernel.stores:
-                self._store(depth, store)
-            for k, column in enumerate(kernel.columns):
-                self.columns.accumulate(depth, k, column)
+            self._at_once(depth, early)
         self.columns.end(1)
+
+    def _at_once(self, depth: int, early: set[int]) -> None:
+        """Rows that fit. What is stored or summed leaves its registers as soon as it is there."""
+        body = self.kernel.body
+        stores, columns = list(self.kernel.stores), list(enumerate(self.kernel.columns))
+        # A buffer that is read again must not be written before.
+        last_read = {load.buffer: place for place, load in enumerate(body) if isinstance(load, Load)}
+        for value in range(len(body)):
+            if value not in early:
+                self._define(depth, value)
+            ready = [s for s in stores if self._is_there(s, value) and last_read.get(s.buffer, -1) <= value]
+            for store in ready:
+                stores.remove(store)
+                self._store(depth, store)
+            for k, column in [(k, column) for k, column in columns if column.value == value]:
+                self.columns.accumulate(depth, k, column)
+
+    @staticmethod
+    def _is_there(store: Store, value: int) -> bool:
+        return max([store.value, *(index for index, _, _ in store.address.indirect)]) <= value
 
     def _sweep(self, depth: int, early: set[int]) -> None:
         """Passes along the rows, each after the rows' values that it needs."""

@@ -9,15 +9,20 @@ from dataclasses import dataclass
 
 from aottrain.compiler.codegen.passes import is_element
 from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands, stages
+from aottrain.ir.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
 _TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
-# Elements of a row, times its values that live from one pass to the next, that are kept in registers: half a
-# multiprocessor's 65536.
-_HELD_ELEMENTS, _LONGEST_HELD = 32768, 16384
-# Programs wanted: about two for each multiprocessor of a large GPU.
-_PROGRAMS = 256
+# Elements of a row, times its values that live across a reduction, that are kept in registers: most of a
+# multiprocessor's 65536. Walking along a row computes it again in each pass.
+_HELD_ELEMENTS, _LONGEST_HELD = 57344, 16384
+# Programs wanted: two for each of an H100's 132 multiprocessors, so that all run at once.
+_PROGRAMS = 264
+# Rows that are reduced and summed up, where they are not wider than this: four warps, whose threads have as many
+# elements as registers hold (values alive across a reduction, times elements), within bounds. Measured on an H100 by
+# kernels of norms' gradients: with more threads one program has a multiprocessor to itself, with more registers they
+# spill.
+_SUMMED_WIDTH, _SUMMED_THREADS, _SUMMED_REGISTERS, _FEWEST, _MOST = 2048, 128, 128, 4, 32
 # Offsets up to here are 32 bits: tiles reach over the ends of loops, at most by as much again.
 _NARROW = 1 << 30
 
@@ -76,24 +81,32 @@ def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, widt
     num_rows = kernel.num_rows
     # Partial sums cost memory traffic: each is over eight rows at least.
     largest, least = (4 * _TILE, 8) if kernel.columns else (_TILE, 1)
+    reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
+    per_thread = 0
+    if kernel.columns and reduced and not swept and width <= _SUMMED_WIDTH:
+        fitting = max(1, _SUMMED_REGISTERS // _num_held(kernel))
+        per_thread = min(max(1 << (fitting.bit_length() - 1), _FEWEST), _MOST)
+        largest = per_thread * _SUMMED_THREADS
     rows = 1 if swept else max(1, min(largest // width, _power(num_rows)))
     while rows > least and -(-num_rows // rows) * width_programs < _PROGRAMS:
         rows //= 2
     tiles, each = -(-num_rows // rows), 1
     if kernel.columns:
         each = max(-(-tiles * width_programs // _PROGRAMS), min(tiles, least // rows))
-    return Tile(False, rows, width, _warps(rows * width), wide, swept, rows * each, -(-tiles // each), width_programs)
+    warps = max(1, rows * width // (32 * per_thread)) if per_thread else _warps(rows * width)
+    return Tile(False, rows, width, warps, wide, swept, rows * each, -(-tiles // each), width_programs)
 
 
 def _num_held(kernel: KernelIR) -> int:
-    """Elements' values that a later pass over the row reads again, at least one."""
-    known, stage = levels(kernel), stages(kernel)
-    held: set[int] = set()
+    """The most values of an element that are alive across a reduction over its row, at least one: what registers must
+    hold. In between, an element's values come and go; what is stored is stored as soon as it is there."""
+    known = levels(kernel)
+    last: dict[int, int] = {}
     for position, instruction in enumerate(kernel.body):
-        if isinstance(instruction, Reduce):
-            continue
-        held |= {v for v in operands(instruction) if known[v] is Level.ELEMENT and stage[v] < stage[position]}
-    return max(1, len(held))
+        last.update((value, position) for value in operands(instruction))
+    reductions = [position for position, instruction in enumerate(kernel.body) if isinstance(instruction, Reduce)]
+    elements = [value for value in last if known[value] is Level.ELEMENT]
+    return max([1, *(sum(value < at < last[value] for value in elements) for at in reductions)])
 
 
 def _warps(elements: int) -> int:

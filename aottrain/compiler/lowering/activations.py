@@ -325,13 +325,16 @@ def _log_sigmoid(node: fx.Node) -> Rule | None:
 
 @lowers("aten.log_sigmoid_backward.default")
 def _log_sigmoid_backward(node: fx.Node) -> Rule | None:
-    """By exp(-|x|), which the forward gives as well."""
+    """By exp(-|x|), which the forward gives as well; not on CUDA, where that result has no elements."""
+    gradient, given, power = arguments(node)[:3]
+    kept = value_of(power).numel() == value_of(given).numel()
 
     def formula(b: Builder, v: Values) -> int:
-        g, x, power = v
+        g, x = v[:2]
+        power = v[2] if kept else b.compute("exp", b.compute("neg", b.compute("abs", x)))
         one = b.constant(1, b.dtype(x))
         share = b.compute("div", power, b.compute("add", one, power))
         negative = b.compare("lt", x, b.constant(0, b.dtype(x)))
         return b.compute("mul", g, b.compute("where", negative, b.compute("sub", one, share), share))
 
-    return mixed(node, arguments(node)[:3], formula)
+    return mixed(node, (gradient, given, power) if kept else (gradient, given), formula)

@@ -1,0 +1,42 @@
+"""The page about memory against speed: the plot, how to read it, the table, the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from aottrain.report.charts import at_each_width
+from aottrain.report.page import Column, heading, page, table
+from aottrain.report.scatter import Mark, Place, memory_legend, memory_plot
+
+AXES = ("peak memory of a step \u2192", "\u2191 time of a step")
+_READING = (
+    "To the left is less memory, further down is faster; neither axis begins at zero. A mark is the median of the "
+    "rounds, its whisker reaches from the fastest to the slowest round. Pale marks are dominated, the ringed one is "
+    "the knee. Dotted: what the compiler predicts for every plan that a budget could choose, from the measured step of "
+    "the roomiest one on."
+)
+
+
+def render_curve(
+    facts: Sequence[str],
+    marks: Sequence[Mark],
+    line: Sequence[Place],
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+) -> str:
+    """The page as text. facts: lines under the title. line: the predicted curve, as (bytes, seconds). The first column
+    of the rows is text, as is the last."""
+    columns = [Column(name, number=0 < i < len(header) - 1) for i, name in enumerate(header)]
+    drawn = at_each_width(lambda width: memory_plot(marks, line, axes=AXES, width=width))
+    body = [
+        "<h1>Memory against speed</h1>",
+        *(f'<p class="dim">{escape(fact)}</p>' for fact in facts),
+        f'<div class="panel">{drawn}{memory_legend(marks)}</div>',
+        f'<p class="dim">{escape(_READING)}</p>',
+        heading("All runs"),
+        table(columns, [[escape(text) for text in row] for row in rows]),
+        *(f"<p>{escape(note)}</p>" for note in notes),
+    ]
+    return page("memory against speed", body)

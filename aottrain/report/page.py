@@ -1,0 +1,88 @@
+"""What the pages are made of: the frame, tables that become lists where there is no room, cards, folded text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from aottrain.report.charts import breakable
+from aottrain.report.style import CSS
+
+
+@dataclass(frozen=True)
+class Column:
+    """Of a table. share: of its width in percent, 0 where the contents decide."""
+
+    name: str
+    share: float = 0
+    number: bool = False
+
+
+def page(title: str, body: Iterable[str]) -> str:
+    """A whole HTML document: no scripts, nothing loaded from elsewhere."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: {escape(title)}</title>\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="color-scheme" content="light dark">\n<style>{CSS}</style></head>\n'
+        f'<body class="aottrain"><main>\n{joined(body)}\n</main></body></html>\n'
+    )
+
+
+def within(body: Iterable[str]) -> str:
+    """The same to be shown inside another page, which its style leaves alone."""
+    return f'<div class="aottrain"><style>{CSS}</style>\n{joined(body)}\n</div>\n'
+
+
+def joined(parts: Iterable[str]) -> str:
+    """One after the other, without the empty ones."""
+    return "\n".join(part for part in parts if part)
+
+
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells, which are HTML. Where the page is narrow each row is a list of names and values."""
+    fixed = all(column.share for column in columns)
+    widths = "".join(f'<col style="width:{column.share}%">' for column in columns) if fixed else ""
+    head = "".join(f'<th class="number">{c.name}</th>' if c.number else f"<th>{c.name}</th>" for c in columns)
+    lines = []
+    for row in rows:
+        cells = "".join(_cell(column, cell) for column, cell in zip(columns, row, strict=True))
+        lines.append(f"<tr>{cells}</tr>\n")
+    kind = f'<table class="fixed"><colgroup>{widths}</colgroup>' if fixed else "<table>"
+    return f'<div class="table">{kind}<thead><tr>{head}</tr></thead><tbody>\n{"".join(lines)}</tbody></table></div>'
+
+
+def _cell(column: Column, content: str) -> str:
+    classes = " ".join(filter(None, ["number" if column.number else "", "" if content else "empty"]))
+    mark = f' class="{classes}"' if classes else ""
+    return f'<td data-label="{escape(column.name, quote=True)}"{mark}><div>{content}</div></td>'
+
+
+def long_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, shown: int, rest: str) -> str:
+    """The first `shown` rows, and the others folded under the line `rest`."""
+    if len(rows) <= shown + 2:  # a line that says so would take as much room
+        return table(columns, rows)
+    return table(columns, rows[:shown]) + folded(rest, table(columns, rows[shown:]))
+
+
+def folded(title: str, content: str, note: str = "", *, open_: bool = False) -> str:
+    """`content` under a line that opens it."""
+    small = f"<small>{escape(note)}</small>" if note else ""
+    state = " open" if open_ else ""
+    return f"<details{state}><summary>{escape(title)}{small}</summary>{content}</details>"
+
+
+def heading(title: str, note: str = "") -> str:
+    """With a note in small print."""
+    small = f"<small>{escape(note)}</small>" if note else ""
+    return f"<h3>{escape(title)}{small}</h3>"
+
+
+def card(title: str, figure: str, note: str) -> str:
+    """A figure that is looked at first; it and the note are HTML."""
+    return f'<div class="card"><h3>{escape(title)}</h3><div class="figure">{figure}</div><p>{note}</p></div>'
+
+
+def mono(text: str) -> str:
+    """Code, which may end a line within its names."""
+    return f'<span class="mono">{breakable(text)}</span>' if text else ""

@@ -1,0 +1,170 @@
+"""The picture of memory against time: a mark for each run, with the range of its rounds as a whisker."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from aottrain.ir.units import format_bytes, format_seconds
+from aottrain.report.charts import NOTHING, byte_unit, ticks
+
+Place = tuple[float, float]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
+
+_CHARACTER = 7.2  # of the font, on the average
+_RADIUS = 6.0
+# Beside its colour each series has a shape of its own, for those who do not tell the colours apart.
+_SHAPES = (
+    "M-6,0a6,6 0 1 0 12,0a6,6 0 1 0 -12,0Z",
+    "M-5,-5H5V5H-5Z",
+    "M0,-7L7,5H-7Z",
+    "M0,-7L7,0L0,7L-7,0Z",
+    "M-7,-5H7L0,7Z",
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of `memory_plot`. series: shares a colour, a shape and a line with others; low, high: of its seconds;
+    remark: "" | "beaten" | "knee"."""
+
+    series: str
+    name: str
+    label: str
+    num_bytes: float
+    seconds: float
+    remark: str = ""
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def range(self) -> Place:
+        return self.seconds if self.low is None else self.low, self.seconds if self.high is None else self.high
+
+
+def memory_plot(marks: Sequence[Mark], line: Sequence[Place], *, axes: tuple[str, str], width: int) -> str:
+    """Marks with whiskers, those of a series joined in their order, and behind them a line of (bytes, seconds), as SVG
+    that is `width` units wide. axes: what goes to the right, and what goes up. The axes are cut off.
+
+    A label stands where it covers no mark, whisker, line or other label, as far as there is such a
+    place.
+    """
+    if not marks:
+        return NOTHING
+    area = _Area(marks, line, width)
+    series = _series(marks)
+    drawn, taken = [area.grid()], [box for mark in marks for box in area.boxes(mark)]
+    if line:
+        drawn.append(f'<polyline class="predicted" points="{area.path(line)}"/>')
+        taken += area.along(line)
+    for index, name in enumerate(series):
+        places = [(mark.num_bytes, mark.seconds) for mark in marks if mark.series == name]
+        drawn.append(f'<polyline class="l{index}" points="{area.path(places)}"/>' if places[1:] else "")
+        taken += area.along(places)
+    for mark in marks:
+        drawn.append(area.mark(mark, series.index(mark.series)))
+        drawn.append(area.label(mark, taken))
+    corner = f'x="{area.right}" y="{area.height - 8}" text-anchor="end"'
+    drawn.append(f'<text class="axis" {corner}>{escape(axes[0])}</text>')
+    drawn.append(f'<text class="axis" x="4" y="14">{escape(axes[1])}</text>')
+    name = escape(f"{axes[1]} against {axes[0]}", quote=True)
+    box = f'viewBox="0 0 {width} {area.height:.0f}"'
+    return f'<svg class="plot" {box} role="img" aria-label="{name}">{"".join(drawn)}</svg>'
+
+
+def memory_legend(marks: Sequence[Mark]) -> str:
+    """The series with their shapes and colours."""
+    keys = []
+    for index, name in enumerate(_series(marks)):
+        key = f'<svg class="key-mark" viewBox="-8 -8 16 16" aria-hidden="true">{_shape(index, f"s{index}")}</svg>'
+        keys.append(f"<li>{key}{escape(name)}</li>")
+    return f'<ul class="legend">{"".join(keys)}</ul>'
+
+
+def _series(marks: Sequence[Mark]) -> list[str]:
+    return list(dict.fromkeys(mark.series for mark in marks))
+
+
+def _shape(index: int, classes: str, rest: str = "/>") -> str:
+    return f'<path class="{classes}" d="{_SHAPES[index % len(_SHAPES)]}"{rest}'
+
+
+class _Area:
+    """Where bytes and seconds lie in the drawing."""
+
+    left, top = 70.0, 30.0
+
+    def __init__(self, marks: Sequence[Mark], line: Sequence[Place], width: int):
+        sizes = [*(mark.num_bytes for mark in marks), *(size for size, _ in line)]
+        times = [*(time for mark in marks for time in mark.range), *(time for _, time in line)]
+        self.right, self.height = width - 36.0, 260.0 + 0.17 * width
+        self.bottom = self.height - 50
+        self.sizes = ticks(sizes, byte_unit(sizes), max(2, width // 100))
+        self.times = ticks(times, 1.0, 7)
+
+    def place(self, size: float, seconds: float) -> Place:
+        along = (size - self.sizes[0]) / (self.sizes[-1] - self.sizes[0])
+        up = (seconds - self.times[0]) / (self.times[-1] - self.times[0])
+        return self.left + (self.right - self.left) * along, self.bottom - (self.bottom - self.top) * up
+
+    def path(self, places: Sequence[Place]) -> str:
+        return " ".join("{:.1f},{:.1f}".format(*self.place(*at)) for at in places)
+
+    def grid(self) -> str:
+        drawn = []
+        for tick in self.sizes:
+            x, _ = self.place(tick, self.times[0])
+            drawn.append(f'<line class="grid" x1="{x:.1f}" y1="{self.top}" x2="{x:.1f}" y2="{self.bottom}"/>')
+            drawn.append(f'<text x="{x:.1f}" y="{self.bottom + 18}" text-anchor="middle">{format_bytes(tick)}</text>')
+        for tick in self.times:
+            _, y = self.place(self.sizes[0], tick)
+            drawn.append(f'<line class="grid" x1="{self.left}" y1="{y:.1f}" x2="{self.right}" y2="{y:.1f}"/>')
+            drawn.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{format_seconds(tick)}</text>')
+        return "".join(drawn)
+
+    def mark(self, mark: Mark, index: int) -> str:
+        x, y = self.place(mark.num_bytes, mark.seconds)
+        low, high = mark.range
+        drawn = []
+        if low != high:
+            (_, below), (_, above) = self.place(mark.num_bytes, low), self.place(mark.num_bytes, high)
+            stem = f"M{x:.1f},{below:.1f}V{above:.1f}M{x - 4:.1f},{below:.1f}h8M{x - 4:.1f},{above:.1f}h8"
+            drawn.append(f'<path class="whisker l{index}" d="{stem}"/>')
+        ranged = "" if low == high else f" ({format_seconds(low)} to {format_seconds(high)})"
+        caption = f"{mark.name}: {format_bytes(mark.num_bytes)}, {format_seconds(mark.seconds)}{ranged}"
+        rest = f' transform="translate({x:.1f},{y:.1f})"><title>{escape(caption)}</title></path>'
+        return "".join([*drawn, _shape(index, f"point s{index} {mark.remark}".strip(), rest)])
+
+    def boxes(self, mark: Mark) -> list[Box]:
+        """What a mark covers, and its whisker."""
+        x, y = self.place(mark.num_bytes, mark.seconds)
+        (_, below), (_, above) = (self.place(mark.num_bytes, time) for time in mark.range)
+        return [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS), (x - 4, above, x + 4, below)]
+
+    def along(self, places: Sequence[Place]) -> list[Box]:
+        """What a line through the places covers: a small box every few units."""
+        found = []
+        for (x, y), (u, v) in itertools.pairwise(self.place(*at) for at in places):
+            count = max(1, round(math.hypot(u - x, v - y) / 12))
+            steps = ((x + (u - x) * i / count, y + (v - y) * i / count) for i in range(count))
+            found += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
+        return found
+
+    def label(self, mark: Mark, taken: list[Box]) -> str:
+        """The text beside the mark; its box is added to those taken."""
+        x, y = self.place(mark.num_bytes, mark.seconds)
+        width = _CHARACTER * len(mark.label)
+        sides = (10, -10 - width)
+        places = [(x + dx, y + dy) for dy in (-8, 16, 4, -22, 30, -36, 44) for dx in sides]
+        boxes = [(left, line - 11, left + width, line + 3) for left, line in places]
+        best = min(boxes, key=lambda box: self._cost(box, taken))  # the first of equals
+        taken.append(best)
+        return f'<text class="label" x="{best[0]:.1f}" y="{best[3] - 3:.1f}">{escape(mark.label)}</text>'
+
+    def _cost(self, box: Box, taken: Sequence[Box]) -> int:
+        outside = box[0] < self.left or box[2] > self.right + 36 or box[1] < self.top or box[3] > self.bottom
+        over = sum(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken)
+        return over + 2 * outside
