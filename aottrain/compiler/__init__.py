@@ -100,7 +100,8 @@ def compile_call(
     tangents = Tangents(built.expected.defined)
     replay = replay_of(step, functional)
     program = log.run("link", link, built.parts, analysis, built.kernel, replay, built.fused, replays, tangents)
-    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts, replays, tangents)
+    reason, fused = built.reason or reason, tuple(built.fused)
+    decided = Decided(chosen, reason, fused, tuple(heads), built.layouts, replays, tangents)
     return program, step, analysis, describe(built.joint, built.plan, built.expected, decided, log.records)
 
 
