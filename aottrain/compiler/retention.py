@@ -21,7 +21,7 @@ from aottrain.ir.graph import PartitionedGraph, placeholders, results, storage_b
 from aottrain.ir.schedule import MemoryPlan, Schedule
 
 # What the peak may rise by for the sake of what is kept: a share of what a step allocates, or some pages.
-_SHARE = 0.0025
+_SHARE = 0.001
 _PAGES = 1 << 16
 
 Planned = tuple[fx.Graph, int, Schedule]

@@ -42,7 +42,7 @@ _keys = itertools.count()
 _idle: list[Arena] = []
 _blocks: dict[tuple[object, int, torch.device], list[torch.UntypedStorage]] = {}
 _holders: list[object] = [None]  # whose program ran last
-_MOST_IDLE = 1 << 20  # bytes that others may keep while a program runs
+_MOST_IDLE = 1 << 16  # bytes that others may keep while a program runs
 
 
 class ArenaLayout:

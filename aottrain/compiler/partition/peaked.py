@@ -104,7 +104,7 @@ def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> Parti
 
     fused: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
     read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
-    fit or another plan is taken. Only bytes that no plan's kernels fit into leave the plan of a run op by op.
+    fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
     """
     if fused is not None:
         chosen = _Ladder(family, fused).choose(budget)
@@ -135,9 +135,11 @@ class _Ladder:
         """The plan, and the bytes beside the fixed ones that the budget allows; None where no rung fits."""
         if isinstance(budget, float):
             limit = self._family.reference
-            if budget < 1.0 or self._first(limit) is None:
+            if budget < 1.0:
                 lowest = min(map(self._peak, self._rungs))
-                limit = lowest + int(budget * max(limit - lowest, 0))
+                if lowest > limit:
+                    return None
+                limit = lowest + int(budget * (limit - lowest))
         elif isinstance(budget, str):
             limit = free_bytes(self._family.device)
         else:
