@@ -11,6 +11,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "compile": "aottrain.compiler.api",
+    "reports": "aottrain.compiler.refusals",
     "bisect": "aottrain.compiler.bisection",
     "capture": "aottrain.compiler.capture",
     "analyse": "aottrain.compiler.analysis",
@@ -22,18 +23,28 @@ _PUBLIC = {
     "philox_eager": "aottrain.runtime.rng",
     "empty_cache": "aottrain.runtime.arena",
     "schedule": "aottrain.compiler.scheduling.order",
-    "render": "aottrain.compiler.codegen.cpp",
+    "render_cpp": "aottrain.compiler.codegen.cpp",
+    "render_triton": "aottrain.compiler.codegen.triton",
     "ForwardValue": "aottrain.ir.plan",
     "CompileReport": "aottrain.ir.report",
     "AdamW": "aottrain.compiler.optimizers",
     "SGD": "aottrain.compiler.optimizers",
     "Lion": "aottrain.compiler.optimizers",
+    "AottrainError": "aottrain.errors",
+    "UnsupportedError": "aottrain.errors",
+    "BudgetError": "aottrain.errors",
+    "ConfigError": "aottrain.errors",
+    "VerificationError": "aottrain.errors",
+    "NumericsError": "aottrain.errors",
+    "CheckpointError": "aottrain.errors",
 }
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", "errors", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("aottrain.errors")
     if name not in _PUBLIC:
         raise AttributeError(f"module 'aottrain' has no attribute {name!r}")
     value = getattr(import_module(_PUBLIC[name]), name)

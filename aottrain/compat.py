@@ -1,6 +1,7 @@
 """The one place that hides private torch names, and what differs between torch 2.11 and 2.13.
 
-Of the compiler capture, recording, analysis, joint and functional use private names; all else imports from here.
+Of the compiler capture, recording, analysis, joint and functional use private names; all else imports from here, or
+from compat_dynamo, which knows how TorchDynamo treats frames.
 """
 
 from __future__ import annotations
@@ -126,6 +127,8 @@ def selective_policy(context: Any) -> Any:
 
 
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
+# Found once: they are asked for before each call, and torch changes what is in them alone.
+_GLOBAL_TABLES = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
 
 
 def no_onednn() -> Any:
@@ -176,8 +179,7 @@ def has_global_module_hooks() -> bool:
 
 
 def _global_hooks() -> list[Any]:
-    tables = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
-    hooks = [hook for table in tables for hook in table.values()]
+    hooks = [hook for table in _GLOBAL_TABLES for hook in table.values()]
     return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith("aottrain.")]
 
 

@@ -24,7 +24,23 @@ class UnsupportedError(AottrainError):
     """The compiler cannot prove that it would give eager's answer for this program.
 
     Under `on_unsupported="eager"` the call runs eagerly and is counted in the report; under `"error"` this is raised.
+    reason: one line; source: the line of the program that it is about, "file.py:line", "" where there is none.
     """
+
+    def __init__(self, reason: str = "", source: str = ""):
+        super().__init__(reason)
+        self.source = source
+
+    @property
+    def reason(self) -> str:
+        return str(self.args[0]).partition("\n")[0] if self.args else ""  # torch.fx appends where it was in a graph
+
+    def __str__(self) -> str:
+        return f"{self.reason} ({self.source})" if self.source else self.reason
+
+
+class CompilerError(UnsupportedError):
+    """The machine's C++ compiler cannot be had, failed or did not answer; the message has its own words."""
 
 
 class VerificationError(AottrainError):

@@ -31,6 +31,12 @@ find_python() {
     fail "Python 3.10 or newer is needed; none of python3, python3.13 ... python3.10 is on PATH"
 }
 
+# How many tests run at once: one for each processor that this process may use; each worker holds a gigabyte or so.
+num_test_workers() {
+    "$python" -c 'import os; f = getattr(os, "sched_getaffinity", None)
+print(min(8, len(f(0)) if f else os.cpu_count() or 1))'
+}
+
 # What an installation depends on: when this text changes, install again.
 fingerprint() {
     echo "$root $torch_requirement $(cksum <"$root/pyproject.toml")"

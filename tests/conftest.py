@@ -1,4 +1,5 @@
-"""Plans in tests do not depend on how fast the machine is that runs them."""
+"""Plans in tests do not depend on how fast the machine is that runs them, nor on how many tests it runs at once; faults
+of the compiler are errors."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ import sys
 import pytest
 
 os.environ["AOTTRAIN_RATES"] = "default"
+os.environ["AOTTRAIN_FAULTS"] = "raise"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
 
 
 @pytest.fixture(autouse=True)

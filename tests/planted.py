@@ -18,10 +18,10 @@ import aottrain.compiler as pipeline
 import tests.planted_checks as checks
 import tests.planted_guards as served
 from aottrain.compat import CAN_UNPACK_ONE
-from aottrain.compiler import analysis, api, fakes, functional, joint, linking, replay, simplification
+from aottrain.compiler import analysis, api, entry, fakes, functional, joint, linking, replay, simplification
 from aottrain.compiler.partition import min_cut, split, strategies, timeline, undefined
 from aottrain.ir import graph, verify
-from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state
+from aottrain.runtime import epilogue, executor, guards, philox, program, rng, state, tables
 from aottrain.runtime.program import Program
 
 CAPTURE = importlib.import_module("aottrain.compiler.capture")  # the package has a function of that name
@@ -47,8 +47,8 @@ def results_of(graph: fx.Graph) -> list[Any]:
 
 
 def without_part(i: int) -> Any:
-    def call_key(args: Any, kwargs: Any) -> Any:
-        key, tensors = guards.call_key(args, kwargs)
+    def call_key(*given: Any) -> Any:
+        key, tensors = guards.call_key(*given)
         return key[:i] + key[i + 1 :], tensors
 
     return call_key
@@ -385,7 +385,7 @@ def _(patch: Any) -> None:
 
 # -- guards -----------------------------------------------------------------------------------------------------------
 
-attribute("written inputs may overlap", served.overlapping_inputs, api, "is_disjoint", lambda primals, written: True)
+attribute("written inputs may overlap", served.overlapping_inputs, entry, "is_disjoint", lambda primals, written: True)
 attribute("alias pattern ignored", served.same_tensor_twice, guards, "alias_pattern", lambda tensors: ())
 attribute("grad mode unguarded", served.changed_grad_mode, api, "call_key", without_part(1))
 attribute("autocast unguarded", served.changed_autocast, api, "call_key", without_part(3))
@@ -400,14 +400,9 @@ attribute(
 )
 attribute("closures unguarded", served.changed_closure, state.StateGuard, "_visit_function", lambda *_: None)
 attribute("globals unguarded", served.changed_global, state, "globals_of", lambda code: frozenset())
-attribute(
-    "replaced buffers unguarded",
-    served.replaced_buffer,
-    state.StateGuard,
-    "holds",
-    lambda self: all(t.get(k, None) == v for t, k, v, _ in self._plain),
-)
-attribute("fallbacks uncounted", served.counted_fallback, api.CompiledCall, "_count", lambda self, reason: None)
+attribute("replaced buffers unguarded", served.replaced_buffer, tables._Alive, "holds", lambda self: True)
+attribute("refusals do not count", served.state_that_changes, api.CompiledCall, "_refuse", lambda *_: None)
+attribute("fallbacks uncounted", served.counted_fallback, api.CompiledCall, "_count", lambda self, error: None)
 
 # -- the laws themselves ----------------------------------------------------------------------------------------------
 

@@ -147,7 +147,9 @@ def replaced_buffer() -> None:
     model = nn.Module()
     model.register_buffer("b", ONE.clone())
     model.forward = lambda x: x * model.b
+    kept = model.b
     _twice(model, (ONE,), (ONE,), between=lambda: setattr(model, "b", TWO.clone()))
+    del kept
 
 
 def counted_fallback() -> None:
@@ -156,3 +158,18 @@ def counted_fallback() -> None:
         call = aottrain.compile(lambda x: x.nonzero(), capture="trace")
         call(ONE)
     assert call.report.num_fallbacks == 1
+
+
+def state_that_changes() -> None:
+    seen: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        seen.append(len(seen))
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = aottrain.compile(function, capture="trace")
+        for _ in range(20):
+            call(ONE)
+    assert len(seen) == 20 and len(call.report.fallbacks) == 2, "past the limit nothing is traced"

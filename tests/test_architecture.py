@@ -29,6 +29,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint.py",
     "aottrain/compiler/functional.py",
     "aottrain/compat.py",
+    "aottrain/compat_dynamo.py",
     "aottrain/peers.py",
 }
 # The one place that runs a peer's compiler on our graphs, for kernel=inductor.
@@ -305,7 +306,7 @@ def skeleton(root: Path) -> None:
     for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
         write(root / "aottrain" / folder / "__init__.py", "")
     modules = ("__init__", "__main__", "compat", "config", "errors", "peers", "schema", "step", "sweep", "usage")
-    for module in (*modules, "runtime/rng", "trainer/loop"):
+    for module in (*modules, "compat_dynamo", "runtime/rng", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
     write(root / "aottrain/runtime/triton_launch.py", "import triton")
     write(root / "aottrain/cli.py", "import hydra")

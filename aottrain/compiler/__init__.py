@@ -40,11 +40,13 @@ from aottrain.compiler.scatters import order_scatters
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.compiler.sums import join_sums
-from aottrain.errors import BudgetError, UnsupportedError
+from aottrain.errors import BudgetError, CompilerError, UnsupportedError
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.report import GraphReport, Tangents
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
+from aottrain.runtime.cache import say_once
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.runtime.state import StateGuard, check_reachable
 
@@ -90,16 +92,26 @@ def compile_call(
     heads = find_loss_heads(joint) if options.chunks_loss_head else ()
     if heads:
         joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
-    kernel, reason = choose_kernel(options.kernel, joint)
+    faults = Faults()
+    try:
+        kernel, reason = choose_kernel(options.kernel, joint)
+    except Exception as error:
+        kernel, reason = "aten", faults.note("choose_kernel", error)
     options = replace(options, kernel=kernel)
     if options.counts_workspaces:
         options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(joint))
-    built = _build(joint, options, log)
+    try:
+        built = _build(joint, options, log, faults)
+    except CompilerError as error:  # the plan and its budget hold without kernels too
+        say_once(f"this program runs op by op: {error}")
+        options, reason = replace(options, kernel="aten"), str(error)
+        built = _build(joint, options, log, faults)
     chosen = replace(options, kernel=built.kernel)
     replays = plan_replays(built.parts, chosen)
     tangents = Tangents(built.expected.defined)
     replay = replay_of(step, functional)
-    program = log.run("link", link, built.parts, analysis, built.kernel, replay, built.fused, replays, tangents)
+    known = built.parts, analysis, built.kernel, replay, built.fused, replays, faults, tangents
+    program = log.run("link", link, *known)
     reason, fused = built.reason or reason, tuple(built.fused)
     decided = Decided(chosen, reason, fused, tuple(heads), built.layouts, replays, tangents)
     return program, step, analysis, describe(built.joint, built.plan, built.expected, decided, log.records)
@@ -126,23 +138,33 @@ class _Built:
     layouts: str = ""
 
 
-def _build(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
-    """From the whole program to kernels. What rounds otherwise than eager is rewritten for generated kernels alone:
-    where a budget then leaves no room for them, the program is as it was."""
-    if options.kernel in GENERATED:
-        ready = joint
-        for rewrite in rewrites(options.kernel):
-            ready = log.run(rewrite.__name__, rewrite, ready, check=_verify_whole)
-        choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
-        if choice.graph is not None:
-            ready = joint.with_graph(choice.graph)
-            _verify_whole(ready)
-        with suppress(BudgetError):
-            built = _plan(ready, options, log)
-            if built.kernel == options.kernel or ready is joint:
-                return replace(built, layouts=choice.reason)
-        if choice.graph is not None:
-            return replace(_plan(joint, options, log), layouts="as the program has them: the budget has no room")
+def _build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> _Built:
+    """From the whole program to kernels; where their making fails, a fault of ours, op by op under the same options."""
+    if options.kernel not in GENERATED:
+        return _plan(joint, options, log)
+    try:
+        return _generate(joint, options, log)
+    except Exception as error:
+        reason = faults.note("kernels", error)
+        return replace(_plan(joint, replace(options, kernel="aten"), log), reason=reason)
+
+
+def _generate(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
+    """What rounds otherwise than eager is rewritten for generated kernels alone: where a budget then leaves no room for
+    them, the program is as it was."""
+    ready = joint
+    for rewrite in rewrites(options.kernel):
+        ready = log.run(rewrite.__name__, rewrite, ready, check=_verify_whole)
+    choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
+    if choice.graph is not None:
+        ready = joint.with_graph(choice.graph)
+        _verify_whole(ready)
+    with suppress(BudgetError):
+        built = _plan(ready, options, log)
+        if built.kernel == options.kernel or ready is joint:
+            return replace(built, layouts=choice.reason)
+    if choice.graph is not None:
+        return replace(_plan(joint, options, log), layouts="as the program has them: the budget has no room")
     return _plan(joint, options, log)
 
 
@@ -181,13 +203,19 @@ def capture_whole(
     log: StageLog,
     sizes: SymbolicSizes | None = None,
 ) -> tuple[CapturedStep, Analysis]:
-    """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs."""
+    """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs.
+
+    Raises UnsupportedError at once where it changes Python state: a second trace would not start where this one did,
+    and may well end there.
+    """
     captured: list[Tensor] = []
     for _ in range(_MAX_CAPTURES):
         known = captured, rng, sizes, guard.watching, guard.seen
         step = log.run("capture", capture, function, module, args, kwargs, *known)
         try:
-            return step, log.trace("analyse", analyse, step)
+            analysis = log.trace("analyse", analyse, step)
+            guard.check_unchanged()
+            return step, analysis
         except CapturedTensors as found:
             check_reachable(guard, found.tensors)
             captured += found.tensors

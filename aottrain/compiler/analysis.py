@@ -98,8 +98,8 @@ class _WatchMode(CaptureMode):
                     check_overlap(func, targets, read)
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
-            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs:
-                # Its gradient goes by the strides of a fake, which kernels may choose otherwise.
+            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not _is_whole(args[0]):
+                # Its gradient goes by the strides of a fake, which kernels may choose otherwise: runners lay it out so.
                 raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tensors_among((args, kwargs)):
@@ -151,6 +151,13 @@ def analyse(step: CapturedStep) -> Analysis:
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
     written = mutated, replaced, unversioned
     return Analysis(outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed))
+
+
+def _is_whole(value: Tensor) -> bool:
+    """Whether a value is all that lies in its memory, without gaps: a copy with its strides has the same elements at
+    the same places."""
+    size = hint(value.numel()) * value.itemsize
+    return value.storage_offset() == 0 and size == hint(value.untyped_storage().nbytes()) and is_injective(value)
 
 
 def _constant(leaf: Any) -> Any:

@@ -4,143 +4,146 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from aottrain.compat import has_global_module_hooks, symbolic_tracing, tracing_alone, tree_unflatten
+from aottrain.compat import has_global_module_hooks, symbolic_tracing, tracing_alone
 from aottrain.compiler import compile_call
-from aottrain.compiler.analysis import Analysis
-from aottrain.compiler.capture import CapturedStep
-from aottrain.compiler.dynamic import SizeGuard, SymbolicSizes, size_guard, symbolic_sizes
+from aottrain.compiler.dynamic import SymbolicSizes, size_guard, symbolic_sizes
 from aottrain.compiler.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
+from aottrain.compiler.entry import Bound, Entry, Refusal
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
+from aottrain.compiler.places import raised_at
+from aottrain.compiler.refusals import count_fallback, new_report
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.budget import Budget
-from aottrain.ir.report import CompileReport, GraphReport, add_fallback
-from aottrain.runtime.epilogue import assemble
-from aottrain.runtime.guards import argument_objects, call_key, describe, is_disjoint
-from aottrain.runtime.program import NO_SIZES, Program
+from aottrain.ir.report import CompileReport, GraphReport
+from aottrain.runtime.failures import ForwardRaised
+from aottrain.runtime.guards import argument_objects, call_key, describe
+from aottrain.runtime.lifetimes import Loss
 from aottrain.runtime.state import StateGuard
 
 GLOBAL_HOOKS = "hooks are registered on all modules, which no guard sees"
 
 
-class Entry:
-    """One compiled program with what it needs to be called."""
-
-    def __init__(
-        self, program: Program, step: CapturedStep, analysis: Analysis, guard: StateGuard, report: GraphReport
-    ):
-        self.program = program
-        self.analysis = analysis
-        self.report = report
-        self.guard = guard
-        self.state = step.primals[: step.num_state]
-        # Where each distinct tensor argument stands among the primals; arguments that are state need no place.
-        self.num_batch = len(step.primals) - step.num_state
-        self.places: tuple[int, ...] = ()
-        # Where the key leaves sizes open: the guard of a program with symbolic sizes, or the only sizes that it is for.
-        self.size_guard: SizeGuard | None = None
-        self.shapes: tuple[Any, ...] | None = None
-
-    def state_places(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
-        """Which state each argument is, or -1: a parameter that is passed to its own module is one input, not two."""
-        known = {id(tensor): i for i, tensor in enumerate(self.state)}
-        return tuple(known.get(id(tensor), -1) for tensor in tensors)
-
-    def accepts(self, tensors: Sequence[Tensor]) -> bool:
-        return (
-            self._accepts_sizes(tensors)
-            and self.guard.holds()
-            and self.state_places(tensors) == self.places
-            and (not self.analysis.mutated or is_disjoint(self.primals(tensors), self.analysis.mutated))
-        )
-
-    def _accepts_sizes(self, tensors: Sequence[Tensor]) -> bool:
-        if self.size_guard is not None:
-            return self.size_guard.holds(tensors)
-        return self.shapes is None or self.shapes == tuple(map(describe, tensors))
-
-    def primals(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        known = {id(tensor) for tensor in self.state}
-        batch = {id(tensor): tensor for tensor in tensors if id(tensor) not in known}
-        return [*self.state, *batch.values()]
-
-    def __call__(self, tensors: Sequence[Tensor]) -> Any:
-        primals = self.primals(tensors)
-        sizes = NO_SIZES if self.size_guard is None else self.size_guard.sizes.read(tensors)
-        computed = self.program(primals, sizes)
-        known = self.analysis
-        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals, sizes)
-        return tree_unflatten(leaves, known.out_tree)
-
-
-def target_name(function: Callable[..., Any]) -> str:
-    """What a person calls it: the class of a module, the name of a function."""
-    return getattr(function, "__qualname__", type(function).__name__)
-
-
 class CompiledCall:
-    """The cache of programs of one target, and its report."""
+    """The cache of programs of one target, and its report.
+
+    Every attempt counts against the limit, whether it gave a program or was refused: a target that changes its own
+    state at each call would otherwise be traced at each call. Past the limit a call costs a look at the guards.
+    """
 
     def __init__(self, function: Callable[..., Any], module: nn.Module | None, options: CompileOptions):
         self.function = function
         self.module = module
         self.options = options
-        self.report = CompileReport(target=target_name(function))
+        self.report = new_report(function)
         self._entries: dict[Any, list[Entry]] = {}
-        self._refused: dict[Any, list[tuple[StateGuard, str]]] = {}
+        self._refused: dict[Any, list[Refusal]] = {}
+        self._num_refused = 0
+        self._last_reason = ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             if has_global_module_hooks():
                 raise UnsupportedError(GLOBAL_HOOKS)
             key, tensors = call_key(args, kwargs, self.options.dynamic)
-            entry = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
+            entry, primals = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
         except UnsupportedError as error:
             if self.options.on_unsupported == "error":
                 raise
-            self._count(str(error))
-            return self.function(*args, **kwargs)
-        return entry(tensors)
+            self._count(error)
+        else:
+            return self._run(entry, tensors, primals, args, kwargs)
+        return self.function(*args, **kwargs)  # here, where the error holds nothing of the trace any more
+
+    def _run(
+        self,
+        entry: Entry,
+        tensors: Sequence[Tensor],
+        primals: list[Tensor],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        try:
+            return entry(tensors, primals)
+        except ForwardRaised as signal:
+            raised = signal
+        result = raised.run_again(self.function, args, kwargs)
+        if self.options.on_unsupported == "error":
+            raise raised.error
+        self._count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
+        return result
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
         """Compile for these inputs without running. Raises UnsupportedError, also under on_unsupported="eager"."""
         key, tensors = call_key(args, kwargs, self.options.dynamic)
-        return (self._find(key, tensors) or self._compile(key, tensors, args, kwargs)).report
+        entry, _ = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
+        return entry.report
 
-    def _find(self, key: Any, tensors: Sequence[Tensor]) -> Entry | None:
+    def _find(self, key: Any, tensors: Sequence[Tensor]) -> Bound | None:
+        lost = False
         for entry in self._entries.get(key, ()):
-            if entry.accepts(tensors):
-                return entry
+            primals = entry.bind(tensors)
+            if primals is not None:
+                return entry, primals
+            lost = lost or entry.guard.lost
+        if lost:
+            self._forget_lost(key)
         return None
 
-    def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Entry:
+    def _forget_lost(self, key: Any) -> None:
+        """Let go of programs of tensors and modules that are gone."""
+        with tracing_alone():
+            self._entries[key] = [entry for entry in self._entries[key] if not entry.guard.lost]
+
+    def _check_refused(self, key: Any) -> None:
+        for refusal in self._refused.get(key, ()):
+            if refusal.guard.holds():
+                raise refusal.error()
+        if len(self.report.graphs) + self._num_refused >= RECOMPILE_LIMIT:
+            last = f", or refused, the last because {self._last_reason}" if self._num_refused else ""
+            raise UnsupportedError(LIMIT_REACHED + last)
+
+    def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Bound:
+        self._check_refused(key)
         with tracing_alone(), collection_paused():
             found = self._find(key, tensors)
             if found is not None:
                 return found
-            for guard, reason in self._refused.get(key, ()):
-                if guard.holds():
-                    raise UnsupportedError(reason)
-            if len(self.report.graphs) >= RECOMPILE_LIMIT:
-                raise UnsupportedError(LIMIT_REACHED)
-            guard = StateGuard(self.function, argument_objects(args, kwargs))
+            self._check_refused(key)
+            guard = None
             try:
+                guard = StateGuard(self.function, argument_objects(args, kwargs))
                 entry = self._trace(guard, tensors, args, kwargs)
-            except UnsupportedError as error:
-                _undo(guard)
-                self._refused.setdefault(key, []).append((guard, str(error)))
+            except BaseException as error:
+                if guard is not None:
+                    _undo(guard)
+                if isinstance(error, UnsupportedError):
+                    self._refuse(key, guard, error)
                 raise
-            entry.places = entry.state_places(tensors)
+            primals = entry.settle(tensors)
             self._entries.setdefault(key, []).append(entry)
             self.report.graphs.append(entry.report)
-            return entry
+            entry.program.faults.count_in(self.report)
+            return entry, primals
+
+    def _refuse(self, key: Any, guard: StateGuard | None, error: UnsupportedError) -> None:
+        """guard: None where not even what the program can reach could be looked at."""
+        error.source = error.source or raised_at(error)
+        self._num_refused += 1
+        self._last_reason = error.reason
+        known = [refusal for refusal in self._refused.get(key, ()) if not refusal.guard.lost]
+        if guard is not None:
+            guard.release()
+            known.append(Refusal(guard, error.reason, error.source))
+        if known:
+            self._refused[key] = known
 
     def _trace(
         self, guard: StateGuard, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]
@@ -164,15 +167,11 @@ class CompiledCall:
     ) -> Entry:
         compiled = compile_call(self.function, self.module, args, kwargs, self.options, guard, sizes)
         program, step, analysis, report = compiled
-        if not guard.holds():
-            raise UnsupportedError(
-                "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
-            )
+        guard.check_unchanged()
         return Entry(program, step, analysis, guard, report)
 
-    def _count(self, reason: str) -> None:
-        if add_fallback(self.report, reason):
-            warnings.warn(f"aottrain runs this call eagerly: {reason}", stacklevel=4)
+    def _count(self, error: UnsupportedError) -> None:
+        count_fallback(self.report, error, 4)
 
 
 def _undo(guard: StateGuard) -> None:
@@ -187,31 +186,44 @@ class DynamoCall:
     def __init__(self, function: Callable[..., Any], module: nn.Module | None, options: CompileOptions):
         self.module = module
         self.options = options
-        self.report = CompileReport(target=target_name(function))
+        self.report = new_report(function)
         self._function = function
         self._call = compile_dynamo(function, options, self.report)
-        self._tables = [] if module is None else [(vars(child), child) for child in module.modules()]
-        self._num_attributes = self._count_attributes()
+        self._look_at_modules()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if has_global_module_hooks():
-            add_fallback(self.report, GLOBAL_HOOKS)
-            return self._function(*args, **kwargs)
+            return self._run_eagerly(GLOBAL_HOOKS, args, kwargs)
         if self._count_attributes() != self._num_attributes and (shadowed := self._shadowed()):
             # Dynamo reads the registered submodule, Python the attribute that hides it, and no guard tells them apart.
-            add_fallback(self.report, f"the attribute {shadowed} hides a parameter, buffer or submodule")
-            return self._function(*args, **kwargs)
+            return self._run_eagerly(f"the attribute {shadowed} hides a parameter, buffer or submodule", args, kwargs)
         return self._call(*args, **kwargs)
 
+    def _run_eagerly(self, reason: str, args: Any, kwargs: Any) -> Any:
+        if self.options.on_unsupported == "error":
+            raise UnsupportedError(reason)
+        count_fallback(self.report, UnsupportedError(reason), 4)
+        return self._function(*args, **kwargs)
+
+    def _look_at_modules(self) -> None:
+        children = [] if self.module is None else list(self.module.modules())
+        self._tables = [vars(child) for child in children]
+        self._watched = [weakref.ref(child, Loss(self)) for child in children]
+        self._num_attributes = self._count_attributes()
+
+    def lose(self) -> None:
+        """A submodule is gone: the attributes are to be looked at again."""
+        self._tables = []
+
     def _count_attributes(self) -> int:
-        return sum(len(table) for table, _ in self._tables)
+        return sum(map(len, self._tables))
 
     def _shadowed(self) -> str:
-        for table, child in self._tables:
+        for child in () if self.module is None else self.module.modules():
             for name in (*child._parameters, *child._buffers, *child._modules):
-                if name in table:
+                if name in vars(child):
                     return name
-        self._num_attributes = self._count_attributes()
+        self._look_at_modules()
         return ""
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:

@@ -25,7 +25,7 @@ from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, de
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.units import format_bytes
-from aottrain.runtime.native import find_compiler
+from aottrain.runtime.native import compiler_obstacle
 from aottrain.runtime.triton_launch import check_device
 
 # Below this much memory traffic in calls that could be fused, a program is over before generated kernels pay for the
@@ -55,8 +55,8 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:
         return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"
-    if find_compiler() is None:
-        return "aten", "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
+    if obstacle := compiler_obstacle():
+        return "aten", obstacle
     if kernel == "auto" and (reason := _too_small(joint.graph)):
         return "aten", reason
     return "cpp", ""

@@ -88,7 +88,7 @@ class _Rung:
 
 def bisect(
     target: Callable[..., Any],
-    inputs: Sequence[Any],
+    inputs: Tensor | Sequence[Any],
     *,
     partition: str | Policy | None = None,
     budget: Any = None,
@@ -97,7 +97,8 @@ def bisect(
     loss_head: str = "auto",
     folder: str | Path | None = None,
 ) -> Guilty:
-    """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`.
+    """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`. One
+    input may be given as it is.
 
     `target` is a function or a module. With `folder`, a script that shows the guilty node's values without aottrain is
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
@@ -108,7 +109,8 @@ def bisect(
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
-    step, _ = capture_whole(target, module, inputs, {}, StateGuard(target), options.rng, StageLog())
+    given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    step, _ = capture_whole(target, module, given, {}, StateGuard(target), options.rng, StageLog())
     return bisect_step(step, options, folder)
 
 

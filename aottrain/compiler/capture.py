@@ -24,16 +24,17 @@ from aottrain.compiler.audit import audited
 from aottrain.compiler.dynamic import SymbolicSizes
 from aottrain.compiler.hidden import KNOWN_PURE, MUTATION_RULES, SIZE_RULES, hidden_writes
 from aottrain.compiler.indexing import IndexingGradients
-from aottrain.compiler.places import Place, told_place, user_line
+from aottrain.compiler.places import Place, tell_source, told_place, user_line
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_marks, set_provenance
-from aottrain.ir.ops import OpKind, hidden_mutation, op_info
+from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_in_backward, set_marks, set_provenance
+from aottrain.ir.ops import hidden_mutation, op_info, uses_generator
 from aottrain.ir.sizes import hint
 from aottrain.ir.tensor import tensor_spec
 from aottrain.runtime.checks import checked_value
-from aottrain.runtime.rng import PhiloxMode, eager_draw
+from aottrain.runtime.eager_draws import eager_draw
+from aottrain.runtime.rng import PhiloxMode
 
 aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -246,6 +247,9 @@ class CaptureMode(PhiloxMode):
         sys.setprofile(None)  # the audit is of the user's code, and would slow this down
         try:
             return self.dispatch(func, types, args, kwargs or {})
+        except Exception as error:
+            tell_source(error, self.provenance.current().source)
+            raise
         finally:
             sys.setprofile(profile)
 
@@ -263,7 +267,7 @@ class CaptureMode(PhiloxMode):
         elif out is None:
             if hidden_mutation(func) and func not in KNOWN_PURE:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
-            if self.rng == "eager" and op_info(func).kind is OpKind.EFFECT:
+            if self.rng == "eager" and uses_generator(func):
                 if _in_backward():
                     raise UnsupportedError("the backward draws random numbers")
                 out = eager_draw(func, args, kwargs)
@@ -285,7 +289,7 @@ class CaptureMode(PhiloxMode):
         if written.keys() & self.read_in_regions.keys():
             raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
         for region in regions:
-            if op_info(func).kind is OpKind.EFFECT and not region.preserves_rng:
+            if uses_generator(func) and not region.preserves_rng:
                 raise UnsupportedError("random numbers in torch.utils.checkpoint with preserve_rng_state=False")
             region.check_writes(written)
         if regions:
@@ -378,5 +382,7 @@ class Provenance:
             if node.op == "call_function":
                 set_provenance(node, place.modules, place.source, torch.is_grad_enabled())
                 set_marks(node, marks)
+                if _in_backward():
+                    set_in_backward(node)
             node = node._prev
         self.last = newest

@@ -6,7 +6,6 @@ options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.co
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Sequence
@@ -26,18 +25,23 @@ from aottrain.compat import (
     tracing_alone,
     tree_unflatten,
 )
+from aottrain.compat_dynamo import Frame, compiled_code, handed_on, optimized
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.asserts import raise_as_python
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
 from aottrain.compiler.options import CompileOptions, options_from_dict
-from aottrain.compiler.places import place_of, written_at
+from aottrain.compiler.places import line_at, line_of, place_of, raised_at, written_at
+from aottrain.compiler.refusals import count_fallback, shared_report
 from aottrain.compiler.regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.reporting import without_state
 from aottrain.compiler.seeding import seeding_shown
-from aottrain.errors import ConfigError, UnsupportedError
-from aottrain.ir.report import CompileReport, GraphReport, add_fallback
+from aottrain.errors import AottrainError, ConfigError, UnsupportedError
+from aottrain.ir.report import CompileReport, GraphReport, add_graph_break
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
 from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
 from aottrain.runtime.state import StateGuard
@@ -46,42 +50,97 @@ Runner = Callable[..., Any]
 
 
 def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **_: Any) -> Runner:
-    """The backend that `torch.compile(..., backend="aottrain")` finds; `options`: keywords of `aottrain.compile`."""
-    return compile_graph(options_from_dict(options or {}), CompileReport(), graph, example_inputs)
+    """The backend that `torch.compile(..., backend="aottrain")` finds; `options`: keywords of `aottrain.compile`.
+
+    What was compiled and what runs eagerly is in `aottrain.reports()`.
+    """
+    try:
+        chosen = options_from_dict(options or {})
+    except ConfigError as error:
+        raise handed_on(error) from None
+    code = compiled_code()
+    report = shared_report(None if code is None else (code, chosen), _where(graph))
+    return compile_graph(chosen, report, graph, example_inputs)
+
+
+def _where(graph: fx.GraphModule) -> str:
+    """The first line of the program that is in this graph."""
+    return next((place for node in graph.graph.nodes if (place := place_of(node).source)), "")
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
 # Programs kept for one callable (by Dynamo: for one piece of code); past it calls run eagerly and are counted.
 RECOMPILE_LIMIT = 16
 LIMIT_REACHED = f"{RECOMPILE_LIMIT} programs are compiled for this target already"
+NO_GRAPH = "TorchDynamo gave no graph to compile for this call"
+
+
+class _Calls(threading.local):
+    """The call that this thread is in. ran: whether a graph was run; eager: why something ran eagerly, in order."""
+
+    inside = False
+    ran = False
+
+    def __init__(self) -> None:
+        self.eager: list[UnsupportedError] = []
+
+
+class _Watch:
+    """What TorchDynamo does with the frames of one target: past the recompile limit it runs code eagerly, and says so
+    only once."""
+
+    def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
+        self._options, self._report, self._calls = options, report, calls
+        self._num_compiled = self._num_skipped = 0
+
+    def __call__(self, frame: Frame) -> None:
+        if not frame.limited:
+            self._num_compiled += not frame.skipped
+            self._num_skipped += frame.skipped
+            for found in frame.breaks:
+                add_graph_break(self._report, found.reason, line_at(found.file, found.line))
+            if frame.breaks and self._options.partition == "budget":
+                say_once(self._report.breaks_text)  # other graphs of the same step follow
+        elif self._options.on_unsupported == "error":
+            raise UnsupportedError(LIMIT_REACHED, line_of(frame.code))
+        elif not any(error.reason == LIMIT_REACHED for error in self._calls.eager):
+            self._calls.eager.append(UnsupportedError(LIMIT_REACHED, line_of(frame.code)))
+
+    def check_ran(self) -> None:
+        """After a call: something of it ran compiled, or is counted, or there was nothing to compile."""
+        report = self._report
+        if self._calls.ran or self._calls.eager:
+            return
+        if self._num_compiled and not (self._num_skipped or report.graphs or report.graph_breaks):
+            return
+        # Under "error" not where a program exists: this call may have had nothing to compute.
+        if self._options.on_unsupported == "error" and not report.graphs:
+            raise UnsupportedError(NO_GRAPH)
+        self._calls.eager.append(UnsupportedError(NO_GRAPH))
 
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
 
-    Hooks on modules are guarded, which Dynamo skips by default. A call in which no program of ours ran is counted as a
-    fallback: past the recompile limit Dynamo runs code eagerly and says so only once.
+    Hooks on modules are guarded, which Dynamo skips by default. What runs eagerly, in part or as a whole, is counted as
+    a fallback; where Dynamo breaks graphs is told in the report.
     """
-    ran = threading.local()
-    compiled = torch.compile(target, backend=partial(compile_graph, options, report, ran=ran), dynamic=options.dynamic)
+    calls = _Calls()
+    watch = _Watch(options, report, calls)
+    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, watch)
     settings = _settings()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        ran.any = False
+        around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
         try:
             with settings, seeding_shown(options.rng):
                 out = compiled(*args, **kwargs)
-        except Exception as error:
-            # Dynamo wraps what its backend raises; what a person has to correct is said in one line.
-            wrapped = getattr(error, "inner_exception", None)
-            if isinstance(wrapped, ConfigError):
-                raise wrapped from None
-            raise
-        if not ran.any and len(report.graphs) >= RECOMPILE_LIMIT:
-            if add_fallback(report, LIMIT_REACHED):
-                warnings.warn(f"aottrain runs this call eagerly: {LIMIT_REACHED}", stacklevel=4)
-        elif not ran.any:
-            add_fallback(report, "TorchDynamo gave no graph to compile for this call")
+            watch.check_ran()
+        finally:
+            eager = calls.eager
+            calls.inside, calls.ran, calls.eager = around
+            for error in eager:
+                count_fallback(report, error, 4)
         return out
 
     return call
@@ -103,38 +162,42 @@ def compile_graph(
     report: CompileReport,
     graph: fx.GraphModule,
     example_inputs: Sequence[Any],
-    ran: threading.local | None = None,
+    calls: _Calls | None = None,
 ) -> Runner:
     """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
     counted in the report."""
-    ran = ran or threading.local()
     guard_modules()
     keep_dynamo_out()
     drop_shadows(graph)
-    function = _Inliner(graph).run
-    sizes = None
+    raise_as_python(graph)
+    eager = _Eager(graph, options, report, calls or _Calls())
     try:
-        examples = _examples(graph, example_inputs)
-        if _counts_from_start(graph) and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
-            raise UnsupportedError(_STARTS)
-        sizes = example_sizes(examples)
-        with tracing_alone():
-            entry, sizes = _compile(function, graph, examples, options, sizes)
+        return _compile_graph(options, graph, example_inputs, eager)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
-            raise
-        reason = str(error).partition("\n")[0]  # fx appends where it was in the graph
-        return _eager(graph, report, reason, ran)
+            raise handed_on(error) from None
+        return eager.because(error)
+    except AottrainError as error:
+        raise handed_on(error) from None
+
+
+def _compile_graph(
+    options: CompileOptions, graph: fx.GraphModule, example_inputs: Sequence[Any], eager: _Eager
+) -> Runner:
+    examples = _examples(graph, example_inputs)
+    counts_from_start = _counts_from_start(graph)
+    if counts_from_start and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
+        raise UnsupportedError(_STARTS)
+    with tracing_alone():
+        entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
-    report.graphs.append(without_state(graph_report, graph, example_inputs))
-    _note_break(graph, options, report)
+    eager.report.graphs.append(without_state(graph_report, graph, example_inputs))
+    program.faults.count_in(eager.report)
     places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
     state = step.primals[: step.num_state]
     num_batch = len(step.primals) - step.num_state
-    forward_mode = _eager(graph, report, FORWARD_MODE, ran)
-    fallback = _eager(graph, report, "inputs overlap in memory, and the program writes one", ran)
-    moved = _eager(graph, report, _STARTS, ran)
-    counts_from_start = _counts_from_start(graph)
+    forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, _OVERLAP, _STARTS)))
+    calls = eager.calls
 
     def run(*args: Any) -> Any:
         if counts_from_start and any(args[i].storage_offset() for i in places):
@@ -145,28 +208,26 @@ def compile_graph(
         primals = [*state, *batch.values()]
         # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
-            return fallback(*args)
-        ran.any = True
+            return overlapping(*args)
+        calls.ran = True
         values = NO_SIZES if sizes is None else sizes.read(args)
-        computed = program(primals, values)
+        try:
+            computed = program(primals, values)
+        except ForwardRaised as signal:
+            raised = signal
+        else:
+            return finish(computed, primals, values)
+        result = raised.run_again(eager.by_operators, args, {})
+        if options.on_unsupported == "error":
+            raise raised.error
+        eager.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
+        return result
+
+    def finish(computed: list[Tensor], primals: list[Tensor], values: Any) -> Any:
         leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
         return tree_unflatten(leaves, analysis.out_tree)
 
     return run
-
-
-def _note_break(graph: fx.GraphModule, options: CompileOptions, report: CompileReport) -> None:
-    """Other graphs of the same step follow this one: no budget of one of them bounds the step."""
-    why = getattr(graph, "compile_subgraph_reason", None)
-    if why is None or not why.graph_break:
-        return
-    frame = why.user_stack[-1] if why.user_stack else None
-    place = f" at {os.path.basename(frame.filename)}:{frame.lineno}" if frame is not None else ""
-    text = f"TorchDynamo breaks the code{place} ({why.reason.strip().partition(chr(10))[0]})"
-    if text not in report.breaks:
-        report.breaks.append(text)
-        if len(report.breaks) == 1 and options.partition == "budget":
-            warnings.warn(f"aottrain: {report.breaks_text}", stacklevel=2)
 
 
 def _compile(
@@ -186,17 +247,37 @@ def _compile(
     return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
 
 
-def _eager(graph: fx.GraphModule, report: CompileReport, reason: str, ran: threading.local) -> Runner:
-    def run(*args: Any) -> Any:
-        ran.any = True
-        add_fallback(report, reason)
-        if not restored:
-            _restore_checkpoints(graph)
-            restored.append(True)
-        return graph(*args)
+class _Eager:
+    """Dynamo's graph, op by op, where it is not compiled or not for these inputs: counted, or an error."""
 
-    restored: list[bool] = []
-    return run
+    def __init__(self, graph: fx.GraphModule, options: CompileOptions, report: CompileReport, calls: _Calls):
+        self.graph, self.report, self.calls = graph, report, calls
+        self._refuses = options.on_unsupported == "error"
+        self._restored = False
+
+    def because(self, error: UnsupportedError) -> Runner:
+        reason, source = error.reason, error.source or raised_at(error)
+        return lambda *args: self._run(UnsupportedError(reason, source), args)
+
+    def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
+        if self._refuses:
+            raise error
+        self.count(error)
+        return self.by_operators(*args)
+
+    def count(self, error: UnsupportedError) -> None:
+        self.calls.ran = True
+        if self.calls.inside:  # told at the end of the call
+            self.calls.eager.append(error)
+        else:
+            count_fallback(self.report, error, 5)
+
+    def by_operators(self, *args: Any) -> Any:
+        """Dynamo's graph as eager runs it."""
+        if not self._restored:
+            _restore_checkpoints(self.graph)
+            self._restored = True
+        return self.graph(*args)
 
 
 def _restore_checkpoints(graph: fx.GraphModule) -> None:
@@ -232,6 +313,7 @@ def _close_over(function: Runner, inputs: Sequence[Any], closed: Sequence[bool])
     return partially, [value for value, flag in zip(inputs, closed, strict=True) if not flag]
 
 
+_OVERLAP = "inputs overlap in memory, and the program writes one"
 _STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import aottrain.runtime.ctc  # noqa: F401  (the ops)
+import aottrain.runtime.lstsq  # noqa: F401  (the ops)
 from aottrain.ir.ops import hidden_mutation
 
 aten = torch.ops.aten
@@ -70,14 +71,26 @@ def _ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
     given = {"blank": 0, "zero_infinity": False, **dict(zip(names, args, strict=False)), **kwargs}
     if given["log_probs"].device.type != "cpu":
         return func(*args, **kwargs)
-    return torch.ops.aottrain.ctc_loss.default(*(given[name] for name in names))
+    lengths = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (given[name] for name in names[2:4])]
+    rest = given["blank"], given["zero_infinity"]
+    return torch.ops.aottrain.ctc_loss.default(given["log_probs"], given["targets"], *lengths, *rest)
 
 
 def _ctc_loss_backward(func: Any, args: Any, kwargs: Any) -> Any:
     if args[1].device.type != "cpu":
         return func(*args, **kwargs)
     zero_infinity = args[8] if len(args) > 8 else kwargs.get("zero_infinity", False)
-    return torch.ops.aottrain.ctc_loss_backward.default(*args[:8], zero_infinity)
+    lengths = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in args[3:5]]
+    return torch.ops.aottrain.ctc_loss_backward.default(*args[:3], *lengths, *args[5:8], zero_infinity)
+
+
+def _lstsq(func: Any, args: Any, kwargs: Any) -> Any:
+    names = ("self", "b", "rcond", "driver")
+    given = {"rcond": None, "driver": None, **dict(zip(names, args, strict=False)), **kwargs}
+    a, b, driver = given["self"], given["b"], given["driver"] or "gelsy"
+    if a.device.type != "cpu" or b.dim() != a.dim() or b.shape[:-1] != a.shape[:-1]:
+        return func(*args, **kwargs)
+    return torch.ops.aottrain.lstsq.default(a, b, given["rcond"], driver)
 
 
 def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
@@ -99,4 +112,7 @@ KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_le
 SIZE_RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc_loss,
     aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten.linalg_lstsq.default: _lstsq,
 }

@@ -13,6 +13,7 @@ from aottrain.compiler.analysis import Analysis
 from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
+from aottrain.errors import CompilerError
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
@@ -26,11 +27,14 @@ from aottrain.ir.graph import (
     spec_of,
     value_of,
 )
-from aottrain.ir.ops import OpKind
+from aottrain.ir.ops import OpKind, uses_generator
 from aottrain.ir.report import Replays, Tangents
 from aottrain.peers import inductor_kernel
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
+from aottrain.runtime.failures import signalling
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Backward, Pattern, Program, Replay
 
 
@@ -41,6 +45,7 @@ def link(
     replay: Replay | None = None,
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
+    faults: Faults | None = None,
     tangents: Tangents | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
@@ -57,9 +62,11 @@ def link(
     size_names = tuple(signature.inputs[i].name for i in signature.input_indices(InputKind.SIZE))
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
-    known = parts, kernel, fused[1:], recorded, tangents or Tangents()
+    faults = faults or Faults()
+    known = parts, kernel, fused[1:], recorded, faults, tangents or Tangents()
+    run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
-        forward=_or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward,
+        forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
         build_backward=None if parts.backward is None else partial(_build_backward, *known),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
@@ -74,10 +81,17 @@ def link(
         replay=replay,
         size_names=size_names,
         viewed=analysis.viewed,
+        faults=faults,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
     return program
+
+
+def _drawn_from(forward: fx.Graph) -> list[torch.device]:
+    """Where the graph draws from eager's generators: on a device it may also ask the CPU's for a seed."""
+    draws = any(uses_generator(node.target) for node in calls(forward))
+    return sorted({torch.device("cpu"), *devices_of(forward)}, key=str) if draws else []
 
 
 def _build_backward(
@@ -85,6 +99,7 @@ def _build_backward(
     kernel: Kernel,
     fused: Sequence[FusedGraph],
     forward: RecordedRunner | None,
+    faults: Faults,
     tangents: Tangents,
     pattern: Pattern,
 ) -> Backward:
@@ -98,12 +113,7 @@ def _build_backward(
     else:
         graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    if fused:
-        known = fused[0]
-        whole = known if as_expected else fuse_graph(graph, known.memory, known.backend)
-        runner = whole.runner()
-    else:
-        runner = build_runner(graph, kernel)
+    runner = _fused_runner(graph, fused[0], as_expected, faults) if fused else build_runner(graph, kernel)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -111,6 +121,20 @@ def _build_backward(
     if fused or forward is not None:
         runner = _or_by_operators(runner, graph)
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
+
+
+def _fused_runner(graph: fx.Graph, known: FusedGraph, as_expected: bool, faults: Faults) -> Runner:
+    """known: the backward for the tangents that were expected, from which others take their arena."""
+    if as_expected:
+        return known.runner()
+    try:
+        return fuse_graph(graph, known.memory, known.backend).runner()
+    except CompilerError as error:
+        say_once(f"the backward without some of its tangents runs op by op: {error}")
+        return aten_runner(graph)
+    except Exception as error:
+        faults.note("the kernels of a backward in which some tangents are undefined", error)
+        return aten_runner(graph)
 
 
 def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
@@ -182,7 +206,7 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
 
 
 def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
-    if node is None or is_wrapped(value):
+    if node is None or value is None or is_wrapped(value):
         return value
     facts = spec_of(node)
     if facts is None or facts.symbolic is not None or value.layout is not torch.strided:

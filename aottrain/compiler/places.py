@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
+import aottrain
 from aottrain.ir.graph import ModuleStack
 
 
@@ -41,23 +46,70 @@ def written_at(place: Place) -> Iterator[None]:
         _told.place = before
 
 
-_INTERNAL = ("/torch/", "/aottrain/", "<string>", "<eval_with_key>", "/contextlib.py")
+def _owners() -> dict[str, bool]:
+    """Folders of code, the innermost first: whether what lies in them is the user's. Told by where the packages lie: a
+    clone, a project or a home may have any name, "torch" and "aottrain" too."""
+    python = sysconfig.get_path("stdlib")
+    users = [os.path.join(python, name) for name in ("site-packages", "dist-packages")]
+    users += [os.path.join(path, "recipes") for path in aottrain.__path__]  # a wheel carries them inside
+    others = [python, *torch.__path__, *aottrain.__path__]
+    folders = {os.path.join(path, ""): path in users for path in [*others, *users]}
+    return dict(sorted(folders.items(), key=lambda item: -len(item[0])))
+
+
+_OWNERS = _owners()
+_TYPED = ("<stdin>", "<python-input", "<ipython-input", "<doctest")
+
+
+def _is_users(file: str) -> bool:
+    """Whether a code's file is neither torch's, nor ours, nor Python's own. Code without one ("<frozen runpy>",
+    "<string>") is generated, unless it was typed at a prompt."""
+    if file.startswith("<"):
+        return file.startswith(_TYPED)
+    return next((users for folder, users in _OWNERS.items() if file.startswith(folder)), True)
 
 
 def user_line() -> str:
-    """The innermost line of the stack that is neither torch's nor ours."""
+    """The innermost line of the stack that is the user's."""
     frame = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename.replace("\\", "/")
-        if not any(part in name for part in _INTERNAL):
-            return f"{name.rsplit('/', 1)[-1]}:{frame.f_lineno}"
+        if found := line_at(frame.f_code.co_filename, frame.f_lineno):
+            return found
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
 
+def raised_at(error: BaseException) -> str:
+    """The innermost line of the program that an error came from, or one that it was raised for."""
+    found, traceback = "", error.__traceback__
+    while traceback is not None:
+        found = line_at(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno) or found
+        traceback = traceback.tb_next
+    told = getattr(error, "source", "")
+    if isinstance(told, str) and told:
+        return told
+    return found if found or error.__cause__ is None else raised_at(error.__cause__)
+
+
+def tell_source(error: BaseException, source: str) -> None:
+    """Note the line of the program that an error is about, where none is noted."""
+    if not getattr(error, "source", ""):
+        error.source = source  # type: ignore[attr-defined]
+
+
+def line_of(code: CodeType) -> str:
+    """Where a function begins."""
+    return line_at(code.co_filename, code.co_firstlineno)
+
+
+def line_at(path: str, number: int) -> str:
+    """As "file.py:line"; "" where it is torch's or ours."""
+    return f"{os.path.basename(path)}:{number}" if _is_users(path) else ""
+
+
 _VARIABLE = re.compile(r"^[LG]\['(\w+)'\]")
 _ITEM = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
-_LINE = re.compile(r'File "(?:[^"]*[/\\])?([^"/\\]+)", line (\d+)')
+_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def place_of(node: fx.Node) -> Place:
@@ -68,7 +120,8 @@ def place_of(node: fx.Node) -> Place:
         number = str(key).rpartition("@")[2] if "@" in str(key) else ""
         modules.append((_path(str(text)), int(number) if number.isdigit() else 0))
     lines = _LINE.findall(node.meta.get("stack_trace") or "")
-    return Place(tuple(modules), ":".join(lines[-1]) if lines else "")
+    users = [f"{os.path.basename(file)}:{line}" for file, line in lines if _is_users(file)]
+    return Place(tuple(modules), users[-1] if users else "")
 
 
 def _path(text: str) -> str:

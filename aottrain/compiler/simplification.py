@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from aottrain.compat import tree_flatten
+from aottrain.compiler.effects import anchor_checks, drop_anchors
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
     GraphSignature,
@@ -39,6 +40,7 @@ _IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def simplify(joint: JointGraph) -> JointGraph:
     """Identities, copies into fresh memory, unread batch-norm statistics, common subexpressions, dead code."""
     graph = copy_graph(joint.graph)
+    anchor_checks(joint.with_graph(graph))
     _express_sizes(graph, joint.signature)
     for node in list(graph.nodes):
         if node.op == "call_function":
@@ -47,6 +49,7 @@ def simplify(joint: JointGraph) -> JointGraph:
             _drop_running_statistics(node)
     _merge_common_subexpressions(graph)
     remove_dead_code(graph)
+    drop_anchors(joint.with_graph(graph))
     graph.lint()
     return joint.with_graph(graph)
 
@@ -88,7 +91,7 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
 
 
 def remove_dead_code(graph: fx.Graph) -> None:
-    """Erase every call that nothing reads; draws from eager's generator stay, for they advance it."""
+    """Erase every call that nothing reads, but effects."""
     for node in reversed(list(graph.nodes)):
         if node.op == "call_function" and not node.users and is_pure(node.target):
             graph.erase_node(node)

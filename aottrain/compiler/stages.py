@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +14,14 @@ from typing import Any, TypeVar
 from torch import fx
 
 from aottrain.compiler.analysis import CapturedTensors
+from aottrain.compiler.places import raised_at
 from aottrain.errors import AottrainError, UnsupportedError
 from aottrain.ir.graph import calls
 from aottrain.ir.report import StageRecord
 from aottrain.ir.text import graph_text
 
 T = TypeVar("T")
+_ADDRESS = re.compile(r"<([\w.]+) object at 0x\w+>")
 
 
 @contextmanager
@@ -53,7 +56,9 @@ class StageLog:
             raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
-            raise UnsupportedError(f"{name}: {type(error).__name__}: {lines[0][:200]}") from error
+            line = _ADDRESS.sub(r"\1", lines[0])  # the same each time
+            reason = f"{name}: {type(error).__name__}: {line[:200]}"
+            raise UnsupportedError(reason, raised_at(error)) from error
 
     def annotate(self, note: str) -> None:
         """Say something about the stage that ran last."""

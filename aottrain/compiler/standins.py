@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from aottrain.compat import map_values, no_onednn, no_saved_tensor_hooks
 from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.compiler.settings import global_settings, restore_settings
+from aottrain.compiler.statistics import STAND_INS
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.checks import values_checked
 from aottrain.runtime.generator import generators_traced
@@ -187,6 +188,21 @@ def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *more: Any, **named: Any
+) -> Tensor:
+    """With lengths as tensors: of lists C++ makes tensors that no trace sees."""
+    inputs, outputs = (torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (input_lengths, target_lengths))
+    return torch.nn.functional.ctc_loss(log_probs, targets, inputs, outputs, *more, **named)
+
+
+_WRITTEN_OUT: dict[Any, Any] = {
+    torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.ctc_loss: _ctc_loss,
+    **STAND_INS,
+}
+
+
 class _StandInMode(TorchFunctionMode):
     def __init__(self, table: dict[int, Tensor], inputs: set[int]):
         super().__init__()
@@ -206,8 +222,9 @@ class _StandInMode(TorchFunctionMode):
         finally:
             sys.setprofile(profile)
         kwargs = kwargs or {}
-        if func is torch.nn.functional.one_hot:
-            return _one_hot(*args, **kwargs)
+        stand_in = _WRITTEN_OUT.get(func)
+        if stand_in is not None:
+            return stand_in(*args, **kwargs)
         if func is torch.nn.functional.gaussian_nll_loss:
             with values_checked("var has negative entry/entries"):
                 return func(*args, **kwargs)

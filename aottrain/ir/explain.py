@@ -15,7 +15,7 @@ from aottrain.ir.figures import (
     signed_bytes,
     top_of,
 )
-from aottrain.ir.report import CompileReport, Fallback, GraphReport, MemoryTimeline, ValueRecord
+from aottrain.ir.report import CompileReport, Fallback, GraphBreak, GraphReport, MemoryTimeline, ValueRecord
 from aottrain.ir.units import (
     format_bytes,
     format_count,
@@ -32,7 +32,8 @@ _MEANING = " (recompute: how much longer a step takes without it; peak then: how
 def explain(report: CompileReport, *, max_rows: int | None = 20) -> str:
     """Every program of `report` with its reasons. `max_rows` bounds each value table; None prints all rows."""
     parts = [_fallbacks(report.fallbacks)] if report.fallbacks else []
-    parts += [report.breaks_text] if report.breaks else []
+    if report.graph_breaks:
+        parts += [_graph_breaks(report.graph_breaks), report.breaks_text]
     for number, graph in enumerate(report.graphs, 1):
         title = f"Program {number} of {len(report.graphs)}: {graph.mode}"
         parts.append("\n\n".join([_underline(title), *_sections(graph, max_rows)]))
@@ -155,6 +156,11 @@ def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
 def _fallbacks(fallbacks: Sequence[Fallback]) -> str:
     rows = [(str(fallback.count), fallback.reason, fallback.source) for fallback in fallbacks]
     return "Ran eagerly, not compiled\n" + table(("calls", "reason", "source"), rows, right=[0])
+
+
+def _graph_breaks(breaks: Sequence[GraphBreak]) -> str:
+    rows = [(str(found.count), found.reason, found.source) for found in breaks]
+    return "Where TorchDynamo broke the graph\n" + table(("times", "reason", "source"), rows, right=[0])
 
 
 def _limit(rows: Sequence[Sequence[str]], max_rows: int | None) -> Sequence[Sequence[str]]:

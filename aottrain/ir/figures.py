@@ -20,9 +20,7 @@ def with_optimizer(report: CompileReport, optimizer_bytes: int) -> CompileReport
     is taken to be it.
     """
     graphs = [_with_optimizer(graph, optimizer_bytes) if graph.mode == "train" else graph for graph in report.graphs]
-    return dataclasses.replace(
-        report, graphs=graphs, fallbacks=list(report.fallbacks), breaks=list(report.breaks)
-    )
+    return dataclasses.replace(report, graphs=graphs, fallbacks=list(report.fallbacks))
 
 
 def _with_optimizer(graph: GraphReport, optimizer_bytes: int) -> GraphReport:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.ir.ops import OpInfo, OpKind, op_info
+from aottrain.ir.ops import OpInfo, OpKind, divides, op_info
 from aottrain.ir.sizes import hint, is_symbolic
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
@@ -137,6 +137,13 @@ class JointGraph:
         found = [values[i] for i in self.signature.output_indices(*kinds)]
         return list(dict.fromkeys(node for node in found if node is not None))
 
+    def effects(self) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The calls that run though nothing may read them, in program order: the forward's, and the backward's, which
+        are those that depend on a tangent."""
+        late = descendants(self.inputs_of(InputKind.TANGENT))
+        found = effects_of(self.graph)
+        return [node for node in found if node not in late], [node for node in found if node in late]
+
     def with_graph(self, graph: fx.Graph) -> JointGraph:
         return replace(self, graph=graph)
 
@@ -199,6 +206,19 @@ def calls(graph: fx.Graph) -> list[fx.Node]:
 
 def info(node: fx.Node) -> OpInfo:
     return op_info(node.target)
+
+
+def effects_of(graph: fx.Graph) -> list[fx.Node]:
+    """The calls that run once each, in program order, whether anything reads their results or not."""
+    return [node for node in calls(graph) if info(node).kind is OpKind.EFFECT]
+
+
+def may_raise(node: fx.Node) -> bool:
+    """Whether values may make it raise, though it is no effect: then it runs, whether anything reads its result or not,
+    and may run again."""
+    spec = spec_of(node)
+    whole = spec is not None and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    return info(node).raises or (whole and divides(node.target))
 
 
 def value_of(node: fx.Node) -> Any:
@@ -309,6 +329,15 @@ def grad_mode_of(node: fx.Node) -> bool:
     return bool(node.meta.get("aottrain_grad_mode", True))
 
 
+def set_in_backward(node: fx.Node) -> None:
+    node.meta["aottrain_in_backward"] = True
+
+
+def made_in_backward(node: fx.Node) -> bool:
+    """Whether a gradient formula, or a hook on a gradient, called this op; it need not depend on a tangent."""
+    return bool(node.meta.get("aottrain_in_backward", False))
+
+
 def set_marks(node: fx.Node, marks: Marks) -> None:
     node.meta["aottrain_marks"] = marks
 
@@ -319,7 +348,8 @@ def marks_of(node: fx.Node) -> Marks:
 
 def copy_provenance(source: fx.Node, target: fx.Node) -> None:
     """All that is known of the user's code behind an op, for an op that does its work in another program."""
-    for key in ("aottrain_modules", "aottrain_source", "aottrain_grad_mode", "aottrain_marks"):
+    for key in ("modules", "source", "grad_mode", "marks", "in_backward"):
+        key = f"aottrain_{key}"
         if key in source.meta:
             target.meta[key] = source.meta[key]
 

@@ -24,7 +24,7 @@ class OpKind(Enum):
 
     VIEW = "view"  # shares its input's storage: costs nothing, saved through its base
     RANDOM = "random draw"  # a pure function of (seed, draw number): recomputable at no saved byte
-    EFFECT = "effect"  # uses eager's generator, or raises an error: runs once, in order, in the forward
+    EFFECT = "effect"  # uses eager's generator, asserts, checks or communicates: runs once, in program order
     COMPUTE = "matrix product"  # dominated by arithmetic: matrix products, convolutions, attention
     CHEAP = "pointwise or reduction"  # dominated by memory traffic
     STRUCTURE = "structure"  # picks an item of a tuple
@@ -38,6 +38,7 @@ class OpInfo:
     view_of: position of the argument whose storage the output shares; None for ops that allocate.
     writes: positions of the arguments that the schema says are written.
     label: how reports call the op's class, e.g. "convolution".
+    raises: whether values may make it raise, so that it must run in any case; running it again changes nothing.
     """
 
     name: str
@@ -45,6 +46,7 @@ class OpInfo:
     label: str
     view_of: int | None
     writes: tuple[int, ...]
+    raises: bool = False
 
     @property
     def is_free(self) -> bool:
@@ -85,8 +87,37 @@ _COMPUTE: dict[str, str] = dict(
 _GENERATOR = "draw from eager's generator"
 _USES_GENERATOR = ("eager_draw", "get_rng_state", "set_rng_state", "manual_seed")
 
-# Raise the error that eager raises for such values.
-_CHECKS = ("require_false",)
+# Do nothing but raise where a value is not as it should be, though some return a token; what returns nothing at all is
+# one by its schema.
+_CHECK = "check of values"
+_CHECKS = ("_functional_assert_async", "_functional_assert_scalar")
+# Libraries whose ops talk to other processes: each side must make the same calls.
+_COMMUNICATION = "communication"
+_COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor")
+# Observe the program from outside and change nothing that it computes.
+_OBSERVING = ("profiler",)
+
+# Ops of torch that compute something and raise for some values of what is named here: an index or class outside of what
+# there is, a number outside of a range, a matrix without such factors. Those of other libraries are taken to be alike.
+_RAISING: dict[str, str] = dict(
+    [
+        *_family("index", "index", "index_select", "gather", "take", "embedding", "index_put", "index_add"),
+        *_family("index", "index_copy", "index_fill", "index_reduce", "put", "scatter", "scatter_add"),
+        *_family("index", "masked_scatter", "max_unpool2d", "max_unpool3d", "searchsorted", "scatter_reduce"),
+        *_family("index", "lu_unpack", "_embedding_bag", "_embedding_bag_forward_only", "embedding_dense_backward"),
+        *_family("index", "adaptive_max_pool2d_backward", "nll_loss_backward", "nll_loss2d_backward"),
+        *_family("class", "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "linear_cross_entropy"),
+        *_family("class", "multilabel_margin_loss_forward", "ctc_loss", "_ctc_loss"),
+        *_family("number", "binary_cross_entropy", "histc", "histogram", "_histogramdd_bin_edges", "bincount"),
+        *_family("number", "segment_reduce", "repeat_interleave", "_pack_padded_sequence"),
+        *_family("matrix", "cholesky", "cholesky_inverse", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex"),
+        *_family("matrix", "linalg_lu_factor_ex", "linalg_ldl_factor_ex", "_linalg_eigh", "linalg_eig", "_linalg_svd"),
+        *_family("matrix", "_linalg_eigvals", "linalg_eigvals", "linalg_lstsq"),
+    ]
+)
+# Of integers they raise where the divisor is 0; of others they do not.
+_DIVIDING = ("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "remainder", "fmod", "__rdiv__", "__rfloordiv__")
+_OWN = ("aten", "prims", "aottrain", "prim", *_OBSERVING)
 
 # Ops that share their input's storage though their schema does not say so.
 _HIDDEN_VIEWS = {
@@ -122,10 +153,8 @@ def op_info(target: Any) -> OpInfo:
     view_of = _HIDDEN_VIEWS.get(packet)
     if view_of is None and not writes:
         view_of = _aliased_argument(schema)
-    if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
-        kind, label = OpKind.EFFECT, _GENERATOR
-    elif packet in _CHECKS:
-        kind, label = OpKind.EFFECT, "check of values"
+    if effect := _effect(target, packet, namespace, writes):
+        kind, label = OpKind.EFFECT, effect
     elif namespace == "aottrain" and packet.startswith("philox_"):
         kind, label = OpKind.RANDOM, "random draw"
     elif view_of is not None:
@@ -134,7 +163,24 @@ def op_info(target: Any) -> OpInfo:
         kind, label = OpKind.COMPUTE, _COMPUTE[packet]
     else:
         kind, label = OpKind.CHEAP, packet
-    return OpInfo(str(target), kind, label, view_of, writes)
+    raises = kind is not OpKind.EFFECT and (packet in _RAISING if namespace in _OWN else view_of is None)
+    return OpInfo(str(target), kind, label, view_of, writes, raises)
+
+
+def _effect(target: Any, packet: str, namespace: str, writes: tuple[int, ...]) -> str:
+    """Why a call must run, once and in its turn, though nothing may read its result; empty where it need not."""
+    if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
+        return _GENERATOR
+    if namespace in _COMMUNICATING:
+        return _COMMUNICATION
+    if namespace in _OBSERVING:
+        return ""
+    return _CHECK if packet in _CHECKS or not (target._schema.returns or writes) else ""
+
+
+def divides(target: Any) -> bool:
+    """Whether it raises where it is to divide an integer by 0."""
+    return str(target).removeprefix("aten.").startswith(_DIVIDING)
 
 
 def _aliased_argument(schema: Any) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from aottrain.ir.budget import Budget, budget_text
 from aottrain.ir.units import format_bytes
@@ -222,6 +223,16 @@ class GraphReport:
         return f"<GraphReport: {self.mode}, {self.partition}{budget}, kernel {self.kernel}, {sizes}>"
 
 
+@dataclass(frozen=True)
+class GraphBreak:
+    """Where TorchDynamo cut a program into several graphs: what it could not trace, where that was written, how often
+    it was met while compiling. That alone runs in Python; what lies before and after it is compiled."""
+
+    reason: str
+    source: str = ""
+    count: int = 1
+
+
 Renderer = Callable[["CompileReport", bool], str]
 _renderer: list[Renderer] = []
 
@@ -239,20 +250,21 @@ class CompileReport:
     """Everything one compiled callable has done so far: it grows as new input signatures are compiled.
 
     `print` shows it as a page of text, a notebook as a page with pictures, which `save` writes; `explain` lists every
-    value. target: what was compiled, by its name.
+    value. target: what was compiled, by its name; graph_breaks: where TorchDynamo cut it.
     """
 
     graphs: list[GraphReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     target: str = ""
-    breaks: list[str] = field(default_factory=list)  # where TorchDynamo ended a graph, and why: others follow
+    graph_breaks: list[GraphBreak] = field(default_factory=list)
 
     @property
     def breaks_text(self) -> str:
-        """What breaks mean for peaks and budgets; "" where there are none."""
-        if not self.breaks:
+        """What graph breaks mean for peaks and budgets; "" where there are none."""
+        if not self.graph_breaks:
             return ""
-        return f"a predicted peak, and a budget, is of each graph and not of the step: {'; '.join(self.breaks)}"
+        places = "; ".join(f"{found.source} ({found.reason})" for found in self.graph_breaks)
+        return f"a predicted peak, and a budget, is of each graph and not of the step; TorchDynamo broke at {places}"
 
     @property
     def num_fallbacks(self) -> int:
@@ -296,11 +308,20 @@ class CompileReport:
         return explain(self, max_rows=max_rows)
 
 
-def add_fallback(report: CompileReport, reason: str) -> bool:
+def add_fallback(report: CompileReport, reason: str, source: str = "") -> bool:
     """Count a call that ran eagerly; True where this reason is new."""
-    for i, known in enumerate(report.fallbacks):
-        if known.reason == reason:
-            report.fallbacks[i] = replace(known, count=known.count + 1)
+    return _count(report.fallbacks, Fallback(reason, source))
+
+
+def add_graph_break(report: CompileReport, reason: str, source: str = "") -> bool:
+    """Count a place where TorchDynamo cut the program; True where it is new."""
+    return _count(report.graph_breaks, GraphBreak(reason, source))
+
+
+def _count(counted: list[Any], one: Any) -> bool:
+    for i, known in enumerate(counted):
+        if known.reason == one.reason and (known.source == one.source or not one.source):
+            counted[i] = replace(known, count=known.count + 1)
             return False
-    report.fallbacks.append(Fallback(reason))
+    counted.append(one)
     return True

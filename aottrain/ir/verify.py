@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
@@ -16,6 +17,7 @@ from aottrain.ir.graph import (
     ancestors,
     calls,
     descendants,
+    effects_of,
     info,
     is_size,
     placeholders,
@@ -32,8 +34,8 @@ def verify_joint(joint: JointGraph) -> None:
     early = ancestors(joint.outputs_of(*FORWARD_OUTPUTS))
     both = [node.name for node in joint.graph.nodes if node in late and node in early]
     _require(not both, f"{both[:1]} depends on a tangent, and an output or state update depends on it")
-    effects = [node.name for node in late if node.op == "call_function" and info(node).kind is OpKind.EFFECT]
-    _require(not effects, f"{effects[:1]} has an effect in the backward")
+    draws = [node.name for node in late if node.op == "call_function" and uses_generator(node.target)]
+    _require(not draws, f"{draws[:1]} draws from eager's generator in the backward")
 
 
 def verify_functional(joint: JointGraph) -> None:
@@ -76,18 +78,24 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     count = len(wanted_forward)
     _require(len(values) == count + len(parts.residuals), "the forward does not return outputs, updates and residuals")
     _require(expressions.of(values[:count]) == expressions.of(wanted_forward), "the forward computes something else")
-    _require(_effects(parts.forward) == _effects(joint.graph), "the forward has other effects, or in another order")
+    effects, late_effects = joint.effects()
+    _require(
+        expressions.of(effects_of(parts.forward)) == expressions.of(effects),
+        "the forward has other effects, or in another order",
+    )
     if parts.backward is None:
+        _require(not late_effects, "the effects of the backward are lost")
         return
     _verify_residuals(joint, parts, values[count:], expressions)
     wanted = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
     _require(expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else")
+    _require(
+        expressions.of(effects_of(parts.backward)) == expressions.of(late_effects),
+        "the backward has other effects, or in another order",
+    )
     for node in calls(parts.backward):
-        _require(is_pure(node.target), f"{node.name} is run in the backward and has an effect")
-
-
-def _effects(graph: fx.Graph) -> list[Any]:
-    return [node.target for node in calls(graph) if info(node).kind is OpKind.EFFECT]
+        pure = is_pure(node.target) or info(node).kind is OpKind.EFFECT
+        _require(pure, f"{node.name} is run in the backward and has an effect")
 
 
 def _verify_residuals(
@@ -125,7 +133,7 @@ class _Expressions:
     def name(self, node: fx.Node, key: Any) -> None:
         self._of_node[node] = key
 
-    def of(self, nodes: list[fx.Node | None]) -> list[Any]:
+    def of(self, nodes: Sequence[fx.Node | None]) -> list[Any]:
         return [None if node is None else self.key(node) for node in nodes]
 
     def key(self, root: fx.Node) -> Any:

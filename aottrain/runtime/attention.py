@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aottrain.ir.attention import scratch_floats
 from aottrain.runtime.attention_source import attention_source
-from aottrain.runtime.native import load
+from aottrain.runtime.native import Source, require_all
 
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
 # As fast as with -O3, and compiled in a third of the time.
@@ -214,12 +214,15 @@ def _run(
     _functions(query.dtype)[name](places, start, table, numbers, scratch.data_ptr(), each, threads)
 
 
+def native_source(dtype: torch.dtype) -> Source:
+    """What the attentions of this type compile at their first call."""
+    return Source(attention_source(DTYPES[dtype]), _FLAGS)
+
+
 @cache
 def _functions(dtype: torch.dtype) -> dict[str, Any]:
-    library = load(attention_source(DTYPES[dtype]), _FLAGS)
-    if library is None:
-        raise RuntimeError("no C++ compiler works on this machine")
-    found = {name: getattr(library, name) for name in ("forward", "backward")}
+    (library,) = require_all([native_source(dtype)])
+    found = {name: getattr(library.functions, name) for name in ("forward", "backward")}
     for function in found.values():
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         function.argtypes = (*[pointer] * 5, ctypes.c_int64, integer)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
 import platform
+import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -18,10 +22,90 @@ except ImportError:  # not a Unix: two processes that write at once may lose one
     fcntl = None  # type: ignore[assignment]
 
 
-def cache_folders() -> list[Path]:
-    """Where to keep files, best first: $AOTTRAIN_CACHE_DIR or the user's cache, then a folder of this process."""
-    home = os.environ.get("AOTTRAIN_CACHE_DIR") or os.path.join(os.path.expanduser("~"), ".cache", "aottrain")
-    return [Path(home), Path(tempfile.gettempdir()) / f"aottrain_{os.getpid()}"]
+_HINT = "what is compiled and measured is not kept for other processes; AOTTRAIN_CACHE_DIR names another folder"
+
+
+def cache_folder() -> Path | None:
+    """Where files are kept for other processes: $AOTTRAIN_CACHE_DIR, or aottrain in the user's cache. None, said once
+    in a warning, where that cannot be had or others could write there: what lies in it is run."""
+    folder = _named_folder()
+    if folder is None:
+        return None
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if problem := _distrust(folder, stat.S_ISDIR):
+        say_once(f"{problem}: {_HINT}")
+        return None
+    return folder
+
+
+def cache_obstacle() -> str:
+    """Why nothing is kept on disk, in one line; empty where it is."""
+    folder = cache_folder()
+    named = _named_folder()
+    if folder is None:
+        problem = "there is no home folder" if named is None else _distrust(named, stat.S_ISDIR)
+    else:
+        problem = "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+    return f"{problem}: {_HINT}" if problem else ""
+
+
+def private_folder() -> Path:
+    """A folder that this process alone reads and writes, removed when it ends."""
+    if _private and not _distrust(_private[0], stat.S_ISDIR):
+        return _private[0]
+    folder = Path(tempfile.mkdtemp(prefix="aottrain_"))  # its mode is 0700
+    _private[:] = [folder]
+    atexit.register(_remove, folder, os.getpid())
+    return folder
+
+
+_private: list[Path] = []
+
+
+def _remove(folder: Path, owner: int) -> None:
+    if os.getpid() == owner:  # a fork leaves it to the process that made it
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_own(file: Path) -> bool:
+    """Whether the file and its folder are this user's and nobody else could have written them. Asked before each
+    load: a checksum says that a file is whole, not whose it is."""
+    return not (_distrust(file.parent, stat.S_ISDIR) or _distrust(file, stat.S_ISREG))
+
+
+def _distrust(path: Path, is_kind: Callable[[int], bool]) -> str:
+    """Why what lies there may be another user's work; empty where it is this user's alone. A file must be no link."""
+    try:
+        found = os.stat(path) if is_kind is stat.S_ISDIR else os.lstat(path)
+    except OSError as error:
+        return f"{path} cannot be used ({error.strerror})"
+    if not is_kind(found.st_mode):
+        return f"{path} is no {'folder' if is_kind is stat.S_ISDIR else 'plain file'}"
+    if hasattr(os, "geteuid"):  # elsewhere modes say nothing
+        if found.st_uid != os.geteuid():
+            return f"{path} belongs to another user (number {found.st_uid})"
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
+
+
+def _named_folder() -> Path | None:
+    named = os.environ.get("AOTTRAIN_CACHE_DIR")
+    if named:
+        return Path(os.path.abspath(named))
+    home = os.path.expanduser("~")
+    return Path(home, ".cache", "aottrain") if os.path.isabs(home) else None  # "~" where nobody has one
+
+
+def say_once(text: str) -> None:
+    """A warning that a process gives once, whatever the filters of warnings say of places."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=3)
+
+
+_said: set[str] = set()
 
 
 @cache
@@ -67,7 +151,7 @@ def _table(path: Path) -> Table:
 
 def table(name: str) -> Table:
     """The one table of this name in this process."""
-    return _table(cache_folders()[0] / f"{name}.json")
+    return _table((cache_folder() or private_folder()) / f"{name}.json")
 
 
 def forget_tables() -> None:

@@ -3,27 +3,49 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
-_library.define("require_false(Tensor flag, str message) -> ()")
+_library.define("require_false(Tensor flag, str message, str error='ValueError') -> ()")
+# Reads a value, so that what makes it is run; and the value itself, not to be had before these tangents are.
+_library.define("anchor(Tensor value) -> ()")
+_library.define("held_back(Tensor(a) value, Tensor[] tangents) -> Tensor(a)")
+_ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "AssertionError": AssertionError}
 _current = threading.local()
 
 
-def _require_false(flag: Tensor, message: str) -> None:
+def _require_false(flag: Tensor, message: str, error: str = "ValueError") -> None:
     if flag.item():
-        raise ValueError(message)
+        raise _ERRORS[error](message)
+
+
+def _anchor(value: Tensor) -> None: ...
+
+
+def _held_back(value: Tensor, tangents: Sequence[Tensor]) -> Tensor:
+    return value.view_as(value)
 
 
 _library.impl("require_false", _require_false, "CompositeExplicitAutograd")
+_library.impl("anchor", _anchor, "CompositeExplicitAutograd")
+_library.impl("held_back", _held_back, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("aottrain::require_false")
-def _(flag: Tensor, message: str) -> None: ...
+def _(flag: Tensor, message: str, error: str = "ValueError") -> None: ...
+
+
+@torch.library.register_fake("aottrain::anchor")
+def _(value: Tensor) -> None: ...
+
+
+@torch.library.register_fake("aottrain::held_back")
+def _(value: Tensor, tangents: Sequence[Tensor]) -> Tensor:
+    return value.view_as(value)
 
 
 @contextmanager

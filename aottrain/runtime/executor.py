@@ -15,7 +15,7 @@ from aottrain.ir.graph import info, is_size, spec_of
 # Ops that the trace prepared an input's strides for: views that other strides forbid, and kernels that take two inputs
 # to be laid out alike. All others get the strides that eager's would get.
 _BY_STRIDES = {
-    "aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default",
+    "aten.view.default", "aten._unsafe_view.default", "aten._reshape_alias.default", "aten.as_strided.default",
     "aten.native_group_norm.default", "aten.native_group_norm_backward.default",
 }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -74,6 +74,12 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
         tensor.is_leaf,
         tensor.storage_offset(),
     )
+
+
+def is_another(tensor: Callable[[], Tensor | None], facts: tuple[Any, ...]) -> bool:
+    """Whether a tensor is gone, or described otherwise than by these facts."""
+    value = tensor()
+    return value is None or describe(value) != facts
 
 
 def argument_objects(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:

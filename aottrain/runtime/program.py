@@ -15,6 +15,7 @@ from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
 from aottrain.ir.tensor import TensorSpec
 from aottrain.runtime.executor import Runner, laid_out
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.philox import new_state
 
 NO_SIZES: Mapping[str, int] = {}
@@ -43,7 +44,7 @@ class Program:
     written behind autograd's back. gradient_targets: the primal of each
     gradient. differentiable, output_specs: of each output; a tangent is brought to its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
-    replay: the forward as differentiable ops, for a backward that is itself differentiated.
+    replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
     """
 
     forward: Runner
@@ -61,6 +62,7 @@ class Program:
     replay: Replay | None = None
     size_names: tuple[str, ...] = ()
     viewed: frozenset[int] = frozenset()
+    faults: Faults = field(default_factory=Faults)
     _backwards: dict[Pattern, Backward] = field(default_factory=dict)
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> list[Tensor]:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from aottrain.compat import TorchDispatchMode
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.philox import new_state
+from aottrain.runtime.ranges import check_integers, check_number, check_values
 
 aten = torch.ops.aten
 _draws = torch.ops.aottrain
@@ -149,6 +150,10 @@ def _fill_like(source: Tensor, value: Tensor, **options: Any) -> Tensor:
 
 
 def _bernoulli(mode: PhiloxMode, like: Tensor, p: Any) -> Tensor:
+    if isinstance(p, Tensor):
+        check_values(((p >= 0) & (p <= 1)).all(), "bernoulli expects all elements of p to be in [0, 1]")
+    else:
+        check_number(0 <= p <= 1, f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     probability_type = p.dtype if isinstance(p, Tensor) else like.dtype
     return mode.uniform(like.shape, _real_type(probability_type), like.device) < p
 
@@ -166,6 +171,7 @@ def _bernoulli_p(mode: PhiloxMode, self: Tensor, p: float = 0.5) -> Tensor:
 
 
 def _native_dropout(mode: PhiloxMode, self: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+    check_number(0 <= p <= 1, f"dropout probability has to be between 0 and 1, but got {p}")
     if train is False or p == 0.0:
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
     mask = mode.uniform(self.shape, torch.float32, self.device) < 1.0 - p
@@ -200,15 +206,21 @@ def _layout(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _uniform_(mode: PhiloxMode, self: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    check_number(low <= high, f"uniform_ expects from <= to, but found from={low} > to={high}")
     return self.copy_(mode.uniform(self.shape, self.dtype, self.device) * (high - low) + low)
 
 
 def _normal_(mode: PhiloxMode, self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    check_number(std >= 0, f"normal expects std >= 0.0, but found std {std}")
     return self.copy_(mode.normal(self.shape, self.dtype, self.device) * std + mean)
 
 
 def _normal_of(mode: PhiloxMode, mean: Any, std: Any = 1.0) -> Tensor:
     like = mean if isinstance(mean, Tensor) else std
+    if isinstance(std, Tensor):
+        check_values((std >= 0).all(), "normal expects all elements of std >= 0.0")
+    else:
+        check_number(std >= 0, f"normal expects std >= 0.0, but found std {std}")
     shape = torch.broadcast_shapes(*(v.shape for v in (mean, std) if isinstance(v, Tensor)))
     return mode.normal(shape, like.dtype, like.device) * std + mean
 
@@ -216,12 +228,14 @@ def _normal_of(mode: PhiloxMode, mean: Any, std: Any = 1.0) -> Tensor:
 def _normal_number(
     mode: PhiloxMode, mean: float, std: float, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Tensor:
+    check_number(std >= 0, f"normal expects std >= 0.0, but found std {std}")
     return mode.normal(size, *_factory(dtype, device)) * std + mean
 
 
 def _rrelu(
     mode: PhiloxMode, self: Tensor, noise: Tensor, lower: float = 0.125, upper: float = 1.0 / 3, training: bool = False
 ) -> Tensor:
+    check_number(lower <= upper, "Lower bound should be less than or equal to the upper bound")
     self = self.contiguous()  # as the kernel's result is
     if not training:
         return torch.nn.functional.leaky_relu(self, (lower + upper) / 2)
@@ -235,19 +249,23 @@ def _rrelu_(mode: PhiloxMode, self: Tensor, *args: Any, **kwargs: Any) -> Tensor
 
 
 def _exponential_(mode: PhiloxMode, self: Tensor, rate: float = 1.0) -> Tensor:
+    check_number(rate > 0, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
     return self.copy_(torch.log1p(-mode.uniform(self.shape, self.dtype, self.device)) * (-1.0 / rate))
 
 
 def _log_normal_(mode: PhiloxMode, self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    check_number(std > 0, f"log_normal_ expects std > 0.0, but found std={std}")
     return self.copy_((mode.normal(self.shape, self.dtype, self.device) * std + mean).exp())
 
 
 def _cauchy_(mode: PhiloxMode, self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    check_number(sigma > 0, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
     uniform = mode.uniform(self.shape, self.dtype, self.device)
     return self.copy_(torch.tan((uniform - 0.5) * math.pi) * sigma + median)
 
 
 def _geometric_(mode: PhiloxMode, self: Tensor, p: float) -> Tensor:
+    check_number(0 < p < 1, f"geometric_ expects p to be in (0, 1), but got p={p}")
     uniform = mode.uniform(self.shape, _real_type(self.dtype), self.device)
     return self.copy_((torch.log1p(-uniform) / math.log1p(-p)).floor() + 1.0)
 
@@ -259,6 +277,7 @@ def _randint(mode: PhiloxMode, high: int, size: Sequence[int], **options: Any) -
 def _randint_low(
     mode: PhiloxMode, low: int, high: int, size: Sequence[int], *, dtype: Any = None, device: Any = None, **_: Any
 ) -> Tensor:
+    check_integers(low, high, dtype or torch.int64)
     return mode.integers(low, high, size, torch.device(device if device is not None else "cpu")).to(
         dtype or torch.int64
     )
@@ -272,6 +291,7 @@ def _randint_like_low(
     mode: PhiloxMode, self: Tensor, low: int, high: int, *, dtype: Any = None, device: Any = None, **options: Any
 ) -> Tensor:
     device = torch.device(device if device is not None else self.device)
+    check_integers(low, high, dtype or self.dtype)
     value = mode.integers(low, high, self.shape, device)
     return _fill_like(self, value, dtype=dtype or self.dtype, device=device, **_layout(options))
 
@@ -291,10 +311,13 @@ def _random_(mode: PhiloxMode, self: Tensor) -> Tensor:
 
 
 def _random_to_(mode: PhiloxMode, self: Tensor, to: int) -> Tensor:
+    check_integers(0, to, self.dtype)
     return self.copy_(mode.integers(0, to, self.shape, self.device))
 
 
 def _random_from_(mode: PhiloxMode, self: Tensor, low: int, to: int | None) -> Tensor:
+    if to is not None:
+        check_integers(low, to, self.dtype)
     return self.copy_(mode.integers(low, _random_limit(self.dtype) if to is None else to, self.shape, self.device))
 
 
@@ -305,6 +328,9 @@ def _randperm(mode: PhiloxMode, n: int, *, dtype: Any = None, device: Any = None
 
 def _multinomial(mode: PhiloxMode, self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     """With replacement by inverting the distribution function; without, the largest of an exponential race."""
+    valid = (self.max() < math.inf) & (self.min() >= 0)
+    check_values(valid, "probability tensor contains either `inf`, `nan` or element < 0")
+    check_values((self.sum(-1) != 0).all(), "invalid multinomial distribution (sum of probabilities <= 0)")
     if replacement:
         cumulative = self.to(_real_type(self.dtype)).cumsum(-1)
         shape = (*self.shape[:-1], num_samples)
@@ -347,50 +373,3 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.randperm.default: _randperm,
     aten.multinomial.default: _multinomial,
 }
-
-
-# In-place draws, by name: under rng="eager" they fill fresh memory of the same layout, unseen by functionalization.
-_IN_PLACE = {
-    str(func): func
-    for func in RULES
-    if func._schema.name.endswith("_") and func not in (aten.rrelu_with_noise_.default,)
-}
-_library = torch.library.Library("aottrain", "FRAGMENT")
-_library.define(
-    "eager_draw(str op, SymInt[] size, SymInt[] stride, Tensor[] tensors, Scalar?[] scalars, *, ScalarType dtype,"
-    " Device device) -> Tensor"
-)
-
-
-def _eager_draw(
-    op: str, size: Sequence[int], stride: Sequence[int], tensors: Any, scalars: Any, *, dtype: Any, device: Any
-) -> Tensor:
-    out = torch.empty_strided(size, stride, dtype=dtype, device=device)
-    return _IN_PLACE[op](out, *tensors, *scalars)
-
-
-_library.impl("eager_draw", _eager_draw, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake("aottrain::eager_draw")
-def _(op: str, size: Any, stride: Any, tensors: Any, scalars: Any, *, dtype: Any, device: Any) -> Tensor:
-    return torch.empty_strided(size, stride, dtype=dtype, device=device)
-
-
-def eager_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A random op under rng="eager": as it is where it is functional, else as a draw into fresh memory and a copy."""
-    if kwargs.get("generator") is not None:
-        raise UnsupportedError(f"{func} is given an explicit generator=; only torch's default one is compiled")
-    if func is aten.rrelu_with_noise.default:
-        return func(args[0].contiguous(), *args[1:], **kwargs)  # its functional form keeps the strides, the op does not
-    if str(func) not in _IN_PLACE:
-        return func(*args, **kwargs)
-    names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
-    given = [kwargs[name] for name in names[len(args) :] if name in kwargs]
-    self, *rest = [*args, *given]
-    tensors = [value for value in rest if isinstance(value, Tensor)]
-    scalars = [value for value in rest if not isinstance(value, Tensor)]
-    drawn = _draws.eager_draw(
-        str(func), list(self.shape), list(self.stride()), tensors, scalars, dtype=self.dtype, device=self.device
-    )
-    return self.copy_(drawn)

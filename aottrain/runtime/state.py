@@ -19,11 +19,27 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
+from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
 from aottrain.ir.values import PLAIN_TYPES
 from aottrain.runtime.codes import codes_of, globals_of, names_of
-from aottrain.runtime.guards import describe
-from aottrain.runtime.tables import MISSING, Attributes, Call, Cell, Comparison, Items, Slot, read
+from aottrain.runtime.guards import describe, is_another
+from aottrain.runtime.lifetimes import Loss, can_die
+from aottrain.runtime.ownership import is_users
+from aottrain.runtime.tables import (
+    MISSING,
+    Attributes,
+    Call,
+    Cell,
+    Comparison,
+    Differs,
+    Items,
+    Slot,
+    has_others,
+    restore_slots,
+    restore_tables,
+    unknown,
+)
 
 # Containers longer than this are guarded by the identity of their items, and of what those hold.
 _MAX_ITEMS = 256
@@ -33,7 +49,7 @@ _MAX_DEPTH = 32
 _MAX_BYTES = 1 << 16
 # What the code of a program does with these is refused while it is traced; they lead to all else in the process.
 _OPAQUE = (io.IOBase, logging.Filterer, logging.Manager)
-_NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
+_CHANGED = "the program changes Python state: an attribute, a list, a dictionary, a hook or a cache"
 # Containers of Python's own that keep another one in an attribute.
 _WRAPPERS = (
     collections.UserDict,
@@ -54,10 +70,13 @@ class StateGuard:
     the same items. `reachable`: identities of the tensors that are guarded; `seen`: of all. restore() undoes changes.
     watching(): around every trace. What a function reads beside its arguments (closure, globals, defaults) is looked at
     when it first runs: of a large library a program runs little, and the rest of it is none of its concern.
+    release(): after the last trace; from then on nothing is kept alive that can be let go, and the guard is `lost`,
+    which means that it will not hold again, once something has been.
     Raises UnsupportedError for what cannot be compared: an iterator.
     """
 
     def __init__(self, target: Any, arguments: Iterable[Any] = ()):
+        self.lost = self._released = False
         self.reachable: set[int] = set()
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
         self._ran: set[types.CodeType] = set()
@@ -66,7 +85,8 @@ class StateGuard:
         self._plain: list[Slot] = []
         self._sizes: list[tuple[Any, int]] = []
         self._compared: tuple[int, Comparison] | None = None
-        self._tensors: list[tuple[Tensor, tuple[Any, ...]]] = []
+        self._differs: Differs | None = None  # what differed when this was last asked
+        self._tensors: list[tuple[Callable[[], Tensor | None], tuple[Any, ...]]] = []
         self._copies: list[tuple[Any, Any]] = []
         self._items: list[tuple[Any, list[int]]] = []
         self.seen: set[int] = set()
@@ -74,24 +94,74 @@ class StateGuard:
         self._caches: list[tuple[Any, int]] = []
         self._contents: list[tuple[Callable[[], bytes], bytes]] = []
         self._keep: list[Any] = []
+        # What a path leads to from the target, and can be let go: once it is, that path leads elsewhere for good.
+        self._mortal: dict[int, Any] = {}
+        self._watched: list[Any] = []
+        self._lasting = True  # False: where it starts at what may be let go though the program is still the same
         for value in (target, *arguments):
+            self._lasting = value is target or isinstance(value, nn.Module)
             self._visit(value, 0)
+        self._lasting = True
 
     def holds(self) -> bool:
-        return (
-            self._comparison().holds()
-            and all(list(map(id, items)) == known for items, known in self._items)
-            and all(describe(tensor) == known for tensor, known in self._tensors)
-            and all(function.cache_info().misses == misses for function, misses in self._caches)
-            and all(read() == known for read, known in self._contents)
-        )
+        """Quick where what differed the last time still does: a program that changes its own state is asked often."""
+        differs = self._differs
+        if self.lost or (differs is not None and differs()):
+            return False
+        self._differs = differs = self._difference()
+        return differs is None and not self.lost
+
+    def _difference(self) -> Differs | None:
+        if (found := self._comparison().difference()) is not None:
+            return found
+        for items, known in self._items:
+            if has_others(items, known):
+                return functools.partial(has_others, items, known)
+        for tensor, facts in self._tensors:
+            if is_another(tensor, facts):
+                return functools.partial(is_another, tensor, facts)
+        filled = any(function.cache_info().misses != misses for function, misses in self._caches)
+        return unknown if filled or any(read() != known for read, known in self._contents) else None
 
     def _comparison(self) -> Comparison:
         """Made anew where more is guarded than when it was made."""
         size = len(self._slots) + len(self._plain) + len(self._sizes)
-        if self._compared is None or self._compared[0] != size:
-            self._compared = size, Comparison(self._slots, self._plain, self._sizes)
+        if self._compared is None or (self._compared[0] != size and not self._released):
+            self._compared = size, Comparison(self._slots, self._plain, self._sizes, self._mortal)
         return self._compared[1]
+
+    def check_unchanged(self) -> None:
+        """Raises UnsupportedError where a trace has changed what it could reach."""
+        if not self.holds():
+            raise UnsupportedError(_CHANGED)
+
+    def release(self) -> None:
+        self._comparison()
+        loss = Loss(self)
+        self._watched = [weakref.ref(value, loss) for value in self._mortal.values()]
+        self._released = True
+        self._tensors = [(self._reference(tensor()), facts) for tensor, facts in self._tensors]
+        self._slots, self._plain, self._sizes, self._copies = [], [], [], []
+        self._functions, self._mortal, self.seen, self.reachable = {}, {}, set(), set()
+
+    def lose(self) -> None:
+        """Something that was guarded is gone: so is all that was known about the rest."""
+        self.lost, self._differs = True, None
+        self._compared = 0, Comparison((), (), ())
+        self._tensors, self._items, self._caches, self._contents, self._keep, self._watched = [], [], [], [], [], []
+
+    def _reference(self, tensor: Any) -> Callable[[], Any]:
+        return weakref.ref(tensor) if id(tensor) in self._mortal else (lambda: tensor)
+
+    def _attributes(self, owner: Any) -> Attributes:
+        return Attributes(weakref.proxy(owner) if id(owner) in self._mortal else owner)
+
+    def _hold(self, value: Any) -> None:
+        """Its identity stays taken, or it is known to be gone."""
+        if self._lasting and can_die(value):
+            self._mortal[id(value)] = value
+        else:
+            self._keep.append(value)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -117,13 +187,21 @@ class StateGuard:
     def _run(self, frame: types.FrameType) -> None:
         """A function runs for the first time. Those with the same code are the same function with other closures."""
         code = frame.f_code
+        if enters_dynamo(code):  # which under the modes of a trace would learn for good not to compile this
+            raise UnsupportedError("the program calls what torch.compile compiles, or torch.cond and its like")
         functions = self._functions.pop(code, [])
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if not functions and package in self._packages and package != "aottrain":
-            # Handed over by something that is not looked into.
-            functions = [value for value in gc.get_referrers(code) if isinstance(value, types.FunctionType)]
+            # Handed over by something that is not looked into, and maybe made for this call alone.
+            self._lasting = False
+            for value in gc.get_referrers(code):
+                if isinstance(value, types.FunctionType):
+                    self._keep.append(value)
+                    self._visit_body(value, 1)
+            self._lasting = True
         for inner in codes_of(code):  # what it defines reads its variables, and globals that are guarded with its own
-            self._ran.add(inner)
+            if not enters_dynamo(inner):
+                self._ran.add(inner)
             functions += self._functions.pop(inner, [])
         for function in functions:
             self._visit_body(function, 1)
@@ -136,26 +214,8 @@ class StateGuard:
 
     def restore(self) -> None:
         """Put the containers and attribute tables back as they were: what tracing did to them never happened."""
-        for table, copy in self._copies:
-            if isinstance(table, list):
-                table[:] = copy
-            elif isinstance(table, type):
-                _restore_class(table, copy)
-            elif isinstance(table, (set, collections.deque)):
-                table.clear()
-                getattr(table, "update" if isinstance(table, set) else "extend")(copy)
-            elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
-                table.clear()
-                table.update(copy)
-        for table, key, known in [*self._slots, *self._plain]:
-            if read(table, key) is known:
-                continue
-            if isinstance(table, Cell):
-                table.cell.cell_contents = known
-            elif isinstance(table, Attributes):
-                setattr(table.owner, key, known)
-            elif isinstance(table, dict):  # the globals of a function
-                table[key] = known
+        restore_tables(self._copies)
+        restore_slots([*self._slots, *self._plain])
 
     def _visit(self, value: Any, depth: int) -> None:
         if isinstance(value, (*PLAIN_TYPES, types.ModuleType, types.BuiltinFunctionType, *_OPAQUE)):
@@ -163,10 +223,10 @@ class StateGuard:
         if id(value) in self.seen:
             return
         self.seen.add(id(value))
-        self._keep.append(value)  # an identity stays taken while its object lives
+        self._hold(value)
         if isinstance(value, Tensor):
             self.reachable.add(id(value))
-            self._tensors.append((value, describe(value)))
+            self._tensors.append((lambda: value, describe(value)))
             if vars(value):
                 self._visit_table(vars(value), depth)
         elif isinstance(value, nn.Module):
@@ -174,14 +234,16 @@ class StateGuard:
             for name in ("_parameters", "_buffers", "_modules"):
                 self._visit_table(vars(value)[name], depth)
             self._visit(type(value), depth + 1)
-            self._slots.append((Attributes(value), "__class__", type(value)))
+            self._slots.append((self._attributes(value), "__class__", type(value)))
         elif isinstance(value, type):
             self._visit_class(value, depth)
         elif isinstance(value, (dict, collections.ChainMap, types.MappingProxyType)):
             self._visit_table(value, depth)
             if value:  # of an empty one its size is known
+                self._hold_all(value)
                 self._items.append((value, list(map(id, value))))
         elif isinstance(value, (set, collections.deque)):
+            self._hold_all(value)
             self._items.append((value, list(map(id, value))))
             self._copies.append((value, list(value)))
             for item in value:
@@ -213,13 +275,19 @@ class StateGuard:
             self._visit_memory(value)
         elif isinstance(value, Iterator):
             raise UnsupportedError(f"the program can reach a {type(value).__name__}, which every call moves on")
-        elif depth < _MAX_DEPTH and (_is_users(value) or is_dataclass(value)):
+        elif depth < _MAX_DEPTH and (is_users(value) or is_dataclass(value)):
             self._visit_class(type(value), depth + 1)
-            self._slots.append((Attributes(value), "__class__", type(value)))
+            self._slots.append((self._attributes(value), "__class__", type(value)))
             if isinstance(getattr(value, "__dict__", None), dict):
                 self._visit_table(vars(value), depth)
             for name in getattr(type(value), "__slots__", ()):
-                self._slot(Attributes(value), name, getattr(value, name, MISSING), depth)
+                if name != "__weakref__":  # which this guard itself changes
+                    self._slot(self._attributes(value), name, getattr(value, name, MISSING), depth)
+
+    def _hold_all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            if id(value) not in self.seen:  # what is seen is held
+                self._hold(value)
 
     def _visit_memory(self, value: Any) -> None:
         if len(content := value.tobytes() if hasattr(value, "tobytes") else bytes(value)) > _MAX_BYTES:
@@ -229,7 +297,7 @@ class StateGuard:
         self._contents.append((getattr(value, "tobytes", lambda: bytes(value)), content))
 
     def _visit_class(self, cls: type, depth: int) -> None:
-        if not _is_users(cls) or cls in self._classes:
+        if not is_users(cls) or cls in self._classes:
             return
         self._classes.add(cls)
         table: Any = vars(cls)  # a live view
@@ -246,6 +314,7 @@ class StateGuard:
             self._visit_table(vars(table), depth)
         if len(table) > _MAX_ITEMS and depth > 0:
             self._copies.append((table, dict(table)))
+            self._hold_all([*table, *table.values()])
             self._items += [(table, list(map(id, table))), (table.values(), list(map(id, table.values())))]
             for value in table.values():
                 self._visit(value, depth + 1)
@@ -257,7 +326,7 @@ class StateGuard:
 
     def _visit_list(self, items: Any, depth: int) -> None:
         if len(items) > _MAX_ITEMS:
-            self._keep.append(list(items))
+            self._hold_all(items)
             self._items.append((items, list(map(id, items))))
             for value in items:
                 self._visit(value, depth + 1)
@@ -283,7 +352,7 @@ class StateGuard:
         self._visit(value, depth + 1)
 
     def _visit_function(self, function: types.FunctionType, depth: int) -> None:
-        if not _is_users(function) and function.__module__ != "functools":
+        if not is_users(function) and function.__module__ != "functools":
             return
         self._packages.add(str(function.__module__).partition(".")[0])
         if function.__code__ in self._ran:
@@ -298,14 +367,14 @@ class StateGuard:
             self._slot(table, None, table.get(None, None), depth)
             self._visit_names(table.get(None, None), names, depth)
         for name in ("__defaults__", "__kwdefaults__", "__code__"):
-            self._slot(Attributes(function), name, getattr(function, name), depth)
+            self._slot(self._attributes(function), name, getattr(function, name), depth)
         self._visit_table(vars(function), depth)
         if depth <= _MAX_DEPTH:
             for name in globals_of(function.__code__) & function.__globals__.keys():
                 self._slot(function.__globals__, name, function.__globals__[name], depth)
                 self._visit_names(function.__globals__[name], names, depth)
             for name in names & sys.modules.keys():  # imported inside
-                if _is_users(sys.modules[name]):
+                if is_users(sys.modules[name]):
                     self._visit_names(sys.modules[name], names, depth)
 
     def _visit_names(self, module: Any, names: set[str], depth: int) -> None:
@@ -315,32 +384,12 @@ class StateGuard:
         table = vars(module)
         for name in names & table.keys():
             value = table[name]
-            if _is_users(module):
+            if is_users(module):
                 self._slot(table, name, value, depth)
             elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType)):
                 self._slots.append((table, name, value))
             elif isinstance(value, types.ModuleType) and value is not module and name in ("nn", "functional"):
                 self._visit_names(value, names, depth)
-
-
-def _restore_class(cls: type, copy: dict[str, Any]) -> None:
-    for key in [key for key in vars(cls) if key not in copy]:
-        delattr(cls, key)
-    for key, value in copy.items():
-        if vars(cls)[key] is not value:
-            setattr(cls, key, value)
-
-
-def _is_users(value: Any) -> bool:
-    """Whether an object is the user's, and not torch's or Python's own. Of Python's own, what holds other objects is
-    the user's: instances of its classes, and its modules, whose constants can be replaced."""
-    module = getattr(value, "__module__", None) or type(value).__module__
-    if isinstance(value, types.ModuleType):
-        module = value.__name__
-    package = str(module).partition(".")[0]
-    if isinstance(value, (type, types.FunctionType)):
-        return package not in _NOT_USERS
-    return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
 
 
 def check_reachable(guard: StateGuard, captured: Iterable[Tensor]) -> None:

@@ -4,7 +4,9 @@ modules has thousands of them, and is asked before each call."""
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Sequence
+from functools import partial
 from itertools import repeat
 from operator import getitem, is_
 from typing import Any
@@ -61,45 +63,126 @@ def read(table: Any, key: Any) -> Any:
     return dict.get(table, key, MISSING) if isinstance(table, dict) else table.get(key, MISSING)
 
 
-class Comparison:
-    """holds(): each of `same` is the same object, each of `equal`, plain values, of the same type and equal, and each
-    of `sizes` as long.
+# Asked again, whether what differed still does.
+Differs = Callable[[], bool]
 
+
+class Comparison:
+    """difference(): None where each of `same` is the same object, each of `equal`, plain values, of the same type and
+    equal, and each of `sizes` as long; else a function that says whether the first that is not so still is not.
+
+    Objects among `mortal` are known by their identity alone, and may be let go: who asks must know that they live.
     Nothing here is a step of Python's own for each: `map` calls functions of C with functions of C.
     """
 
-    def __init__(self, same: Sequence[Slot], equal: Sequence[Slot], sizes: Sequence[tuple[Any, int]]):
-        self._same, self._equal = _grouped(same), _grouped(equal)
-        self._kinds = [list(map(type, known)) for _, known in self._equal]
+    def __init__(
+        self,
+        same: Sequence[Slot],
+        equal: Sequence[Slot],
+        sizes: Sequence[tuple[Any, int]],
+        mortal: Container[int] = (),
+    ):
+        lasting = [slot for slot in same if id(slot[2]) not in mortal]
+        dying = [slot for slot in same if id(slot[2]) in mortal]
+        self._groups = [*_grouped(lasting, _Same), *_grouped(dying, _Alive), *_grouped(equal, _Equal)]
         self._sized, self._sizes = [table for table, _ in sizes], [size for _, size in sizes]
 
     def holds(self) -> bool:
+        return self.difference() is None
+
+    def difference(self) -> Differs | None:
         if list(map(len, self._sized)) != self._sizes:
-            return False
+            return self._another_size()
         try:
-            for reader, known in self._same:
-                if not all(map(is_, reader(), known)):
-                    return False
-            for (reader, known), kinds in zip(self._equal, self._kinds, strict=True):
-                values = list(reader())
-                if not all(map(is_, map(type, values), kinds)) or values != known:
-                    return False
-        except IndexError:  # of what has the length that it had, but is no list of Python's own
-            return False
-        return True
+            for group in self._groups:
+                if not group.holds():
+                    return group.difference()
+        except (IndexError, ReferenceError):  # of what has the length that it had, but is no list of Python's own
+            return unknown
+        return None
+
+    def _another_size(self) -> Differs:
+        for table, size in zip(self._sized, self._sizes, strict=True):
+            if len(table) != size:
+                return lambda: len(table) != size
+        return unknown
+
+
+def unknown() -> bool:
+    """Where it cannot be told at once, all is compared."""
+    return False
+
+
+class _Same:
+    """Slots of one kind of table whose values are the very objects that they were."""
+
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], known: list[Any]):
+        self._default = () if kind in (getitem, read) else (MISSING,)
+        self._kind, self._tables, self._keys, self._known = kind, tables, keys, known
+        self._values = _reader(kind, tables, keys)
+
+    def holds(self) -> bool:
+        return all(map(is_, self._values(), self._known))
+
+    def difference(self) -> Differs:
+        for i in range(len(self._known)):
+            if self._differs(i):
+                return partial(self._still_differs, i)
+        return unknown
+
+    def _still_differs(self, i: int) -> bool:
+        try:
+            return self._differs(i)
+        except (IndexError, ReferenceError):
+            return unknown()
+
+    def _differs(self, i: int) -> bool:
+        return self._value(i) is not self._known[i]
+
+    def _value(self, i: int) -> Any:
+        return self._kind(self._tables[i], self._keys[i], *self._default)
+
+
+class _Alive(_Same):
+    """The same, of objects that are not kept alive here."""
+
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], known: list[Any]):
+        super().__init__(kind, tables, keys, list(map(id, known)))
+
+    def holds(self) -> bool:
+        return list(map(id, self._values())) == self._known
+
+    def _differs(self, i: int) -> bool:
+        return id(self._value(i)) != self._known[i]
+
+
+class _Equal(_Same):
+    """Plain values: of the same type, and equal."""
+
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], known: list[Any]):
+        super().__init__(kind, tables, keys, known)
+        self._kinds = list(map(type, known))
+
+    def holds(self) -> bool:
+        values = list(self._values())
+        return all(map(is_, map(type, values), self._kinds)) and values == self._known
+
+    def _differs(self, i: int) -> bool:
+        value = self._value(i)
+        return type(value) is not self._kinds[i] or value != self._known[i]
 
 
 Reader = Callable[[], Iterable[Any]]
 
 
-def _grouped(slots: Sequence[Slot]) -> list[tuple[Reader, list[Any]]]:
-    """For each kind of table what reads all that there are, and what they held."""
+def _grouped(slots: Sequence[Slot], group: type[_Same]) -> list[_Same]:
+    """For each kind of table what reads and compares all that there are."""
     groups: dict[Any, tuple[list[Any], list[Any], list[Any]]] = {}
     for table, key, known in slots:
         kind, source = _kind(table)
         for column, value in zip(groups.setdefault(kind, ([], [], [])), (source, key, known), strict=True):
             column.append(value)
-    return [(_reader(kind, tables, keys), known) for kind, (tables, keys, known) in groups.items()]
+    return [group(kind, *columns) for kind, columns in groups.items()]
 
 
 def _kind(table: Any) -> tuple[Any, Any]:
@@ -119,3 +202,44 @@ def _reader(kind: Any, tables: list[Any], keys: list[Any]) -> Reader:
     if kind in (getitem, read):
         return lambda: map(kind, tables, keys)
     return lambda: map(kind, tables, keys, repeat(MISSING))
+
+
+def has_others(items: Iterable[Any], known: list[int]) -> bool:
+    """Whether it holds other objects, or in another order, than those with these identities."""
+    return list(map(id, items)) != known
+
+
+def restore_tables(copies: Iterable[tuple[Any, Any]]) -> None:
+    """Put back what each container and class held, by a copy of it."""
+    for table, copy in copies:
+        if isinstance(table, list):
+            table[:] = copy
+        elif isinstance(table, type):
+            _restore_class(table, copy)
+        elif isinstance(table, (set, deque)):
+            table.clear()
+            getattr(table, "update" if isinstance(table, set) else "extend")(copy)
+        elif list(map(id, table.values())) != list(map(id, copy.values())) or list(table) != list(copy):
+            table.clear()
+            table.update(copy)
+
+
+def restore_slots(slots: Iterable[Slot]) -> None:
+    """Put back what was there."""
+    for table, key, known in slots:
+        if read(table, key) is known:
+            continue
+        if isinstance(table, Cell):
+            table.cell.cell_contents = known
+        elif isinstance(table, Attributes):
+            setattr(table.owner, key, known)
+        elif isinstance(table, dict):  # the globals of a function
+            table[key] = known
+
+
+def _restore_class(cls: type, copy: dict[str, Any]) -> None:
+    for key in [key for key in vars(cls) if key not in copy]:
+        delattr(cls, key)
+    for key, value in copy.items():
+        if vars(cls)[key] is not value:
+            setattr(cls, key, value)

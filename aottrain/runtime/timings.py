@@ -6,12 +6,10 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import cache
 
 import torch
 
 from aottrain.ir.ops import op_info
-from aottrain.runtime.attention_source import attention_source
 from aottrain.runtime.cache import Table, table
 from aottrain.runtime.calls import OpCall, distinct, environment, quiet, synchronize
 
@@ -27,21 +25,11 @@ def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
     """
     for call in distinct(calls):
         known = _table(call.device)
-        if not op_info(call.target).is_free and known.get(_key(call)) is None and call.may_run:
+        if not op_info(call.target).is_free and known.get(call.text or "") is None and call.may_run:
             seconds = _measure(call)
             if seconds is not None:
-                known.add({_key(call): seconds})
-    return tuple(0.0 if op_info(call.target).is_free else _table(call.device).get(_key(call)) for call in calls)
-
-
-def _key(call: OpCall) -> str:
-    """The call in words; of an op of our own with what says whether it is still the same code."""
-    return f"{call.text} {_own_code()}" if getattr(call.target, "namespace", "") == "aottrain" else call.text or ""
-
-
-@cache
-def _own_code() -> str:
-    return hashlib.sha256(attention_source("float").encode()).hexdigest()[:8]
+                known.add({call.text or "": seconds})
+    return tuple(0.0 if op_info(call.target).is_free else _table(call.device).get(call.text or "") for call in calls)
 
 
 def measures() -> bool:

@@ -7,11 +7,11 @@ itself keeps what it compiles from it on disk.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from aottrain.errors import ConfigError
-from aottrain.runtime.cache import cache_folders
+from aottrain.runtime.cache import cache_folder, is_own, private_folder, say_once
 from aottrain.runtime.multi_tensor import Run, TensorTables
 
 Launch = Callable[[Sequence[Tensor]], None]
@@ -158,35 +158,36 @@ def _failed_assertion(error: BaseException | None) -> bool:
 
 @cache
 def load_module(source: str) -> ModuleType:
-    """The module of a generated text, from its file in the cache folder."""
+    """The module of a generated text, from its file in the cache folder, or in one of this process."""
     name = f"aottrain_triton_{hashlib.sha256(source.encode()).hexdigest()[:24]}"
-    failure: OSError | None = None
-    for folder in cache_folders():
+    path, folder = None, cache_folder()
+    if folder is not None:
         try:
             path = _written(folder / "triton" / f"{name}.py", source)
-        except OSError as error:  # a folder that cannot be written: the next one is tried
-            failure = error
-            continue
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-    raise ConfigError(f"no folder for generated kernels can be written; set AOTTRAIN_CACHE_DIR: {failure}")
+        except OSError as error:
+            say_once(f"generated kernels are not kept for other processes: {error}")
+    path = path or _written(private_folder() / f"{name}.py", source)
+    module = ModuleType(name)
+    module.__file__ = str(path)  # where Triton reads its kernels' source
+    # Not by an import: that would run bytecode that lies beside the file, whoever wrote it.
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
 
 
 def _written(path: Path, source: str) -> Path:
-    """The file with this text; written beside it and renamed, so that no process ever reads half of it."""
-    try:
-        if path.read_text(encoding="utf-8") == source:
+    """The file with this text; written beside it and renamed, so that no process ever reads half of it. Raises OSError,
+    also where another user may write it."""
+    path.parent.mkdir(exist_ok=True, mode=0o700)
+    with suppress(OSError, ValueError):
+        if is_own(path) and path.read_text(encoding="utf-8") == source:
             return path
-    except (OSError, ValueError):
-        pass
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         written = Path(scratch) / path.name
         written.write_text(source, encoding="utf-8")
+        written.chmod(0o600)
         os.replace(written, path)
+    if not is_own(path):
+        raise PermissionError(f"others may write to {path.parent}")
     return path
 
 

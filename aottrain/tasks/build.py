@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
-from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
 
 SAMPLE_PROMPT = b"The "
 
@@ -46,6 +47,7 @@ def build_job(config: RunConfig) -> Job:
     model = recipe.build(options).to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision).train()
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
+    may_run_eagerly = config.engine.on_unsupported == "eager"
     reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
     return Job(
         name=config.recipe.name,
@@ -53,6 +55,7 @@ def build_job(config: RunConfig) -> Job:
         step=build_step(config, module, batches.tokens_per_batch, reserved),
         optimizer=optimizer,
         optimizer_kernel=optimizer_kernel,
+        torch_optimizer=partial(build_optimizer, module, config.optimizer) if may_run_eagerly else None,
         batches=batches,
         device=device,
         flops_per_sample=flops_per_sample(recipe, options, batches),

@@ -45,9 +45,9 @@ def _other_choice(config: RunConfig) -> str:
 
 def _obstacle(kernel: str, device: torch.device) -> str:
     if kernel == "cpp":
-        from aottrain.runtime.native import find_compiler
+        from aottrain.runtime.native import compiler_obstacle
 
-        return "" if find_compiler() else "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
+        return compiler_obstacle()
     from aottrain.runtime.triton_launch import check_device
 
     try:

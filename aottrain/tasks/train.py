@@ -156,7 +156,8 @@ def compile_figures(job: Job, summary: dict[str, Any]) -> dict[str, Any]:
     except torch.cuda.OutOfMemoryError:
         saved = None
         torch.cuda.empty_cache()
-    figures = {"eager_saved_bytes": saved, **report_figures(job.step.report, summary)}
+    figures = {"eager_saved_bytes": saved, "optimizer_kernel": job.optimizer_kernel}
+    figures |= report_figures(job.step.report, summary)
     if job.step.engine == "eager":
         figures["saved_bytes"] = saved
     return figures

@@ -29,5 +29,6 @@ class Job:
     optimizer_kernel: str  # what its update runs as, with the reason where another was to be expected
     batches: Batches
     device: torch.device
+    torch_optimizer: Callable[[], torch.optim.Optimizer] | None = None  # where `optimizer`'s kernels cannot be made
     flops_per_sample: int | None = None  # of forward and backward, as the recipe counts them
     sample: Callable[[int], str] | None = None  # text of that many bytes by the model as it is now

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from aottrain.errors import CheckpointError, NumericsError
+from aottrain.errors import CheckpointError, NumericsError, UnsupportedError
 from aottrain.metrics import memory
 from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.metrics.sinks import Sink, write_summary
@@ -144,12 +144,26 @@ def prepare(job: Job) -> tuple[float, int | None]:
     start_s = time.perf_counter()
     with preserved(job.module):
         job.step(job.batches.at(1)[:1])
-        if isinstance(job.optimizer, ClipsItself):
-            job.optimizer.prepare()
+        prepare_optimizer(job)
         if on_cuda:
             torch.cuda.synchronize(job.device)
     seconds = time.perf_counter() - start_s
     return seconds, torch.cuda.max_memory_allocated(job.device) if on_cuda else None
+
+
+def prepare_optimizer(job: Job) -> None:
+    """Compile its update, where kernels are generated for it. Where that fails the run goes on with torch's own, as
+    `engine.on_unsupported=eager` says; UnsupportedError under "error"."""
+    if not isinstance(job.optimizer, ClipsItself):
+        return
+    try:
+        job.optimizer.prepare()
+    except UnsupportedError as error:
+        if job.torch_optimizer is None:
+            raise
+        other = job.torch_optimizer()
+        other.load_state_dict(job.optimizer.state_dict())
+        job.optimizer, job.optimizer_kernel = other, f"torch ({error})"
 
 
 def verify(job: Job, step: int, batch: Batch, config: RunConfig, output: Output, progress: Progress) -> None:

@@ -1,6 +1,12 @@
-"""How far a compiled result may be from eager, in one place. Almost all comparisons are bitwise and need none."""
+"""How far a compiled result may be from eager, in one place. Almost all comparisons are bitwise and need none.
+
+Bounds follow from arithmetic, not from one processor: eager adds in another order on each, and where it happens to be
+exact on one, no other order of the same sum would be.
+"""
 
 from __future__ import annotations
+
+import math
 
 import torch
 
@@ -12,6 +18,15 @@ RTOL_ATOL = {
     torch.bfloat16: (2e-2, 2e-2),  # 2^-8, one rounding more or less
     torch.float16: (2e-3, 2e-3),  # 2^-11, one rounding more or less
 }
+
+
+def sum_error(count: int, dtype: torch.dtype) -> float:
+    """What adding `count` independent numbers of either sign may lose, in units of one of them.
+
+    After k of them the sum is about sqrt(k) large, and is rounded by at most eps / 2 of that. Errors add as their
+    squares do: eps / 2 * sqrt(1 + 2 + ... + count). One by one is the worst order.
+    """
+    return torch.finfo(dtype).eps / 2 * math.sqrt(count * (count + 1) / 2)
 
 
 def assert_close(got: torch.Tensor, wanted: torch.Tensor) -> None:

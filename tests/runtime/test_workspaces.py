@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aottrain.ir.tensor import TensorSpec, tensor_spec
-from aottrain.runtime import cache, workspaces
+from aottrain.runtime import cache, calls, workspaces
 from aottrain.runtime.calls import OpCall
 from aottrain.runtime.workspaces import workspace_bytes
 
@@ -57,6 +57,12 @@ def integer_sum():
     return call(aten.mul.Tensor, spec(1000), spec(1000, dtype=torch.int64))
 
 
+def own_loss():
+    x, target = spec(32, 16), spec(32, dtype=torch.int64)
+    rule = 1, -100, torch.float32, 256, [True, True, False]
+    return call(torch.ops.aottrain.linear_cross_entropy.default, x, spec(64, 16), None, target, *rule)
+
+
 def the_file(folder):
     (path,) = folder.glob("workspaces-*.json")
     return path
@@ -90,6 +96,13 @@ def test_figures_are_the_same_when_measured_again(folder):
     the_file(folder).unlink()
     cache.forget_tables()
     assert workspace_bytes([batch_norm_backward(), convolution(), integer_sum()]) == first
+
+
+def test_figures_of_our_own_ops_end_with_their_code(folder, monkeypatch):
+    assert workspace_bytes([own_loss(), integer_sum()]).num_run == 2
+    assert workspace_bytes([own_loss(), integer_sum()]).num_run == 0
+    monkeypatch.setattr(calls, "own_code", lambda: "of another version")
+    assert workspace_bytes([own_loss(), integer_sum()]).num_run == 1
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[1, 2]", "null", "\udc80"])

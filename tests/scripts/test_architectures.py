@@ -48,12 +48,11 @@ def test_compare(script, wanted, got, verdict):
     assert script.compare(step(wanted), step(got)).split(":")[0] == verdict
 
 
-def test_unknown_name():
+def test_unknown_name(script, monkeypatch, capsys):
     pytest.importorskip("transformers", reason="transformers is not installed")
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}
-    done = subprocess.run([sys.executable, SCRIPT, "berd"], capture_output=True, text=True, env=environment)
-    assert done.returncode == 2
-    assert done.stderr.startswith("architectures.py: berd is not in the table")
+    monkeypatch.setattr(sys, "argv", ["architectures.py", "berd"])
+    assert script.main() == 2
+    assert capsys.readouterr().err.startswith("architectures.py: berd is not in the table")
 
 
 def test_without_transformers(script, monkeypatch, capsys):

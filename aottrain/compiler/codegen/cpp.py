@@ -271,9 +271,14 @@ class Renderer:
 
     def _pragma(self, number: int, work: _Work, wholes: Mapping[int, Column]) -> list[str]:
         """What makes vectors of an innermost loop; nothing where it may not be one."""
-        if self._has_check(number) or any(column.op not in ("sum", "prod") for column in wholes.values()):
+        computed = [self.kernel.body[value] for value in self.plan.passes[number]]
+        checks = any(isinstance(i, Compute) and i.op == "checked" for i in computed)
+        places = [access.address for access in (*computed, *work.stores) if isinstance(access, (Load, Store))]
+        looks_up = checks and any(place.indirect for place in places)
+        if looks_up or any(column.op not in ("sum", "prod") for column in wholes.values()):
             return []
-        clauses = [clause for item in work.reductions.items() for clause in cpp_reductions.clauses(*item)]
+        clauses = ["reduction(|:failed)"] * checks
+        clauses += [clause for item in work.reductions.items() for clause in cpp_reductions.clauses(*item)]
         clauses += [f"reduction({'+' if column.op == 'sum' else '*'}:w{k})" for k, column in wholes.items()]
         return [" ".join(["#pragma omp simd", *clauses])]
 
@@ -324,10 +329,6 @@ class Renderer:
         for k, column in work.columns.items():
             target = f"w{k}" if k in wholes else f"l{k}[{self._row_position(None)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))
-
-    def _has_check(self, number: int) -> bool:
-        computed = [self.kernel.body[value] for value in self.plan.passes[number]]
-        return any(isinstance(i, Compute) and i.op == "checked" for i in computed)
 
     def _row_position(self, base: str | None) -> str:
         """The running number of an element in its row."""

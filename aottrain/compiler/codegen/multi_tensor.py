@@ -12,11 +12,10 @@ from aottrain.compiler.codegen.cpp_multi_tensor import render_multi_tensor
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.codegen.programs import FLAGS
 from aottrain.compiler.codegen.triton_multi_tensor import render_triton_multi_tensor
-from aottrain.errors import UnsupportedError
 from aottrain.ir.kernel import Parameter
 from aottrain.ir.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, at_count
 from aottrain.runtime.multi_tensor import Run, TensorTables, cpp_run
-from aottrain.runtime.native import load
+from aottrain.runtime.native import Source, require_all
 from aottrain.runtime.triton_launch import multi_tensor_run
 
 Lists = Sequence[Sequence[Tensor | None]]
@@ -24,15 +23,13 @@ Lists = Sequence[Sequence[Tensor | None]]
 
 @cache
 def link_multi_tensor(program: MultiTensorIR, backend: str) -> Callable[[TensorTables], Run]:
-    """backend: "cpp", "triton" or "evaluate". UnsupportedError: there is no compiler; ConfigError: nor a device."""
+    """backend: "cpp", "triton" or "evaluate". CompilerError: no compiler works; ConfigError: nor a device."""
     if backend == "evaluate":
         return partial(evaluated_run, program)
     if backend == "triton":
         return partial(multi_tensor_run, render_triton_multi_tensor(program))
-    library = load(render_multi_tensor(program), FLAGS)
-    if library is None:
-        raise UnsupportedError("no C++ compiler works on this machine")
-    return partial(cpp_run, library.run)
+    (library,) = require_all([Source(render_multi_tensor(program), FLAGS)])
+    return partial(cpp_run, library.functions.run)
 
 
 def evaluated_run(program: MultiTensorIR, tables: TensorTables) -> Run:

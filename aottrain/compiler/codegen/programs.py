@@ -14,14 +14,14 @@ from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.codegen.cpp_library import LIBRARY
 from aottrain.compiler.scheduling.memory import arena_within
 from aottrain.compiler.scheduling.order import schedule
-from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import PartitionedGraph, results
+from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
 from aottrain.ir.kernel import draw_numbers, scratch_bytes
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, is_own_attention
+from aottrain.runtime.attention import native_source
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
 from aottrain.runtime.loss_head import NATIVE
-from aottrain.runtime.native import Source, load_all
+from aottrain.runtime.native import Source, require_all
 
 _LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
 FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
@@ -75,18 +75,29 @@ def fuse_graph(graph: fx.Graph, known: MemoryPlan | None = None, backend: str = 
 def fuse_program(
     planned: Sequence[Planned], memories: Sequence[MemoryPlan] = (), backend: str = "cpp"
 ) -> list[FusedGraph]:
-    """Make the kernels; those in C++ are compiled together, into one shared object.
+    """Make the kernels; those in C++ are compiled together. Raises CompilerError where that fails.
 
     memories: where the values of each graph live; without them all buffers are fresh and die at their last use, as a
     memory budget counts them.
     """
     kernels = [call for _, _, plan in planned for call in plan.kernels]
-    chunks = any(node.target is _LOSS_HEAD for graph, _, _ in planned for node in graph.nodes)
-    made = _link(kernels, [NATIVE] * chunks) if backend == "cpp" else _link_triton(kernels)
+    made = _link(kernels, _own_sources(planned)) if backend == "cpp" else _link_triton(kernels)
     return [
         FusedGraph(graph, plan, memory, *made, backend)
         for (graph, _, plan), memory in zip_longest(planned, memories)
     ]
+
+
+def _own_sources(planned: Sequence[Planned]) -> list[Source]:
+    """What the programs' own ops compile at their first call."""
+    found: dict[Source, None] = {}
+    for graph, _, plan in planned:
+        for node in calls(graph):
+            if node.target is _LOSS_HEAD:
+                found[NATIVE] = None
+            elif is_own_attention(plan.library(node)):
+                found[native_source(value_of(node)[0].dtype)] = None
+    return list(found)
 
 
 def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int, str]:
@@ -104,16 +115,13 @@ def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict
     their first call, compiled beside them.
     """
     units, functions = cpp_units(kernels)
-    libraries = load_all([*(Source(text, FLAGS) for text in units), *others])
+    libraries = require_all([*(Source(text, FLAGS) for text in units), *others])
     found: dict[str, Launch] = {}
     for call in kernels:
         unit, name = functions[call.kernel.name]
-        library = libraries[unit]
-        if library is None:
-            raise UnsupportedError("no C++ compiler works on this machine")
-        function = getattr(library.functions, name)
+        function = getattr(libraries[unit].functions, name)
         found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
-    compiled = sum(library.compiled for library in libraries if library is not None)
+    compiled = sum(library.compiled for library in libraries)
     count = len({name for _, name in functions.values()})
     note = f"{count} functions, {compiled} of {len(libraries)} objects compiled, the others found on disk"
     return found, count, note if found else ""

@@ -171,7 +171,7 @@ def _smooth_backward(node: fx.Node) -> Rule | None:
 
 @lowers("aten.binary_cross_entropy.default")
 def _binary(node: fx.Node) -> list[Rule] | Rule | None:
-    """Each logarithm is at least -100, as in eager."""
+    """Each logarithm is at least -100, as in eager; probabilities and targets lie between 0 and 1, or it raises."""
     probability, target, weight = (argument(node, name, i) for i, name in enumerate(("self", "target", "weight")))
     if weight is not None:
         return None
@@ -180,9 +180,14 @@ def _binary(node: fx.Node) -> list[Rule] | Rule | None:
         p, t = v
         dtype = b.dtype(p)
         one, least = b.constant(1, dtype), b.constant(-100, dtype)
+        zero = b.constant(0, dtype)
+        sides = [test for value in (p, t) for test in (b.compare("ge", value, zero), b.compare("le", value, one))]
+        for test in sides[1:]:
+            sides[0] = b.compute("and", sides[0], test)
         yes = b.compute("max", b.compute("log", p), least)
         no = b.compute("max", b.compute("log1p", b.compute("neg", p)), least)
-        return b.compute("sub", b.compute("mul", b.compute("sub", t, one), no), b.compute("mul", t, yes))
+        loss = b.compute("sub", b.compute("mul", b.compute("sub", t, one), no), b.compute("mul", t, yes))
+        return b.require(sides[0], loss)
 
     return _reduced(node, (probability, target), argument(node, "reduction", 3, _MEAN), formula)
 

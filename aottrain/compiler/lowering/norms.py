@@ -33,7 +33,8 @@ def _nodes(*values: Any) -> list[fx.Node]:
 def _layer_norm(node: fx.Node) -> Rule | None:
     """(x - mean) * rstd * weight + bias over the last dimensions; also mean and rstd."""
     x, normalized, weight, bias, eps = arguments(node)[:5]
-    assert isinstance(x, fx.Node)
+    if not isinstance(x, fx.Node):
+        return None
     shape = spec(x).shape
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
@@ -75,7 +76,8 @@ def _input_gradient(b: Builder, scaled: int, normal: int, rstd: int, count: int)
 @lowers("aten.native_layer_norm_backward.default")
 def _layer_norm_backward(node: fx.Node) -> Rule | None:
     gradient, x, normalized, mean, rstd, weight, bias = arguments(node)[:7]
-    assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node)
+    if not (isinstance(gradient, fx.Node) and isinstance(x, fx.Node)):
+        return None
     shape = spec(x).shape
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
@@ -83,7 +85,8 @@ def _layer_norm_backward(node: fx.Node) -> Rule | None:
     mask = _given(results)
     everything = whole(len(shape))
     kept = tuple(None if d in dims else d for d in range(len(shape)))
-    assert isinstance(mean, fx.Node) and isinstance(rstd, fx.Node)
+    if not (isinstance(mean, fx.Node) and isinstance(rstd, fx.Node)):
+        return None
     operands = (
         Operand(gradient, everything), Operand(x, everything), Operand(mean, kept), Operand(rstd, kept),
         *(Operand(p, dims) for p in _nodes(weight)),
@@ -127,7 +130,8 @@ def _norm_outputs(
 def _rms_norm(node: fx.Node) -> Rule | None:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019); also the reciprocal root."""
     x, normalized, weight, eps = arguments(node)[:4]
-    assert isinstance(x, fx.Node)
+    if not isinstance(x, fx.Node):
+        return None
     shape = spec(x).shape
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
@@ -154,7 +158,8 @@ def _rms_norm(node: fx.Node) -> Rule | None:
 @lowers("aten._fused_rms_norm_backward.default")
 def _rms_norm_backward(node: fx.Node) -> Rule | None:
     gradient, x, normalized, rstd, weight = arguments(node)[:5]
-    assert isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(rstd, fx.Node)
+    if not (isinstance(gradient, fx.Node) and isinstance(x, fx.Node) and isinstance(rstd, fx.Node)):
+        return None
     shape = spec(x).shape
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
@@ -187,7 +192,8 @@ def _rms_norm_backward(node: fx.Node) -> Rule | None:
 def _batch_norm(node: fx.Node) -> Rule | None:
     """Statistics over all dimensions but the channel's; also they, and the new running statistics."""
     x, weight, bias, running_mean, running_var, training, momentum, eps = arguments(node)[:8]
-    assert isinstance(x, fx.Node)
+    if not isinstance(x, fx.Node):
+        return None
     shape, compute = spec(x).shape, wide(spec(x).dtype)
     if not training or len(shape) < 2 or running_mean is None or running_var is None:
         return None

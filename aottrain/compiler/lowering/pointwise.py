@@ -186,7 +186,8 @@ def _isnan(node: fx.Node) -> Rule | None:
 @lowers("aten._to_copy.default", "aten.clone.default", "prims.convert_element_type.default")
 def _copy(node: fx.Node) -> Rule | None:
     source = arguments(node)[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     if spec(source).device != spec(node).device or source.op == "get_attr":
         return None
     return pointwise(node, [source], lambda b, v: v[0])

@@ -56,7 +56,8 @@ def _is_across(facts: TensorSpec, dims: tuple[int, ...]) -> bool:
 def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, divisor: int = 1) -> list[Rule] | None:
     """As a row's reduction with readers in the kernel, and as one over the rows, or over all, without."""
     source, own = arguments(node)[0], spec(node)
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     if _is_across(spec(source), dims):
         return None
     shape = spec(source).shape
@@ -105,7 +106,8 @@ def reduce_all(
 @lowers("aten.sum.dim_IntList", "aten.sum.default")
 def _sum(node: fx.Node) -> list[Rule] | None:
     source = arguments(node)[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     dims = reduced_dims(source, argument(node, "dim", 1) if "dim" in str(node.target) else None)
     if not dims or 0 in spec(source).shape:
         return None
@@ -115,7 +117,8 @@ def _sum(node: fx.Node) -> list[Rule] | None:
 @lowers("aten.mean.dim", "aten.mean.default")
 def _mean(node: fx.Node) -> list[Rule] | None:
     source = arguments(node)[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     dims = reduced_dims(source, argument(node, "dim", 1) if "dim" in str(node.target) else None)
     if not dims or not spec(node).dtype.is_floating_point or 0 in spec(source).shape:
         return None
@@ -126,7 +129,8 @@ def _mean(node: fx.Node) -> list[Rule] | None:
 @lowers("aten.amax.default", "aten.amin.default")
 def _extremum(node: fx.Node) -> list[Rule] | None:
     source = arguments(node)[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     dims = reduced_dims(source, argument(node, "dim", 1, ()))
     if not dims or spec(node).dtype is torch.bool:
         return None
@@ -137,7 +141,8 @@ def _extremum(node: fx.Node) -> list[Rule] | None:
 def _variance(node: fx.Node) -> Rule | None:
     """The mean of squared distances from the mean: two passes, no cancellation."""
     source = arguments(node)[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     facts = spec(source)
     dims = reduced_dims(source, argument(node, "dim", 1))
     correction = argument(node, "correction", 9, 1)
@@ -181,7 +186,8 @@ def row_mean(b: Builder, value: int, count: int) -> int:
 def _softmax(node: fx.Node) -> Rule | None:
     """Shifted by the row's maximum, so that no exponential overflows."""
     source = arguments(node)[0]
-    assert isinstance(source, fx.Node)
+    if not isinstance(source, fx.Node):
+        return None
     shape, own = spec(source).shape, spec(node)
     if not shape:
         return None
@@ -209,7 +215,8 @@ def _softmax(node: fx.Node) -> Rule | None:
 def _softmax_backward(node: fx.Node) -> Rule | None:
     """y * (g - sum(g * y)) of a softmax, g - exp(y) * sum(g) of its logarithm."""
     gradient, result = arguments(node)[:2]
-    assert isinstance(gradient, fx.Node) and isinstance(result, fx.Node)
+    if not (isinstance(gradient, fx.Node) and isinstance(result, fx.Node)):
+        return None
     shape, own = spec(result).shape, spec(node)
     if not shape or spec(gradient).shape != shape:
         return None

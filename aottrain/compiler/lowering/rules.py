@@ -228,6 +228,12 @@ class Builder:
             value = self.compute("where", negative, self.constant(size, torch.int64), value)
         return self.compute("checked", value, self.constant(size, torch.int64), dtype=torch.int64)
 
+    def require(self, flag: int, value: int) -> int:
+        """The value. The kernel reports a flag that is false, as it does an index outside of what it indexes."""
+        zero, one = (self.constant(number, torch.int64) for number in (0, 1))
+        place = self.compute("checked", self.compute("where", flag, zero, one), one, dtype=torch.int64)
+        return self.compute("where", self.compare("eq", place, zero), value, value)
+
     def reduce(self, op: str, value: int, dtype: torch.dtype | None = None) -> int:
         """Over the row."""
         return self.emit(Reduce(op, value, dtype or self.dtype(value)))

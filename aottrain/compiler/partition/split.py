@@ -15,16 +15,13 @@ from aottrain.ir.graph import (
     OutputKind,
     PartitionedGraph,
     ancestors,
-    calls,
     copy_meta,
     descendants,
-    info,
     is_size,
     is_tuple,
     storage_root,
     view_source,
 )
-from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 
 aten = torch.ops.aten
@@ -43,7 +40,8 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
     gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
-    needed = ancestors([node for node in gradients if node is not None], stop=set(saved))
+    effects, late_effects = joint.effects()
+    needed = ancestors([*(node for node in gradients if node is not None), *late_effects], stop=set(saved))
     sizes = joint.inputs_of(InputKind.SIZE)
     inputs = [*primals, *joint.inputs_of(InputKind.RNG)]
     for node in inputs:
@@ -53,21 +51,25 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
-    forward = _forward_graph(joint, [*primals, *sizes, *joint.inputs_of(InputKind.RNG)], residual_nodes, mutated)
+    inputs = [*primals, *sizes, *joint.inputs_of(InputKind.RNG)]
+    forward = _forward_graph(joint, inputs, residual_nodes, mutated, effects)
     backward = None
     if gradients:
         # A plan for fewer tangents has zeros of its own, and leaves out sums: those are made where they are read.
         order = None if plan.schedule is None else [by_name[name] for name in plan.schedule if name in by_name]
-        backward = _backward_graph(joint, residual_nodes, gradients, order)
+        backward = _backward_graph(joint, residual_nodes, gradients, late_effects, order)
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
 
 def _forward_graph(
-    joint: JointGraph, inputs: list[fx.Node], residuals: list[fx.Node], mutated: set[fx.Node]
+    joint: JointGraph,
+    inputs: list[fx.Node],
+    residuals: list[fx.Node],
+    mutated: set[fx.Node],
+    effects: list[fx.Node],
 ) -> fx.Graph:
     values = joint.results
     wanted = [values[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
-    effects = [node for node in calls(joint.graph) if info(node).kind is OpKind.EFFECT]
     needed = ancestors([*(node for node in (*wanted, *residuals) if node is not None), *effects])
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -90,7 +92,11 @@ def _forward_graph(
 
 
 def _backward_graph(
-    joint: JointGraph, residuals: list[fx.Node], gradients: list[fx.Node | None], order: list[fx.Node] | None
+    joint: JointGraph,
+    residuals: list[fx.Node],
+    gradients: list[fx.Node | None],
+    effects: list[fx.Node],
+    order: list[fx.Node] | None,
 ) -> fx.Graph:
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
@@ -117,7 +123,7 @@ def _backward_graph(
             new[node] = graph.node_copy(node, new.__getitem__)
             stack.pop()
 
-    wanted = ancestors([node for node in gradients if node is not None], stop=set(residuals))
+    wanted = ancestors([*(node for node in gradients if node is not None), *effects], stop=set(residuals))
     for node in joint.graph.nodes:
         if node in wanted and node in late and node.op == "call_function":
             emit(node)

@@ -73,8 +73,9 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     """
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     gradients = joint.outputs_of(OutputKind.GRADIENT)
+    effects, late_effects = joint.effects()
     demanded = {node for node in gradients if node not in late}
-    for node in ancestors(gradients) & late:
+    for node in ancestors([*gradients, *late_effects]) & late:
         demanded.update(source for source in node.all_input_nodes if source not in late and not is_size(source))
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     primals = joint.inputs_of(*PRIMALS)
@@ -87,7 +88,7 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     )
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
     results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
-    forward = frozenset(ancestors([node for node in results if node is not None]))
+    forward = frozenset(ancestors([*results, *effects]))
     found = Demand(order, wanted, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
     return _with_regions(found, joint.graph, late, blocks or {})
 

@@ -1,0 +1,223 @@
+"""Programs that change their own state at each call: no trace fits the next one, and nothing may be kept of them.
+
+Each kind is called a thousand times by the direct trace. Its answers are eager's, the attempts end at the limit, and
+after that neither objects nor bytes grow by more than they do where the same module runs eagerly.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import aottrain
+from aottrain.compiler import api
+
+NUM_CALLS = 1000
+_num_calls = 0
+
+
+class Base(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(2, 2)
+        self.weight = nn.Parameter(torch.ones(2))
+        self.register_buffer("offset", torch.ones(2))
+        self.calls, self.decay, self.log, self.table = 0, 1.0, [], {}
+
+    def forward(self, x):
+        self.change(x)
+        return self.layer(x) * self.weight * self.decay + self.offset
+
+
+class Counts(Base):
+    def change(self, x):
+        self.calls += 1
+
+
+class Appends(Base):
+    def change(self, x):
+        self.log.append(x.shape)
+
+
+class FillsTable(Base):
+    def change(self, x):
+        self.table[len(self.table)] = "seen"
+
+
+class ReplacesParameter(Base):
+    def change(self, x):
+        self.weight = nn.Parameter(torch.ones(2))
+
+
+class ReplacesBuffer(Base):
+    def change(self, x):
+        self.offset = self.offset * 0.5
+
+
+class ReplacesModule(Base):
+    def change(self, x):
+        self.layer = nn.Linear(2, 2)
+        nn.init.ones_(self.layer.weight)
+        nn.init.zeros_(self.layer.bias)
+
+
+class CountsInClosure(Base):
+    def __init__(self):
+        super().__init__()
+        count = 0
+
+        def step():
+            nonlocal count
+            count += 1
+
+        self.step = step
+
+    def change(self, x):
+        self.step()
+
+
+class CountsGlobally(Base):
+    def change(self, x):
+        global _num_calls
+        _num_calls += 1
+
+
+class KeepsTensor(Base):
+    def change(self, x):
+        self.last = x.detach() * 2
+
+
+class Decays(Base):
+    def change(self, x):
+        self.decay *= 0.999
+
+
+KINDS = [
+    Counts, Appends, FillsTable, ReplacesParameter, ReplacesBuffer, ReplacesModule, CountsInClosure, CountsGlobally,
+    KeepsTensor, Decays,
+]  # fmt: skip
+
+
+def growth(call, x):
+    """Objects and bytes that a thousand calls leave behind, after those in which programs are compiled or refused."""
+    for _ in range(api.RECOMPILE_LIMIT + 4):
+        call(x)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+        for _ in range(NUM_CALLS):
+            call(x)
+        gc.collect()
+        return len(gc.get_objects()) - before[0], tracemalloc.get_traced_memory()[0] - before[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_grows(kind, monkeypatch):
+    traced = []
+    compile_call = api.compile_call
+    monkeypatch.setattr(api, "compile_call", lambda *given: traced.append(1) or compile_call(*given))
+    x = torch.ones(1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        eager, module = kind(), kind()
+        wanted = growth(eager, x)
+        call = aottrain.compile(module, capture="trace")
+        got = growth(call, x)
+        assert torch.equal(call(x), eager(x))
+    assert len(traced) == api.RECOMPILE_LIMIT
+    assert call.report.num_fallbacks == NUM_CALLS + api.RECOMPILE_LIMIT + 5 and len(call.report.fallbacks) == 2
+    assert got[0] <= wanted[0] + 20 and got[1] <= wanted[1] + 4096, (got, wanted)
+    assert module.calls == eager.calls and module.log == eager.log and module.table == eager.table
+
+
+def test_what_cannot_be_guarded_counts_too():
+    numbers = iter(range(100))
+    call = aottrain.compile(lambda x: x * next(numbers), capture="trace")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [float(call(torch.ones(()))) for _ in range(30)]
+    assert found == list(map(float, range(30)))
+    assert [fallback.count for fallback in call.report.fallbacks] == [30]
+
+
+def replace_weight(module):
+    module.weight = nn.Parameter(torch.ones(2))
+    return module.weight
+
+
+def replace_buffer(module):
+    module.offset = torch.zeros(2)
+    return module.offset
+
+
+def replace_layer(module):
+    module.layer = nn.Linear(2, 2)
+    return module.layer
+
+
+def replace_inner(module):
+    module.layer = nn.Linear(2, 2)
+    return module.layer.weight
+
+
+class Plain(Base):
+    def change(self, x):
+        pass
+
+
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+@pytest.mark.parametrize("replace", [replace_weight, replace_buffer, replace_layer, replace_inner])
+def test_what_is_replaced_is_let_go(capture, replace):
+    module = Plain()
+    call = aottrain.compile(module, capture=capture)
+    seen = []
+    for _ in range(5):
+        seen.append(weakref.ref(replace(module)))
+        assert torch.equal(call(torch.ones(1, 2)), module(torch.ones(1, 2)))
+    gc.collect()
+    assert [reference() is None for reference in seen] == [True] * 4 + [False]
+    assert len(call.report.graphs) == 5 or capture == "dynamo"
+
+
+def test_what_comes_back_finds_its_program():
+    module = Plain()
+    call = aottrain.compile(module, capture="trace", on_unsupported="error")
+    first, second = module.weight, nn.Parameter(torch.full((2,), 3.0))
+    for weight in (first, second, first, second):
+        module.weight = weight
+        assert torch.equal(call(torch.ones(1, 2)), module(torch.ones(1, 2)))
+    assert len(call.report.graphs) == 2
+
+
+class Toggles(Base):
+    def change(self, x):
+        self.decay = -self.decay
+
+
+def test_what_two_traces_would_undo():
+    eager, module = Toggles(), Toggles()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        call = aottrain.compile(module, capture="trace")
+        for _ in range(4):
+            assert torch.equal(call(torch.ones(1, 2)), eager(torch.ones(1, 2)))
+    assert not call.report.graphs and call.report.num_fallbacks == 4
+
+
+def test_an_attempt_that_ends_in_an_error_changes_nothing():
+    module = Counts()
+    call = aottrain.compile(module, capture="trace", budget="1B")
+    module.change = lambda x: module.log.append(1) or (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        call(torch.ones(1, 2))
+    assert module.log == []
