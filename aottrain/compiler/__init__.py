@@ -31,7 +31,8 @@ from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.norms import split_norms
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.strategies import find_demand, plan_partition
+from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
 from aottrain.compiler.partition.workspace import kept_by_libraries
 from aottrain.compiler.replay import replay_of
 from aottrain.compiler.reporting import Decided, describe
@@ -43,7 +44,7 @@ from aottrain.compiler.sums import join_sums
 from aottrain.errors import BudgetError, CompilerError, UnsupportedError
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
-from aottrain.ir.report import GraphReport
+from aottrain.ir.report import GraphReport, Tangents
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from aottrain.runtime.cache import say_once
 from aottrain.runtime.faults import Faults
@@ -108,10 +109,13 @@ def compile_call(
         built = _build(joint, options, log, faults)
     chosen = replace(options, kernel=built.kernel)
     replays = plan_replays(built.parts, chosen)
-    known = built.parts, analysis, built.kernel, replay_of(step, functional), built.fused, replays, faults
+    tangents = Tangents(built.expected.defined)
+    replay = replay_of(step, functional)
+    known = built.parts, analysis, built.kernel, replay, built.fused, replays, faults, tangents
     program = log.run("link", link, *known, built.linked)
-    decided = Decided(chosen, built.reason or reason, tuple(built.fused), tuple(heads), built.layouts, replays)
-    return program, step, analysis, describe(built.joint, built.plan, built.parts, decided, log.records)
+    reason, fused = built.reason or reason, tuple(built.fused)
+    decided = Decided(chosen, reason, fused, tuple(heads), built.layouts, replays, tangents)
+    return program, step, analysis, describe(built.joint, built.plan, built.expected, decided, log.records)
 
 
 def rewrites(kernel: Kernel) -> tuple[Callable[[JointGraph], JointGraph], ...]:
@@ -123,12 +127,15 @@ def rewrites(kernel: Kernel) -> tuple[Callable[[JointGraph], JointGraph], ...]:
 @dataclass(frozen=True)
 class _Built:
     """A program cut in two, and its kernels. linked: the whole program, where gradients of some results pass through
-    others, with tangents for those; joint: without them. layouts: what was decided about them."""
+    others, with tangents for those; joint: the program as it was planned, without them; expected: `parts` for the
+    tangents that are expected to come, as kernels are made and the peak is predicted; layouts: what was decided about
+    them."""
 
     linked: JointGraph
     joint: JointGraph
     plan: PartitionPlan
     parts: PartitionedGraph
+    expected: PartitionedGraph
     kernel: Kernel
     reason: str
     fused: list[FusedGraph]
@@ -170,12 +177,25 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     if options.kernel in GENERATED:
         verify_views(joint)
     wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-    plan = log.run("plan_partition", plan_partition, joint, *wanted, fused_by(joint, options))
+    defined = expected_tangents(joint)
+    running = _planned(joint, defined)
+    plan = log.run("plan_partition", plan_partition, running, *wanted, fused_by(joint, options, defined))
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    kernels = log.run("schedule", plan_kernels, joint, plan, parts, options)
+    expected = for_tangents(parts, defined)
+    kernels = log.run("schedule", plan_kernels, joint, plan, expected, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
-    return _Built(linked, joint, plan, parts, kernels.kernel, kernels.reason, fused)
+    return _Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
+
+
+def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:
+    """The program that a plan is made for: the one for these tangents, where that plan serves all other calls, too."""
+    running = with_tangents(joint, defined)
+    if running is joint:
+        return joint
+    calls_of = [{node.name for node in each.graph.nodes} for each in (running, joint)]
+    demanded = [{node.name for node in find_demand(each).demanded} for each in (joint, running)]
+    return running if calls_of[0] <= calls_of[1] and demanded[0] <= demanded[1] else joint
 
 
 def capture_whole(

@@ -16,11 +16,14 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.fused import Fused
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import workspaces_of
+from aottrain.compiler.partition.undefined import for_tangents
+from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
+from aottrain.compiler.retention import keep_memory
 from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.native import compiler_obstacle
 from aottrain.runtime.triton_launch import check_device
@@ -59,14 +62,15 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     return "cpp", ""
 
 
-def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
-    """What planning asks of the kernels that the program will run as; None where it will run op by op."""
+def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> Fused | None:
+    """What planning asks of the kernels that the program will run as; None where it will run op by op. defined: as
+    `ir.graph.PartitionedGraph`."""
     if options.kernel not in GENERATED:
         return None
 
     def peak_bytes(plan: PartitionPlan) -> int:
         workspace = workspaces_of(joint.graph)  # measured once, then known
-        parts = apply_partition(joint, plan)
+        parts = for_tangents(apply_partition(joint, plan), defined)
         schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
         return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
 
@@ -76,12 +80,12 @@ def fused_by(joint: JointGraph, options: CompileOptions) -> Fused | None:
 @dataclass(frozen=True)
 class KernelPlan:
     """kernel: the backend; reason: why it is not the one that was to run; planned: both graphs' schedules where kernels
-    are generated; reuse_memory: as `codegen.programs.fuse_program`."""
+    are generated; memories: as `codegen.programs.fuse_program`."""
 
     kernel: Kernel
     reason: str = ""
     planned: Sequence[Planned] = ()
-    reuse_memory: bool = True
+    memories: Sequence[MemoryPlan] = ()
 
 
 def plan_kernels(
@@ -89,26 +93,34 @@ def plan_kernels(
 ) -> KernelPlan:
     """Which kernels are to be made for options.kernel.
 
-    Under a budget they must not peak above it: if kernels as large as can be do, smaller ones are tried, and then the
-    graphs run op by op.
+    Under a budget they must not peak above it: where kernels as large as can be do, smaller ones run, and where those
+    do, too, the graphs run op by op.
     """
     kernel = options.kernel
     if kernel not in GENERATED:
         return KernelPlan(kernel)
+    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
     if plan.limit is None:
-        return KernelPlan(kernel, "", plan_program(parts))
-    workspace = workspaces_of(joint.graph)
-    for local in (False, True):
+        planned = plan_program(parts)
+        # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
+        return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace) if kernel == "cpp" else ())
+    tried = []
+    for local in (True, False):
         planned = plan_program(parts, local)
         schedules = [schedule for _, _, schedule in planned]
-        if trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes <= plan.limit:
-            return KernelPlan(kernel, "", planned, False)
+        tried.append((planned, trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes))
+    (small, lower), (large, higher) = tried
+    # A plan was chosen by the peak of small kernels: where large ones peaked lower, a smaller budget might have others.
+    if lower <= higher <= plan.limit:
+        return KernelPlan(kernel, "", large)
+    if min(lower, higher) <= plan.limit:
+        return KernelPlan(kernel, "", small if lower <= plan.limit else large)
     return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows")
 
 
 def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
     """The kernels of both graphs, compiled; none where other backends run them."""
-    return fuse_program(plan.planned, plan.reuse_memory, str(plan.kernel)) if plan.planned else []
+    return fuse_program(plan.planned, plan.memories, str(plan.kernel)) if plan.planned else []
 
 
 def _too_small(graph: fx.Graph) -> str:

@@ -40,6 +40,7 @@ from aottrain.compiler.seeding import seeding_shown
 from aottrain.compiler.shadows import drop_shadows
 from aottrain.errors import AottrainError, ConfigError, OverlapError, UnsupportedError
 from aottrain.ir.report import CompileReport, GraphReport, add_graph_break
+from aottrain.runtime.cache import say_once
 from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.guards import FORWARD_MODE, is_disjoint
@@ -99,6 +100,8 @@ class _Watch:
             self._num_skipped += frame.skipped
             for found in frame.breaks:
                 add_graph_break(self._report, found.reason, line_at(found.file, found.line))
+            if frame.breaks and self._options.partition == "budget":
+                say_once(self._report.breaks_text)  # other graphs of the same step follow
         elif self._options.on_unsupported == "error":
             raise UnsupportedError(LIMIT_REACHED, line_of(frame.code))
         elif not any(error.reason == LIMIT_REACHED for error in self._calls.eager):

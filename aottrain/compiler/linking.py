@@ -30,7 +30,7 @@ from aottrain.ir.graph import (
     value_of,
 )
 from aottrain.ir.ops import OpKind, uses_generator
-from aottrain.ir.report import Replays
+from aottrain.ir.report import Replays, Tangents
 from aottrain.peers import inductor_kernel
 from aottrain.runtime.cache import say_once
 from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
@@ -48,12 +48,14 @@ def link(
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
     faults: Faults | None = None,
+    tangents: Tangents | None = None,
     linked: JointGraph | None = None,
 ) -> Program:
     """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
 
-    fused: the graphs with kernels of their own, which then run them. replays: counts those of CUDA graphs, see
-    `plan_replays`. linked: the whole program with tangents for links, where it has some.
+    fused: the graphs with kernels of their own, which then run them; the backward is for `tangents.defined`. replays:
+    counts those of CUDA graphs, see `plan_replays`. linked: the whole program with tangents for links, where it has
+    some.
     """
     signature = parts.signature
     computed = analysis.computed
@@ -65,7 +67,7 @@ def link(
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
     faults = faults or Faults()
-    known = parts, kernel, fused[1:], recorded, faults
+    known = parts, kernel, fused[1:], recorded, faults, tangents or Tangents()
     cut = kernel, fused[1:], faults
     run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
@@ -114,13 +116,20 @@ def _build_backward(
     fused: Sequence[FusedGraph],
     forward: RecordedRunner | None,
     faults: Faults,
+    tangents: Tangents,
     pattern: Pattern,
 ) -> Backward:
     assert parts.backward is not None
+    as_expected = pattern == (tangents.defined or (True,) * len(pattern))
+    if not as_expected:
+        tangents.others.append(pattern)
     num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
-    graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
+    if fused and as_expected:
+        graph = fused[0].graph
+    else:
+        graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
     residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    runner = _run_backward(graph, kernel, fused, faults)
+    runner = _run_backward(graph, kernel, fused, faults, as_expected)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
@@ -130,8 +139,10 @@ def _build_backward(
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
 
 
-def _run_backward(graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph], faults: Faults) -> Runner:
-    return _fused_runner(graph, fused[0], faults) if fused else build_runner(graph, kernel)
+def _run_backward(
+    graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph], faults: Faults, as_expected: bool = False
+) -> Runner:
+    return _fused_runner(graph, fused[0], as_expected, faults) if fused else build_runner(graph, kernel)
 
 
 def _build_cut(
@@ -149,12 +160,12 @@ def _build_cut(
     return Backward(runner, tuple(bool(node.users) for node in residuals))
 
 
-def _fused_runner(graph: fx.Graph, known: FusedGraph, faults: Faults) -> Runner:
-    """known: the whole backward, of which this is a part where some tangents are undefined."""
-    if graph is known.graph:
+def _fused_runner(graph: fx.Graph, known: FusedGraph, as_expected: bool, faults: Faults) -> Runner:
+    """known: the backward for the tangents that were expected, from which others take their arena."""
+    if as_expected:
         return known.runner()
     try:
-        return fuse_graph(graph, known.memory is not None, known.backend).runner()
+        return fuse_graph(graph, known.memory, known.backend).runner()
     except CompilerError as error:
         say_once(f"the backward without some of its tangents runs op by op: {error}")
         return aten_runner(graph)

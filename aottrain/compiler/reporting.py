@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from aottrain.compiler.scheduling.fusion import one_kernel
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
-from aottrain.ir.report import GraphReport, Replays, StageRecord, ValueRecord
+from aottrain.ir.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.text import graph_text
 from aottrain.ir.units import format_shape
@@ -43,6 +43,7 @@ class Decided:
     loss_heads: tuple[LossHead, ...] = ()
     layouts: str = ""
     replays: Replays | None = None
+    tangents: Tangents = field(default_factory=Tangents)
 
 
 def describe(
@@ -106,6 +107,7 @@ def describe(
         layouts=decided.layouts,
         gap=find_gap(contracted, plan, parts) if trains else None,
         cuda_graphs=decided.replays,
+        tangents=decided.tangents,
         capture=options.capture,
         inputs=_inputs(joint),
         num_parameters=sum(spec.numel for spec in _specs(joint, InputKind.PARAMETER)),

@@ -33,7 +33,7 @@ def explain(report: CompileReport, *, max_rows: int | None = 20) -> str:
     """Every program of `report` with its reasons. `max_rows` bounds each value table; None prints all rows."""
     parts = [_fallbacks(report.fallbacks)] if report.fallbacks else []
     if report.graph_breaks:
-        parts.append(_graph_breaks(report.graph_breaks))
+        parts += [_graph_breaks(report.graph_breaks), report.breaks_text]
     for number, graph in enumerate(report.graphs, 1):
         title = f"Program {number} of {len(report.graphs)}: {graph.mode}"
         parts.append("\n\n".join([_underline(title), *_sections(graph, max_rows)]))

@@ -58,6 +58,7 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
     return [
         *figures,
         ("predicted peak", format_bytes(graph.predicted_peak_bytes) + uncounted(graph)),
+        *([("  predicted for a backward", str(graph.tangents))] if str(graph.tangents) else []),
         ("arena", format_bytes(graph.arena_bytes) if graph.arena_bytes else "none"),
         ("random draws per call", format_count(graph.num_draws)),
         ("graph sizes", ", ".join(f"{name} {format_count(size)} nodes" for name, size in graph.num_nodes.items())),

@@ -112,6 +112,7 @@ class JointGraph:
     num_draws: int = 0
     constants: tuple[torch.Tensor, ...] = ()
     rng: str = "philox"  # or "eager": draws advance torch's generator, once each
+    defined: tuple[bool, ...] = ()  # which tangents the gradients follow from; () where all of them
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
         return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))
@@ -123,6 +124,12 @@ class JointGraph:
     @property
     def results(self) -> list[fx.Node | None]:
         return results(self.graph)
+
+    @property
+    def tangents(self) -> list[fx.Node]:
+        """Those that are there."""
+        found = self.inputs_of(InputKind.TANGENT)
+        return [node for node, flag in zip(found, self.defined or (True,) * len(found), strict=True) if flag]
 
     def inputs_of(self, *kinds: InputKind) -> list[fx.Node]:
         nodes = self.placeholders
@@ -151,6 +158,7 @@ class PartitionedGraph:
     backward(sizes, residuals, tangents) -> gradients.
 
     residuals: for each residual its name in the joint graph and, where it is an unmutated primal, that primal's index.
+    defined: which tangents the backward is for, the others are not there; () where it is for all.
     """
 
     forward: fx.Graph
@@ -159,6 +167,15 @@ class PartitionedGraph:
     signature: GraphSignature
     num_draws: int
     constants: tuple[torch.Tensor, ...] = ()
+    defined: tuple[bool, ...] = ()
+
+    @property
+    def tangents(self) -> list[fx.Node]:
+        """The inputs of the backward that are there beside residuals."""
+        if self.backward is None:
+            return []
+        found = placeholders(self.backward)[self.signature.num_sizes + len(self.residuals) :]
+        return [node for node, flag in zip(found, self.defined or (True,) * len(found), strict=True) if flag]
 
     @property
     def num_forward_outputs(self) -> int:

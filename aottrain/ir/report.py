@@ -142,6 +142,24 @@ class Replays:
         return f"{self.recordings} recorded, {self.replays} calls replayed{plain}"
 
 
+@dataclass
+class Tangents:
+    """For which backward a program's peak is predicted; it grows where the backward runs for other gradients.
+
+    defined: whether the gradient of each differentiable result comes; () where all do. others: such tuples, of calls
+    whose peak is not predicted.
+    """
+
+    defined: tuple[bool, ...] = ()
+    others: list[tuple[bool, ...]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        expected = f"from result {self.defined.index(True)} of {len(self.defined)} alone" if self.defined else ""
+        others = [" and ".join(str(i) for i, flag in enumerate(known) if flag) for known in self.others]
+        ran = f"the backward also ran from {', from '.join(others)}, for which there is no prediction" if others else ""
+        return "; ".join(filter(None, (expected, ran)))
+
+
 @dataclass(frozen=True)
 class GraphReport:
     """One compiled program (one set of guards). All sizes in bytes, all times in seconds.
@@ -184,6 +202,7 @@ class GraphReport:
     layouts: str = ""  # what was decided about the layouts of convolutions, and why; "" where there are none
     gap: Gap | None = None  # None where nothing is trained
     cuda_graphs: Replays | None = None  # None where none are wanted
+    tangents: Tangents = field(default_factory=Tangents)  # that the predicted peak is for
     capture: str = ""  # "dynamo" | "trace": how the program was captured
     inputs: tuple[str, ...] = ()  # types and shapes of what a call is given, parameters and buffers not among them
     num_parameters: int = 0  # elements of the parameters that it reads
@@ -238,6 +257,14 @@ class CompileReport:
     fallbacks: list[Fallback] = field(default_factory=list)
     target: str = ""
     graph_breaks: list[GraphBreak] = field(default_factory=list)
+
+    @property
+    def breaks_text(self) -> str:
+        """What graph breaks mean for peaks and budgets; "" where there are none."""
+        if not self.graph_breaks:
+            return ""
+        places = "; ".join(f"{found.source} ({found.reason})" for found in self.graph_breaks)
+        return f"a predicted peak, and a budget, is of each graph and not of the step; TorchDynamo broke at {places}"
 
     @property
     def num_fallbacks(self) -> int:

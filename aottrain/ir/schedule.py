@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.attention import scratch_floats
-from aottrain.ir.graph import spec_of
+from aottrain.ir.graph import spec_of, storage_root
 from aottrain.ir.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten
@@ -51,12 +51,14 @@ class Schedule:
 
     reasons: for a call that is not one kernel with its producer, why. libraries: for calls that another library than
     ATen's own choice does, which, and why. placed: convolutions whose results are written to memory that is planned.
+    in_place: results of kernels that take the memory of an operand, with that operand.
     """
 
     calls: tuple[KernelCall | fx.Node, ...]
     reasons: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
     placed: frozenset[fx.Node] = frozenset()
+    in_place: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     def written(self, call: fx.Node) -> tuple[fx.Node, ...]:
         """What a library call can write to memory that it is given: its result, or the items of its tuple."""
@@ -68,6 +70,11 @@ class Schedule:
         """Which one does it, where that is not ATen's own choice."""
         return self.libraries.get(call, (str(call.target) if str(call.target) in WRITTEN else "", ""))[0]
 
+    def memory_of(self, node: fx.Node) -> fx.Node:
+        """The value for which the node's memory was taken."""
+        root = storage_root(node)
+        return self.in_place.get(root, root)
+
     @property
     def kernels(self) -> tuple[KernelCall, ...]:
         return tuple(call for call in self.calls if isinstance(call, KernelCall))
@@ -77,7 +84,8 @@ class Schedule:
 class MemoryPlan:
     """offsets: of the temporaries in the arena, in bytes. residuals: buffers that live until the backward is done with
     them. All others are fresh memory. scratch: by position of a call the offset and size in the arena of what it
-    computes in. max_live_bytes: the least that any arena for all these can have.
+    computes in. max_live_bytes: the least that any arena for all these can have. holder: whose memory it is: the same
+    for all graphs of a program.
     """
 
     offsets: Mapping[fx.Node, int]
@@ -85,6 +93,7 @@ class MemoryPlan:
     arena_bytes: int
     max_live_bytes: int
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    holder: object = field(default_factory=object)
 
 
 def is_own_attention(library: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,30 +26,35 @@ from aottrain.ir.tensor import TensorSpec
 
 @dataclass(eq=False)  # one is itself alone: tensors do not compare to a truth value
 class Arena:
-    """memory: bytes; views: by program, the tensors that it has made in this arena."""
+    """memory: bytes, for the programs of one holder; views: by program, the tensors that it has made in this arena."""
 
     memory: Tensor
+    holder: object
     views: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
 
 
-_LARGEST_LEARNED = (32 << 20) - (64 << 10)  # glibc's limit, with room for its own words
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+_LARGEST_IN_HEAP = 32 << 20  # bytes: glibc takes no more; its default is 128 KiB, growing with what is freed
+_MOST_KEPT = 1 << 30  # bytes at the end of the heap
 
 _lock = threading.Lock()
 _keys = itertools.count()
 _idle: list[Arena] = []
-_blocks: dict[tuple[int, torch.device], list[torch.UntypedStorage]] = {}
+_blocks: dict[tuple[object, int, torch.device], list[torch.UntypedStorage]] = {}
+_holders: list[object] = [None]  # whose program ran last
+_MOST_IDLE = 1 << 16  # bytes that others may keep while a program runs
 
 
 class ArenaLayout:
     """The temporaries of one program: `take` gives an arena with its tensors, `give` returns it."""
 
-    def __init__(self, size: int, places: Sequence[tuple[TensorSpec, int]], device: torch.device):
-        """places: type and offset in bytes of each tensor."""
-        self.size, self.places, self.device = size, tuple(places), device
+    def __init__(self, size: int, places: Sequence[tuple[TensorSpec, int]], device: torch.device, holder: object):
+        """places: type and offset in bytes of each tensor. holder: programs of the same share arenas."""
+        self.size, self.places, self.device, self.holder = size, tuple(places), device, holder
         self.key = next(_keys)
 
     def take(self) -> Arena:
-        arena = _lease(self.size, self.device)
+        arena = _lease(self.size, self.device, self.holder)
         if self.key not in arena.views:
             arena.views[self.key] = tuple(_view(arena.memory.untyped_storage(), *place) for place in self.places)
         return arena
@@ -66,10 +72,10 @@ class ArenaLayout:
             arena.views.pop(self.key, None)
 
 
-def _lease(size: int, device: torch.device) -> Arena:
-    """The smallest idle arena that is large enough; else a new one in the place of the largest that is not."""
+def _lease(size: int, device: torch.device, holder: object) -> Arena:
+    """The holder's smallest idle arena that is large enough; else a new one in the place of the largest that is not."""
     with _lock:
-        fitting = [a for a in _idle if a.memory.device == device]
+        fitting = [a for a in _idle if a.memory.device == device and a.holder is holder]
         large = [a for a in fitting if a.memory.numel() >= size]
         if large:
             arena = min(large, key=lambda a: a.memory.numel())
@@ -77,7 +83,7 @@ def _lease(size: int, device: torch.device) -> Arena:
             return arena
         if fitting:
             _idle.remove(max(fitting, key=lambda a: a.memory.numel()))
-    return Arena(torch.empty(size, dtype=torch.uint8, device=device))
+    return Arena(torch.empty(size, dtype=torch.uint8, device=device), holder)
 
 
 def _view(storage: Any, spec: TensorSpec, offset: int) -> Tensor:
@@ -85,12 +91,40 @@ def _view(storage: Any, spec: TensorSpec, offset: int) -> Tensor:
     return empty.set_(storage, offset // spec.dtype.itemsize, spec.shape, spec.stride)
 
 
-def residual(spec: TensorSpec) -> Tensor:
-    """A tensor for a residual, in a block that nothing else refers to."""
+def begin(holder: object) -> None:
+    """Before each run of a holder's program: what others keep goes, where it is more than some pages.
+
+    What a program keeps fits beside what it computes itself. Where TorchDynamo made several programs of a model, or two
+    models take turns, none of them counts what the others keep.
+    """
+    if _holders[0] is holder:
+        return
+    with _lock:
+        _holders[0] = holder
+        others = [arena for arena in _idle if arena.holder is not holder]
+        blocks = [
+            (known, storage)
+            for (owner, *_), known in _blocks.items()
+            if owner is not holder
+            for storage in known
+            if storage_use_count(storage) == 1
+        ]
+        idle = sum(arena.memory.numel() for arena in others) + sum(storage.nbytes() for _, storage in blocks)
+        if idle > _MOST_IDLE:
+            for arena in others:
+                _idle.remove(arena)
+            for known, storage in blocks:
+                known.remove(storage)
+            for key in [key for key, known in _blocks.items() if not known]:
+                del _blocks[key]
+
+
+def residual(holder: object, spec: TensorSpec) -> Tensor:
+    """A tensor for a residual, in a block of the holder's that nothing else refers to."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
     size = span * spec.dtype.itemsize
     with _lock:
-        known = _blocks.setdefault((size, spec.device), [])
+        known = _blocks.setdefault((holder, size, spec.device), [])
         for storage in known:
             if storage_use_count(storage) == 1:
                 return _view(storage, spec, 0)
@@ -113,25 +147,28 @@ def _free_idle_blocks(wanted: int) -> None:
 
 @cache
 def settle_allocator() -> None:
-    """Once in a process: the C library's allocator learns to keep what is freed.
+    """Once in a process: the C library's allocator keeps what is freed, for the next step to take.
 
-    What libraries allocate themselves at each step is out of its reach. glibc gives memory back to the system, to be
-    mapped and cleared anew, until a block as large has been freed once; this is the largest from which it learns. The
-    block is never touched.
+    glibc maps a block above a threshold anew each time, and gives back what is free at the end of its heap; the first
+    touch of each page is then a page fault. The settings bound neither what is alive nor where it lies, and those that
+    the user made by environment variables stand.
     """
+    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
+        return
     with suppress(OSError, AttributeError):
-        library = ctypes.CDLL(None)
-        library.malloc.restype, library.free.argtypes = ctypes.c_void_p, (ctypes.c_void_p,)
-        library.malloc.argtypes = (ctypes.c_size_t,)
-        library.free(library.malloc(_LARGEST_LEARNED))
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP)
+        mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 def empty_cache() -> None:
-    """Free all arenas and blocks that no call is using."""
+    """Free all arenas and blocks that no call is using, and give what the C library's allocator keeps to the system."""
     with _lock:
         _idle.clear()
         for known in _blocks.values():
             known[:] = [storage for storage in known if storage_use_count(storage) > 1]
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def held_bytes() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, val
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.ir.tensor import TensorSpec
-from aottrain.runtime.arena import ArenaLayout, residual, settle_allocator
+from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.attention import ATTENTIONS
 from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
@@ -46,7 +47,7 @@ def render(
     names: dict[str, Any] = {
         **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), 
         # No op is named like these, as one is called `empty`.
-        "run_laid_out": laid_out, "run_empty": torch.empty_strided, "run_residual": residual,
+        "run_laid_out": laid_out, "run_empty": torch.empty_strided,
     }  # fmt: skip
     inputs = placeholders(graph)
     planned = {} if memory is None else dict(memory.offsets)
@@ -59,6 +60,10 @@ def render(
     unread = [node.name for node in inputs if node not in last_use["all"] and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
+    if memory is not None:
+        names["run_begin"] = partial(begin, memory.holder)
+        names["run_residual"] = partial(residual, memory.holder)
+        lines.append("    run_begin()")
     if (planned or scratch) and memory is not None:
         names["run_layout"] = _layout(memory)
         lines.append("    run_arena = run_layout.take()")
@@ -69,7 +74,12 @@ def render(
         own = f"run_scratch_{position}" if position in scratch else ""
         if isinstance(call, KernelCall):
             for node in call.writes:
-                lines += _allocate(node, node in planned, node in residuals, names)
+                taken = schedule.in_place.get(node)
+                lines += (
+                    _allocate(node, node in planned, node in residuals, names)
+                    if taken is None
+                    else [f"    {node.name} = {_holder(schedule, call, taken).name}"]
+                )
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
             lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},){own and ', ' + own})")
@@ -90,13 +100,18 @@ def render(
     return "\n".join(lines) + "\n", names
 
 
+def _holder(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:
+    """The operand of a kernel that lies in this memory: what was written there last."""
+    return next(node for node in call.reads if schedule.in_place.get(node, node) is memory)
+
+
 def _layout(memory: MemoryPlan) -> ArenaLayout:
     places = [(spec, offset) for node, offset in memory.offsets.items() for spec in [spec_of(node)] if spec]
     device = places[0][0].device if places else torch.device("cpu")
     places += [
         (TensorSpec((size,), (1,), torch.uint8, device, size), offset) for offset, size in memory.scratch.values()
     ]
-    return ArenaLayout(memory.arena_bytes, places, device)
+    return ArenaLayout(memory.arena_bytes, places, device, memory.holder)
 
 
 def _placed_call(

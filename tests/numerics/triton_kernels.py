@@ -25,7 +25,7 @@ from aottrain.ir.kernel import (
 )
 from aottrain.runtime.philox import philox_words
 from aottrain.runtime.triton_launch import triton_launch
-from tests.numerics.tolerance import RTOL_ATOL, assert_close, sum_error
+from tests.numerics.tolerance import RTOL_ATOL, sum_error
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 F32, F64, BF16, F16, I64, BOOL = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.bool

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import fx
 
 from aottrain.compiler.codegen.cpp import render_cpp
 from aottrain.compiler.codegen.cpp_library import LIBRARY
-from aottrain.compiler.scheduling.memory import plan_memory
+from aottrain.compiler.scheduling.memory import arena_within
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
 from aottrain.ir.kernel import draw_numbers, scratch_bytes
@@ -59,26 +60,31 @@ def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
     return planned
 
 
-def fuse_graph(graph: fx.Graph, reuse_memory: bool = True, backend: str = "cpp") -> FusedGraph:
-    """A backward on its own, as for calls in which some tangents are undefined. Where memory is not reused, as under a
-    budget, its kernels are small ones, which keep nothing alive for longer than op by op."""
-    planned = schedule(graph, "backward_", local=not reuse_memory)
-    return fuse_program([(graph, len(results(graph)), planned)], reuse_memory, backend)[0]
+def fuse_graph(graph: fx.Graph, known: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:
+    """A backward on its own, as for calls in which other tangents are defined than was expected.
+
+    known: of the backward that was expected. None, as under a budget: memory is fresh, and kernels are small ones,
+    which keep nothing alive for longer than op by op.
+    """
+    planned = schedule(graph, "backward_", local=known is None)
+    count = len(results(graph))
+    memories = [] if known is None else [arena_within(graph, planned, count, known)]
+    return fuse_program([(graph, count, planned)], memories, backend)[0]
 
 
-def fuse_program(planned: Sequence[Planned], reuse_memory: bool = True, backend: str = "cpp") -> list[FusedGraph]:
+def fuse_program(
+    planned: Sequence[Planned], memories: Sequence[MemoryPlan] = (), backend: str = "cpp"
+) -> list[FusedGraph]:
     """Make the kernels; those in C++ are compiled together. Raises CompilerError where that fails.
 
-    reuse_memory: temporaries share an arena, and residuals get blocks that are used again. Without it all buffers are
-    fresh and die at their last use, as a memory budget counts them.
+    memories: where the values of each graph live; without them all buffers are fresh and die at their last use, as a
+    memory budget counts them.
     """
-    # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
-    reuse_memory = reuse_memory and backend == "cpp"
     kernels = [call for _, _, plan in planned for call in plan.kernels]
     made = _link(kernels, _own_sources(planned)) if backend == "cpp" else _link_triton(kernels)
     return [
-        FusedGraph(graph, plan, plan_memory(graph, plan, count) if reuse_memory else None, *made, backend)
-        for graph, count, plan in planned
+        FusedGraph(graph, plan, memory, *made, backend)
+        for (graph, _, plan), memory in zip_longest(planned, memories)
     ]
 
 

@@ -22,9 +22,10 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.units import format_bytes
 
-# Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them.
+# Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them, and
+# of all these some whatever the budget is.
 _APART = 0.97
-_MOST_TRIES = 8
+_NUM_RUNGS = 8
 
 
 @dataclass(frozen=True)
@@ -101,21 +102,72 @@ def free_bytes(device: torch.device) -> int:
 def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> PartitionPlan:
     """The family's plan for a budget: a fraction between the lowest peak and min_cut's, bytes (int), or "auto".
 
-    fused: where plans run as generated kernels. A kernel holds all that it reads and writes at once, and so may peak
-    above the plan, op by op. It is the first of the plans, the cheapest first, whose kernels peak within the budget:
-    as the order is none of the budget's, a smaller one has no higher peak. Where there is none it is the plan of a run
-    op by op.
+    fused: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
+    read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
+    fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
     """
-    limit = family.limit(budget)
     if fused is not None:
-        tried = [point for point in family.frontier.apart(_APART) if point.peak_bytes <= limit]
-        for point in tried[:_MOST_TRIES]:
-            plan = _plan_at(family, point, budget, limit)
-            if fused.peak_bytes(plan) <= family.fixed_bytes + limit:
-                return plan
+        chosen = _Ladder(family, fused).choose(budget)
+        if chosen is not None:
+            return _plan_at(family, chosen[0], budget, chosen[1])
+    limit = family.limit(budget)
     cheapest = family.frontier.within(limit)
     assert cheapest is not None
     return _plan_at(family, cheapest, budget, limit)
+
+
+class _Ladder:
+    """Plans by the peaks of their kernels: some rungs, from the fastest plan to the lowest, and the plans between.
+
+    Neither rungs nor their order hang on a budget. The first rung that fits is found, and from there faster plans whose
+    peak is no lower are tried, by bisection. Of two budgets that end at different plans the larger one has thus met a
+    peak that the smaller one had no room for: a smaller budget never has a higher peak.
+    """
+
+    def __init__(self, family: Family, fused: Fused):
+        self._family, self._fused = family, fused
+        self._points = family.frontier.apart(_APART)
+        last = len(self._points) - 1
+        self._rungs = sorted({last * i // (_NUM_RUNGS - 1) for i in range(_NUM_RUNGS)})
+        self._known: dict[int, int] = {}
+
+    def choose(self, budget: Budget) -> tuple[Point, int] | None:
+        """The plan, and the bytes beside the fixed ones that the budget allows; None where no rung fits."""
+        if isinstance(budget, float):
+            limit = self._family.reference
+            if budget < 1.0:
+                lowest = min(map(self._peak, self._rungs))
+                if lowest > limit:
+                    return None
+                limit = lowest + int(budget * (limit - lowest))
+        elif isinstance(budget, str):
+            limit = free_bytes(self._family.device)
+        else:
+            limit = budget - self._family.fixed_bytes
+        rung = self._first(limit)
+        return None if rung is None else (self._points[self._faster(rung, limit)], limit)
+
+    def _first(self, limit: int) -> int | None:
+        """The fastest rung whose kernels peak within the limit."""
+        return next((rung for rung in self._rungs if self._peak(rung) <= limit), None)
+
+    def _faster(self, rung: int, limit: int) -> int:
+        """A point between this rung and the one before, or the rung."""
+        low = max((other for other in self._rungs if other < rung), default=rung)
+        while low + 1 < rung:
+            middle = (low + rung) // 2
+            if self._peak(rung) <= self._peak(middle) <= limit:
+                rung = middle
+            else:
+                low = middle
+        return rung
+
+    def _peak(self, number: int) -> int:
+        """Bytes beside the fixed ones."""
+        if number not in self._known:
+            plan = _plan_at(self._family, self._points[number], 0.0, 0)
+            self._known[number] = self._fused.peak_bytes(plan) - self._family.fixed_bytes
+        return self._known[number]
 
 
 def _plan_at(family: Family, point: Point, budget: Budget, limit: int) -> PartitionPlan:

@@ -57,7 +57,8 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     forward = _forward_graph(joint, inputs, residual_nodes, mutated, effects)
     backward = None
     if gradients:
-        order = None if plan.schedule is None else [by_name[name] for name in plan.schedule]
+        # A plan for fewer tangents has zeros of its own, and leaves out sums: those are made where they are read.
+        order = None if plan.schedule is None else [by_name[name] for name in plan.schedule if name in by_name]
         backward = backward_graph(joint, residual_nodes, gradients, late_effects, order)
     return PartitionedGraph(forward, backward, residuals, joint.signature, joint.num_draws, joint.constants)
 
@@ -105,9 +106,9 @@ def backward_graph(
     tangents = joint.inputs_of(InputKind.TANGENT)
     for node in (*joint.inputs_of(InputKind.SIZE), *residuals, *tangents):
         new[node] = _placeholder(graph, node)
-    if order is not None:
-        return _scheduled(graph, new, order, gradients)
     late = descendants(tangents)
+    if order is not None:
+        return _scheduled(graph, new, order, gradients, late, effects)
 
     def emit(root: fx.Node) -> None:
         stack = [root]
@@ -137,7 +138,12 @@ def backward_graph(
 
 
 def _scheduled(
-    graph: fx.Graph, new: dict[fx.Node, fx.Node], order: list[fx.Node], gradients: list[fx.Node | None]
+    graph: fx.Graph,
+    new: dict[fx.Node, fx.Node],
+    order: list[fx.Node],
+    gradients: list[fx.Node | None],
+    late: set[fx.Node],
+    effects: Sequence[fx.Node] = (),
 ) -> fx.Graph:
     """The calls in this order. What is called twice has two copies; what is read later reads the newest. Views are made
     where they are read: held, they would keep their memory."""
@@ -146,11 +152,11 @@ def _scheduled(
 
     def read(node: fx.Node) -> fx.Node:
         if node not in new:
-            if node.op != "call_function" or not (is_size(node) or view_source(node) is not None):
+            if node.op != "call_function" or not (is_size(node) or view_source(node) is not None or node in late):
                 raise VerificationError(f"the backward needs {node.name}, which is neither saved nor recomputable")
             sources = {source: read(source) for source in node.all_input_nodes}
             new[node] = graph.node_copy(node, sources.__getitem__)
-            if not is_size(node):
+            if not is_size(node) and view_source(node) is not None:
                 views.setdefault(storage_root(node), []).append(node)
         return new[node]
 
@@ -165,6 +171,8 @@ def _scheduled(
         for item in items:
             if item not in saved:
                 new[item] = graph.node_copy(item, lambda _, copy=copy: copy)  # type: ignore[misc]
+    for node in effects:
+        read(node)
     graph.output([None if node is None else read(node) for node in gradients])
     remove_dead_code(graph)
     return graph

@@ -27,6 +27,7 @@ from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copi
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
+Span = tuple[int, int]  # the first instant, and the first after the last
 
 
 def trace_memory(
@@ -43,36 +44,10 @@ def trace_memory(
     the plans of each, where memory is used again from step to step: then one arena for the temporaries of both, and
     the blocks of residuals, are alive throughout.
     """
-    forward, backward = (*schedules, None, None)[:2]
-    first, second = (*memories, None, None)[:2]
     fixed = _fixed(parts, reserved_bytes)
-    if arena_bytes := max((memory.arena_bytes for memory in (first, second) if memory is not None), default=0):
+    if arena_bytes := max((memory.arena_bytes for memory in memories if memory is not None), default=0):
         fixed["arena"] = arena_bytes
-    count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
-    values = results(parts.forward)
-    outputs, residuals = _roots(values[:count]), _roots(values[count:])
-    kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
-    blocks = frozenset() if first is None else first.residuals
-    block_bytes = sum(map(storage_bytes, blocks))
-    reused = blocks.union(() if first is None else first.offsets)
-    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, kept, (0, block_bytes), workspace, reused)]
-    made_by: dict[fx.Node, fx.Node] = {}  # the forward's node behind each residual that the backward is given
-    if parts.backward is not None:
-        inputs = placeholders(parts.backward)
-        held = {
-            node: storage_bytes(node)
-            for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
-            if primal is None
-        }
-        made_by = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
-        tangents = inputs[num_sizes + len(parts.residuals) :]
-        returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
-        passed = sum(map(storage_bytes, [*returned, *tangents]))
-        gradients = dict.fromkeys(_roots(results(parts.backward)), "gradients")
-        reused = frozenset(node for node in held if node in made_by and storage_root(made_by[node]) in blocks)
-        reused = reused.union(() if second is None else second.offsets)
-        steps = _steps(parts.backward, backward, second)
-        sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
+    sweeps, made_by = _sweeps(parts, workspace, schedules, memories)
     top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
     num_forward = len(sweeps[0].live)
     return MemoryTimeline(
@@ -86,6 +61,53 @@ def trace_memory(
         alive=tuple(_alive(made_by.get(node, node), size, name) for node, size, name in top.alive[:_NUM_ALIVE]),
         num_alive=len(top.alive),
     )
+
+
+def lifetimes(
+    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule]
+) -> tuple[list[int], list[dict[fx.Node, Span]]]:
+    """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the instants
+    at which each of its storages is alive, residuals in the forward by its own nodes, in the backward by its inputs."""
+    sweeps, _ = _sweeps(parts, workspace, schedules, ())
+    starts = (0, len(sweeps[0].live))
+    spans = [
+        {node: (first + start, end + start) for node, (first, end) in sweep.spans.items()}
+        for sweep, start in zip(sweeps, starts, strict=False)
+    ]
+    return [sum(instant) for sweep in sweeps for instant in sweep.live], spans
+
+
+def _sweeps(
+    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule], memories: Sequence[MemoryPlan | None]
+) -> tuple[list[_Sweep], dict[fx.Node, fx.Node]]:
+    """Of both graphs; and the forward's node behind each residual that the backward is given."""
+    forward, backward = (*schedules, None, None)[:2]
+    first, second = (*memories, None, None)[:2]
+    count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
+    values = results(parts.forward)
+    outputs, residuals = _roots(values[:count], forward), _roots(values[count:], forward)
+    kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
+    blocks = frozenset() if first is None else first.residuals
+    block_bytes = sum(map(storage_bytes, blocks))
+    reused = blocks.union(() if first is None else first.offsets)
+    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, kept, (0, block_bytes), workspace, reused)]
+    if parts.backward is None:
+        return sweeps, {}
+    inputs = placeholders(parts.backward)
+    held = {
+        node: storage_bytes(node)
+        for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
+        if primal is None
+    }
+    made_by = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
+    returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
+    passed = sum(map(storage_bytes, [*returned, *parts.tangents]))
+    gradients = dict.fromkeys(_roots(results(parts.backward), backward), "gradients")
+    reused = frozenset(node for node in held if node in made_by and _memory(made_by[node], forward) in blocks)
+    reused = reused.union(() if second is None else second.offsets)
+    steps = _steps(parts.backward, backward, second)
+    sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
+    return sweeps, made_by
 
 
 def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
@@ -104,20 +126,25 @@ def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
 @dataclass(frozen=True)
 class _Sweep:
     """Of one graph: bytes by category before it starts and while each op runs; the position, op and storages (the
-    largest first) of the most."""
+    largest first) of the most; for each storage the instants at which it is alive."""
 
     live: list[tuple[int, ...]]
     peak: int
     at: fx.Node | None
     alive: list[tuple[fx.Node, int, str]]
+    spans: dict[fx.Node, Span]
 
     @property
     def peak_bytes(self) -> int:
         return sum(self.live[self.peak])
 
 
-def _roots(nodes: Iterable[fx.Node | None]) -> set[fx.Node]:
-    found = {storage_root(node) for node in nodes if node is not None}
+def _memory(node: fx.Node, schedule: Schedule | None) -> fx.Node:
+    return storage_root(node) if schedule is None else schedule.memory_of(node)
+
+
+def _roots(nodes: Iterable[fx.Node | None], schedule: Schedule | None = None) -> set[fx.Node]:
+    found = {_memory(node, schedule) for node in nodes if node is not None}
     return {node for node in found if node.op != "placeholder"}
 
 
@@ -143,12 +170,13 @@ def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None
         if isinstance(call, fx.Node):
             library = schedule.library(call)
             inside = 0 if planned or library in WRITTEN else copied_bytes(call, library)
-            found.append(_library_step(call, inside, planned))
+            found.append(_library_step(call, schedule, inside, planned))
         else:
-            made = [(node, storage_bytes(node)) for node in call.writes]
+            made = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
+            touched = [schedule.memory_of(node) for node in call.buffers]
             inside = 0 if planned else _scratch_bytes(schedule, call)
-            found.append(_Step(call.writes[0], made, list(call.buffers), inside, True))
-    return [*found, _library_step(graph.output_node())]
+            found.append(_Step(call.writes[0], made, touched, inside, True))
+    return [*found, _library_step(graph.output_node(), schedule)]
 
 
 def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
@@ -160,8 +188,10 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
     return partial_bytes(call.kernel)
 
 
-def _library_step(node: fx.Node, inside: int = 0, planned: bool = False) -> _Step:
-    touched = [storage_root(source) for source in node.all_input_nodes] + [storage_root(node)]
+def _library_step(
+    node: fx.Node, schedule: Schedule | None = None, inside: int = 0, planned: bool = False
+) -> _Step:
+    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
     return _Step(node, allocations(node), touched, inside, planned)
 
 
@@ -185,11 +215,12 @@ def _sweep(
         return "saved" if root in held else kept.get(root, "temporaries")
 
     live = [tuple(totals.values())]
+    born, ends = dict.fromkeys(held, 0), dict[fx.Node, int]()
     best, most, at, alive_then = 0, sum(live[0]), None, dict(alive)
     for i, step in enumerate(steps):
         node = step.node
         for root, size in step.made:
-            alive[root] = size
+            alive[root], born[root] = size, len(live)
             totals[category(root)] += 0 if root in reused else size
         if step.made:
             totals["workspaces"] = step.inside + (0 if step.alone else workspace(node))
@@ -197,10 +228,11 @@ def _sweep(
             if sum(live[-1]) > most:
                 best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
         for root in dying.get(i, []):
-            size = alive.pop(root, 0)
+            size, ends[root] = alive.pop(root, 0), len(live)
             totals[category(root)] -= 0 if root in reused else size
     found = sorted(alive_then.items(), key=lambda pair: -pair[1])
-    return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size])
+    spans = {root: (first, ends.get(root, len(live))) for root, first in born.items()}
+    return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size], spans)
 
 
 def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:

@@ -9,6 +9,7 @@ other op reads zeros in the place of what is undefined.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,16 @@ from torch import fx
 
 from aottrain.compiler.simplification import remove_dead_code
 from aottrain.errors import UnsupportedError
-from aottrain.ir.graph import copy_meta, is_tuple, placeholders, results, spec_of
+from aottrain.ir.graph import (
+    InputKind,
+    JointGraph,
+    PartitionedGraph,
+    copy_meta,
+    is_tuple,
+    placeholders,
+    results,
+    spec_of,
+)
 from aottrain.ir.sizes import Size, SizeExpression
 
 aten = torch.ops.aten
@@ -41,6 +51,29 @@ def check_constants(backward: fx.Graph, num_held: int) -> None:
             parts += [source for source in node.all_input_nodes if spec_of(source) is not None]
     if any(part not in late for part in parts):
         raise UnsupportedError("a gradient is zero whatever the tangents are, and some output may go unused")
+
+
+def expected_tangents(joint: JointGraph) -> tuple[bool, ...]:
+    """Which tangents most likely come: a loss among other results is what a training step goes back from, and the
+    others' are then undefined. () where all may come: where there is no scalar among several, or more than one."""
+    scalars = [spec.spec.shape == () for spec in joint.signature.inputs if spec.kind is InputKind.TANGENT]
+    return tuple(scalars) if len(scalars) > 1 and sum(scalars) == 1 else ()
+
+
+def with_tangents(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:
+    """The program for calls in which these tangents alone come. It has the same inputs and outputs."""
+    if not defined:
+        return joint
+    graph = specialise_backward(joint.graph, len(joint.placeholders) - len(defined), defined)
+    return replace(joint, graph=graph, defined=defined)
+
+
+def for_tangents(parts: PartitionedGraph, defined: tuple[bool, ...]) -> PartitionedGraph:
+    """The program cut in two, with the backward for these tangents alone."""
+    if parts.backward is None or not defined:
+        return parts
+    num_held = parts.signature.num_sizes + len(parts.residuals)
+    return replace(parts, backward=specialise_backward(parts.backward, num_held, defined), defined=defined)
 
 
 def specialise_backward(backward: fx.Graph, num_held: int, defined: Sequence[bool]) -> fx.Graph:

@@ -3,48 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from torch import fx
 
 from aottrain.errors import VerificationError
-from aottrain.ir.graph import info, results, spec_of, storage_root
+from aottrain.ir.graph import info, results, spec_of
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of
 
 # Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
 _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
+_SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 Buffer = fx.Node | int  # a value, or by its position a call that computes in memory of its own
 
 
-def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> MemoryPlan:
+def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: int | None = None) -> MemoryPlan:
     """num_outputs: how many of the graph's results go to the user; the others are residuals, for the backward alone.
 
     Temporaries, and what a call computes in while it runs, share an arena: each is put, the largest first, at the
     lowest offset that nothing alive at the same time has. What escapes, and all that libraries allocate themselves, is
-    fresh memory.
+    fresh memory; so are temporaries of more than `largest` bytes.
     """
     values = results(graph)
-    escaping = {storage_root(node) for node in values[:num_outputs] if node is not None}
-    residuals = {storage_root(node) for node in values[num_outputs:] if node is not None} - escaping
+    memory_of = schedule.memory_of
+    escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}
+    residuals = frozenset(memory_of(node) for node in values[num_outputs:] if node is not None) - escaping
     born, last = _lifetimes(schedule)
-    alone = {storage_root(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
+    alone = {memory_of(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
     temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
-    sizes: dict[Buffer, int] = {node: _bytes(node) for node in temporaries}
+    most = float("inf") if largest is None else largest
+    temporaries = [node for node in temporaries if aligned_bytes(node) <= most]
+    sizes: dict[Buffer, int] = {node: aligned_bytes(node) for node in temporaries}
     starts: dict[Buffer, int] = {node: born[node] for node in temporaries}
     ends: dict[Buffer, int] = {node: last[node] for node in temporaries}
     for position, call in enumerate(schedule.calls):
-        if size := scratch_of(schedule, call):
-            sizes[position], starts[position], ends[position] = _aligned(size), position, position
+        size = _aligned(scratch_of(schedule, call))
+        if 0 < size <= most:
+            sizes[position], starts[position], ends[position] = size, position, position
     offsets = _first_fit(sizes, starts, ends)
     verify_offsets(offsets, sizes, starts, ends)
     return MemoryPlan(
         offsets={node: offsets[node] for node in temporaries},
-        residuals=frozenset(node for node in born if node in residuals),
+        residuals=residuals.intersection(born),
         arena_bytes=max((offsets[buffer] + size for buffer, size in sizes.items()), default=0),
         max_live_bytes=_max_live(sizes, starts, ends),
         scratch={buffer: (offset, sizes[buffer]) for buffer, offset in offsets.items() if isinstance(buffer, int)},
     )
+
+
+def halved(memory: MemoryPlan) -> int:
+    """Bytes of the largest value that an arena of smaller ones would hold; 0 where there should be none."""
+    largest = max([*map(aligned_bytes, memory.offsets), *(size for _, size in memory.scratch.values())], default=0)
+    return largest // 2 if largest > _SMALLEST else 0
+
+
+def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, known: MemoryPlan) -> MemoryPlan:
+    """As plan_memory, for another backward of a program: in its arena, with the largest values fresh until all fit."""
+    memory = plan_memory(graph, schedule, num_outputs)
+    while memory.arena_bytes > known.arena_bytes:
+        memory = plan_memory(graph, schedule, num_outputs, halved(memory))
+    return replace(memory, holder=known.holder)
 
 
 def verify_offsets(
@@ -68,15 +88,13 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
     for position, call in enumerate(schedule.calls):
         if isinstance(call, KernelCall):
             touched: Sequence[fx.Node] = call.buffers
-            for node in call.writes:
-                born[node] = position
+            born.update((node, position) for node in call.writes if node not in schedule.in_place)
         else:
             written = schedule.written(call)
-            touched = [call, *written, *(storage_root(source) for source in call.all_input_nodes)]
+            touched = [call, *written, *call.all_input_nodes]
             if all(map(_is_dense, written)):
                 born.update(dict.fromkeys(written, position))
-        for node in touched:
-            last[node] = position
+        last.update((schedule.memory_of(node), position) for node in touched)
     return born, last
 
 
@@ -89,7 +107,7 @@ def _is_dense(node: fx.Node) -> bool:
     return facts is not None and facts.symbolic is None and facts.numel > 0
 
 
-def _bytes(node: fx.Node) -> int:
+def aligned_bytes(node: fx.Node) -> int:
     facts = spec_of(node)
     assert facts is not None
     span = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))

@@ -7,6 +7,7 @@ from torch import fx
 from aottrain.compiler.scheduling.attention import choose_attentions
 from aottrain.compiler.scheduling.fusion import Fusion, fuse
 from aottrain.compiler.scheduling.groups import Group, results_of
+from aottrain.compiler.scheduling.in_place import written_in_place
 from aottrain.compiler.scheduling.kernels import lower
 from aottrain.compiler.scheduling.products import choose_products, placed_convolutions
 from aottrain.errors import VerificationError
@@ -23,7 +24,8 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     fusion = fuse(graph, local)
     calls_in_order = tuple(_ordered(graph, fusion, prefix))
     libraries = choose_products(graph, not local) | ({} if local else choose_attentions(graph))
-    return Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph))
+    in_place = written_in_place(graph, calls_in_order)
+    return Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
