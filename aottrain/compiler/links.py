@@ -128,7 +128,8 @@ def _without(joint: JointGraph, kinds: Sequence[OutputKind], num_tangents: int) 
         graph = specialise_backward(graph, num_held, defined)
     values = results(graph)
     graph.output_node().args = ([values[i] for i in kept],)
-    remove_dead_code(graph)
+    if num_tangents:
+        remove_dead_code(graph)  # not before checks that nothing reads are anchored, which `simplify` does
     for node in placeholders(graph)[len(signature.inputs) - num_tangents :]:
         graph.erase_node(node)
     graph.lint()
