@@ -14,7 +14,7 @@ from aottrain.compiler.codegen import multi_tensor
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
 from aottrain.errors import UnsupportedError
 from aottrain.metrics.memory import watch_cpu_peak
-from aottrain.runtime.native import find_compiler, load
+from aottrain.runtime.native import find_compiler, require_all
 from tests.compiler.optimizing import CASES, FUSED, error, gradients, in_groups, made, train
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
@@ -268,7 +268,7 @@ def test_schedules_hooks_closures_and_copies():
 @needs_compiler
 def test_a_steady_step_compiles_and_allocates_nothing(monkeypatch):
     loads = []
-    monkeypatch.setattr(multi_tensor, "load", lambda *given: loads.append(given) or load(*given))
+    monkeypatch.setattr(multi_tensor, "require_all", lambda given: loads.append(given) or require_all(given))
     _, optimizer = train(AdamW, F32, range(2), clip_norm=1.0)
     first = len(loads)
     for group in optimizer.param_groups:
