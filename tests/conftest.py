@@ -1,9 +1,10 @@
 """Plans in tests do not depend on how fast the machine is that runs them, nor on how many tests it runs at once; faults
-of the compiler are errors."""
+of the compiler are errors, and an interrupt is heard however the tests were started."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,9 @@ os.environ["AOTTRAIN_RATES"] = "default"
 os.environ["AOTTRAIN_FAULTS"] = "raise"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # What a shell starts in the background inherits that interrupts are ignored, and so does all that it starts itself.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
