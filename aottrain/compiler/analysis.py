@@ -215,6 +215,10 @@ def _classify_outputs(
     computed: list[ComputedInfo] = []
     for members in groups.values():
         _classify_group(members, tensors, found, computed)
+    first: dict[int, int] = {}
+    for position, value in enumerate(tensors):  # one object that is returned twice is one view, not two
+        if first.setdefault(id(value), position) != position and found[position].geometry is not None:
+            found[position] = replace(found[position], twin=first[id(value)])
     return tuple(found[position] for position in range(len(tensors))), tuple(computed)
 
 

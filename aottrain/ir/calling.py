@@ -29,6 +29,7 @@ class OutputInfo:
     view was made, which decides whether it may be written to. dtype: of the view, whose elements the geometry counts;
     None where it is its tensor's. conj, neg: whether it is a lazy conjugate, a lazy negative.
     split: (sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view.
+    twin: the number of an earlier result that is the same view object.
     """
 
     source: Source
@@ -40,6 +41,7 @@ class OutputInfo:
     conj: bool = False
     neg: bool = False
     split: tuple[Any, int, int] | None = None
+    twin: int | None = None
 
 
 def is_pair(one: torch.dtype, other: torch.dtype) -> bool:

@@ -32,6 +32,8 @@ def assemble(
     def make(number: int) -> Tensor:
         if number not in made:
             info = outputs[number]
+            if info.twin is not None:
+                return make(info.twin)
             if info.source is Source.PRIMAL and isinstance(computed, Chain):
                 computed.prepare(primals[info.index])
             source = primals if info.source is Source.PRIMAL else computed

@@ -144,6 +144,20 @@ def same_value_in_two_places(comp):
 
 
 @case
+def one_view_in_two_places(comp):
+    x = leaf(4)
+
+    def f(x):
+        of_input, of_value = x.view(2, 2), (x * 2).view(2, 2)
+        return of_input, of_input, of_value, of_value
+
+    a, b, c, d = comp(f)(x)
+    between = [torch.autograd.grad(m, n, torch.ones(2, 2), retain_graph=True)[0] for m, n in ((a, b), (d, c))]
+    (a * b * c * d).sum().backward()
+    return a is b, c is d, between, grads(x)
+
+
+@case
 def equal_values_are_not_shared(comp):
     a, b, c = comp(lambda x: (x + 1, x + 1, (x + 1).clone()))(normal(3))
     a.add_(1)
