@@ -107,7 +107,7 @@ KINDS = [
 
 def growth(call, x):
     """Objects and bytes that a thousand calls leave behind, after those in which programs are compiled or refused.
-    Objects older than that are set aside: that some of them, other tests' say, go meanwhile takes nothing off the count.
+    Older objects are set aside: that some of them, other tests' say, go meanwhile takes nothing off the count.
     """
     for _ in range(api.RECOMPILE_LIMIT + 4):
         call(x)
