@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
+from aottrain.compiler import backends
+from aottrain.compiler.partition.timeline import trace_memory
+from aottrain.compiler.retention import keep_memory
 from aottrain.compiler.scheduling import attention, order
+from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.ir.attention import scratch_floats
+from aottrain.ir.graph import storage_bytes
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.runtime.native import find_compiler
 from tests.numerics.tolerance import RTOL_ATOL
@@ -121,7 +127,14 @@ def test_says_both_times(monkeypatch):
     assert sorted(found.values()) == [("own attention", reason), ("own attention backward", reason)]
 
 
-def test_a_steady_step_allocates_neither_results_nor_scratch(faster):
+def test_a_steady_step_allocates_neither_results_nor_scratch_that_fit_below_its_peak(faster, monkeypatch):
+    seen = []
+
+    def keeping(parts, planned, workspace):
+        seen.append((parts, planned, workspace, keep_memory(parts, planned, workspace)))
+        return seen[-1][-1]
+
+    monkeypatch.setattr(backends, "keep_memory", keeping)
     model, call = compiled()
     x = torch.randn(2, 70, 64)
     run(call, model, x, torch.float32)
@@ -131,8 +144,20 @@ def test_a_steady_step_allocates_neither_results_nor_scratch(faster):
     with torch.autograd.profiler.profile(profile_memory=True, use_kineto=True) as record:
         call(x).backward()
     allocated = [event.nbytes() for event in record.kineto_results.events() if event.name() == "[memory]"]
-    # What escapes: the gradients of x and of the wide weight.
-    assert sorted(count for count in allocated if count >= 4 * x.numel()) == [4 * 2 * 70 * 64, 4 * 64 * 192]
+    parts, planned, workspace, kept = seen[-1]
+    schedules, everything = [schedule for _, _, schedule in planned], [plan_memory(g, s, n) for g, n, s in planned]
+    assert [memory.scratch for memory in kept] == [memory.scratch for memory in everything]
+    assert [memory.offsets.keys() for memory in kept] == [memory.offsets.keys() for memory in everything]
+    fresh = sorted(everything[0].residuals - kept[0].residuals, key=storage_bytes)
+    # Attention's result and the square's derivative: either would lie idle beside the gradients at the step's end.
+    assert len(fresh) == 2
+    peak = trace_memory(parts, 0, workspace, schedules).peak_bytes
+    for node in fresh:
+        with_it = [replace(kept[0], residuals=kept[0].residuals | {node}), *kept[1:]]
+        assert trace_memory(parts, 0, workspace, schedules, with_it).peak_bytes > peak
+    # What escapes, besides: the gradients of x and of the wide weight.
+    wanted = [*map(storage_bytes, fresh), 4 * 2 * 70 * 64, 4 * 64 * 192]
+    assert sorted(count for count in allocated if count >= 4 * x.numel()) == sorted(wanted)
 
 
 def test_the_predicted_peak_counts_what_is_planned(faster):
