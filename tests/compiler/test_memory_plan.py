@@ -1,5 +1,6 @@
 """Arenas: offsets without overlap (law 5), leases, blocks that nothing refers to, and calls in flight."""
 
+import gc
 import os
 import platform
 import subprocess
