@@ -177,6 +177,9 @@ def _triton_rule(hidden: Tensor, target: Tensor, loss_dtype: torch.dtype) -> Any
 def _triton_rows(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
     from aottrain.runtime.triton_loss_rows import loss_rows  # Triton takes a second to import
 
+    if logits.is_cuda and logits.device.index != torch.cuda.current_device():
+        with torch.cuda.device(logits.device):  # Triton launches on the current one
+            return _triton_rows(logits, losses, rows)
     mean, low = rows.reduction == MEAN, rows.softmax_dtype == torch.bfloat16
     loss_rows(logits, rows.target.contiguous(), losses, rows.counted, rows.ignore_index, mean, low, rows.wanted)
     return logits if rows.wanted else None

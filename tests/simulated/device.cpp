@@ -30,13 +30,16 @@ constexpr size_t kSpace = size_t(1) << 40;  // addresses of one device; nothing 
 constexpr size_t kRound = 512;              // as torch's allocator rounds
 constexpr size_t kPoisoned = size_t(1) << 24;
 
+struct Block {
+  size_t size;
+  int64_t owner;  // the pool of a graph, or minus the stream that it was allocated on: whose next allocations may have it
+};
 struct Memory {
   char* base = nullptr;
   size_t end = 0;
-  std::map<size_t, size_t> live;                   // offset -> bytes
-  std::map<int64_t, std::map<size_t, size_t>> idle;  // by pool: 0, or that of a graph
-  std::map<size_t, int64_t> pool_of;               // offset -> the pool it belongs to, if not 0
-  int64_t allocated = 0, peak = 0, count = 0;
+  std::map<size_t, Block> live;                      // by offset
+  std::map<int64_t, std::map<size_t, size_t>> idle;  // by owner: offset -> bytes
+  int64_t allocated = 0, peak = 0;
 };
 Memory memory[kDevices];
 std::mutex lock;
@@ -59,14 +62,13 @@ void release(void* address) {
     std::lock_guard<std::mutex> guard(lock);
     Memory& m = memory[i];
     size_t offset = static_cast<char*>(address) - m.base;
-    size_t size = m.live.at(offset);
+    auto [size, owner] = m.live.at(offset);
     m.live.erase(offset);
     m.allocated -= size;
     freed = size, total = m.allocated;
-    auto owner = m.pool_of.find(offset);
-    if (poisons && size <= kPoisoned && owner == m.pool_of.end()) std::memset(address, 0xff, size);
+    if (poisons && size <= kPoisoned && owner <= 0) std::memset(address, 0xff, size);
     if (!poisons) madvise(address, size, MADV_DONTNEED);
-    m.idle[owner == m.pool_of.end() ? 0 : owner->second][offset] = size;
+    m.idle[owner][offset] = size;
   }
   reportMemoryUsageToProfiler(address, -freed, total, total, Device(CUDA, i));
 }
@@ -86,27 +88,22 @@ struct Allocating final : Allocator {
         TORCH_CHECK(found != MAP_FAILED, "no address space for a simulated device");
         m.base = static_cast<char*>(found);
       }
-      auto& idle = m.idle[pool];
+      int64_t owner = pool ? pool : -streams[current];
+      auto& idle = m.idle[owner];
       auto best = idle.end();
       for (auto it = idle.begin(); it != idle.end(); ++it)
         if (it->second >= size && (best == idle.end() || it->second < best->second)) best = it;
       if (best != idle.end()) {
         offset = best->first;
-        size_t left = best->second - size;
+        if (size_t left = best->second - size) idle[offset + size] = left;
         idle.erase(best);
-        if (left) {
-          idle[offset + size] = left;
-          if (pool) m.pool_of[offset + size] = pool;
-        }
       } else {
         offset = m.end;
         m.end += size;
         TORCH_CHECK(m.end < kSpace, "the simulated device is full");
       }
-      if (pool) m.pool_of[offset] = pool;
-      m.live[offset] = size;
+      m.live[offset] = {size, owner};
       m.allocated += size;
-      m.count++;
       m.peak = std::max(m.peak, m.allocated);
       total = m.allocated;
     }
@@ -231,7 +228,13 @@ at::Tensor as_host(const at::Tensor& x) {
   return made;
 }
 
+const at::Tensor& resize(const at::Tensor& self, at::IntArrayRef size, optional<at::MemoryFormat> format) {
+  OptionalDeviceGuard guard(self.device());
+  return at::native::resize_(self, size, format);
+}
+
 at::Tensor& set_nothing(at::Tensor& self) {
+  OptionalDeviceGuard guard(self.device());
   return at::native::set_storage_cpu_(self, Storage(Storage::use_byte_size_t(), 0, &allocator, true), 0, {0}, {});
 }
 
@@ -273,8 +276,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Storage", &set_whole);
   m.impl("set_.source_Tensor", &at::native::set_tensor_);
   m.impl("set_", &set_nothing);
-  m.impl("resize_", static_cast<const at::Tensor& (*)(const at::Tensor&, at::IntArrayRef, optional<at::MemoryFormat>)>(
-                        &at::native::resize_));
+  m.impl("resize_", &resize);
 }
 
 }  // namespace
@@ -303,16 +305,23 @@ void set_pool(int64_t id) { pool = id; }
 int64_t allocated_bytes(int i) { return memory[i].allocated; }
 int64_t peak_bytes(int i) { return memory[i].peak; }
 void reset_peak(int i) { memory[i].peak = memory[i].allocated; }
-// From the address to the end of the live block that it lies in, and its device; -1: in none.
-int64_t room_at(int64_t address, int* device) {
+// From the address to the end of the live block that it lies in, and its device; -1: in none. pooled: or of an idle one
+// in the pool of a graph, which no one else is given.
+int64_t room_at(int64_t address, int pooled, int* device) {
   int i = *device = device_of_address(reinterpret_cast<void*>(address));
   if (i < 0) return -1;
   std::lock_guard<std::mutex> guard(lock);
   size_t offset = reinterpret_cast<char*>(address) - memory[i].base;
   auto next = memory[i].live.upper_bound(offset);
-  if (next == memory[i].live.begin()) return -1;
-  auto block = std::prev(next);
-  size_t end = block->first + block->second;
-  return offset < end ? int64_t(end - offset) : -1;
+  if (next != memory[i].live.begin()) {
+    auto block = std::prev(next);
+    size_t end = block->first + block->second.size;
+    if (offset < end) return end - offset;
+  }
+  if (pooled)
+    for (auto& [owner, blocks] : memory[i].idle)
+      for (auto& [start, size] : blocks)
+        if (owner > 0 && start <= offset && offset < start + size) return start + size - offset;
+  return -1;
 }
 }

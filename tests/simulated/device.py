@@ -18,6 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,19 @@ class Device:
     def clear(self) -> None:
         self.done.clear()
 
-    def queue(self, step: Callable[[], object]) -> None:
-        """Give the current stream something to do: at once, or when the graph that is being captured is replayed."""
+    def queue(self, step: Callable[[], object], addresses: Sequence[int] = ()) -> None:
+        """Give the current stream something to do: at once, or when the graph that is being captured is replayed.
+        addresses: memory that it reads or writes, which must still be there then."""
         if self.capture is not None:
-            self.capture.steps.append(step)
+            self.capture.steps.append(partial(self._replayed, step, addresses))
         elif self.computes:
+            step()
+
+    def _replayed(self, step: Callable[[], object], addresses: Sequence[int]) -> None:
+        for address in addresses:
+            if self.room_at(address, pooled=True)[1] < 0:
+                raise MemoryError("a graph is replayed that reads or writes memory which was freed since")
+        if self.computes:
             step()
 
     def note(self, name: str, devices: Sequence[int] = (), device: int | None = None, stream: int | None = None) -> None:
@@ -80,10 +89,11 @@ class Device:
         stream = self.native.current_stream(device) if stream is None else stream
         self.done.append(Done(name, device, stream, frozenset(devices), threading.get_ident()))
 
-    def room_at(self, address: int) -> tuple[int, int]:
-        """The device of an address, -1 for the host, and the bytes from there to its block's end, -1 for a dead one."""
+    def room_at(self, address: int, pooled: bool = False) -> tuple[int, int]:
+        """The device of an address, -1 for the host, and the bytes from there to its block's end, -1 for a dead one.
+        pooled: what was freed in a graph's own pool is still the graph's."""
         device = ctypes.c_int()
-        room = self.native.room_at(ctypes.c_int64(address), ctypes.byref(device))
+        room = self.native.room_at(ctypes.c_int64(address), pooled, ctypes.byref(device))
         return device.value, room
 
 

@@ -7,11 +7,10 @@ of another device, more threads than the kernel's registers allow.
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
 
-from aottrain.compiler.codegen import triton_programs
-from aottrain.compiler.codegen.evaluation import evaluate
-from aottrain.ir.kernel import KernelIR
 from tests.simulated.device import Device
+from tests.simulated.meanings import Meanings
 from tests.simulated.runtime import CAPABILITY, PROPERTIES
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -66,7 +63,7 @@ class Log:
     launches: list[Launch] = field(default_factory=list)
     resources: dict[str, Resources] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
-    meanings: dict[str, KernelIR] = field(default_factory=dict)  # by the module's name
+    meanings: Meanings = field(default_factory=Meanings)
 
     def clear(self) -> None:
         self.launches.clear()
@@ -76,14 +73,6 @@ def install_driver(device: Device) -> Log:
     """Triton runs on the simulated devices from now on."""
     log = Log()
     triton.runtime.driver.set_active(Driver(device, log))
-    render = triton_programs.render_triton
-
-    def known(kernel: KernelIR) -> str:
-        source = render(kernel)
-        log.meanings[f"aottrain_triton_{hashlib.sha256(source.encode()).hexdigest()[:24]}"] = kernel
-        return source
-
-    triton_programs.render_triton = known
     return log
 
 
@@ -108,8 +97,6 @@ class Utils:
 
 def resources(binary: bytes) -> Resources:
     """Of the one kernel in a cubin."""
-    import tempfile
-
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(binary)
         file.flush()
@@ -172,26 +159,19 @@ class Launcher:
         current = device.native.current_device()
         if stream and stream != device.native.current_stream(current):
             raise LaunchError(f"{self.name}: stream {stream} is not the current one of device {current}")
-        given = [
-            value.data_ptr() if isinstance(value, Tensor) else value
-            for value, kind in zip(arguments, self.types, strict=True)
-            if kind.startswith("*")
-        ]
+        given = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
+        pointers = [v for v, kind in zip(given, self.types, strict=True) if kind.startswith("*")]
         captured = device.capture is not None
-        log.launches.append(Launch(self.name, x, self.metadata.num_warps, current, stream, tuple(given), captured))
+        log.launches.append(Launch(self.name, x, self.metadata.num_warps, current, stream, tuple(pointers), captured))
         device.note(self.name, [current], current, stream)
-        kernel = log.meanings.get(self.module)
-        spans = [1] * len(given)
-        main = kernel is not None and not re.search(r"_column_\d+$", self.name)  # another adds its partial results
-        if kernel is not None and main:
-            for number, parameter in enumerate(kernel.parameters):
-                spans[number] = parameter.span * parameter.dtype.itemsize
-        for number, (address, span) in enumerate(zip(given, spans, strict=True)):
+        spans = log.meanings.spans(self.module, self.name) or [1] * len(pointers)
+        for number, (address, span) in enumerate(zip(pointers, spans, strict=False)):
             self._check(number, address, span, current)
-        if kernel is None:
+        meaning = log.meanings.of(self.module)
+        if meaning is None:
             log.skipped.add(self.name)
-        elif main:
-            device.queue(lambda: run_on_host(kernel, given))
+        elif x:
+            device.queue(lambda: meaning(self.name, x, given), pointers)
 
     def _check(self, number: int, address: int, span: int, current: int) -> None:
         if not address and not span:
@@ -201,20 +181,3 @@ class Launcher:
             raise LaunchError(f"{self.name}: argument {number} is on device {device}, and {current} is current")
         if room < span:
             raise LaunchError(f"{self.name}: argument {number} has {room} bytes of the {span} that it reaches over")
-
-
-def memory_at(address: int, count: int, dtype: torch.dtype) -> Tensor:
-    """Host memory as one dimension, which nothing keeps alive."""
-    if not count:
-        return torch.empty(0, dtype=dtype)
-    raw = (ctypes.c_byte * (count * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(raw, dtype=dtype)
-
-
-def run_on_host(kernel: KernelIR, addresses: Sequence[int]) -> None:
-    """What the kernel means, in its memory; what it reads is read before it writes."""
-    memory = [
-        memory_at(address, parameter.span, parameter.dtype)
-        for address, parameter in zip(addresses, kernel.parameters, strict=False)
-    ]
-    evaluate(kernel, [m if p.written else m.clone() for m, p in zip(memory, kernel.parameters, strict=True)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,8 +62,13 @@ def _run(device: Device, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
             if isinstance(target, Tensor) and isinstance(result, Tensor) and target.data_ptr() != result.data_ptr():
                 target.copy_(result)
 
-    device.queue(step)
+    touched = [*given, *(leaf for leaf in tree_flatten(found)[0] if isinstance(leaf, Tensor))]
+    device.queue(step, addresses(touched))
     return found
+
+
+def addresses(tensors: Sequence[Tensor]) -> list[int]:
+    return [t.data_ptr() for t in tensors if t.device.type == "cuda" and t.numel()]
 
 
 def _as_declared(value: Any, argument: Any) -> Any:
@@ -119,7 +124,7 @@ def _copy(device: Device, op: Any, args: Any, kwargs: Any) -> Any:
     if target.device.type == "cpu":
         to.copy_(origin)
     else:
-        device.queue(lambda: to.copy_(origin))
+        device.queue(lambda: to.copy_(origin), addresses([target, source]))
     return target
 
 
@@ -127,6 +132,10 @@ def _item(device: Device, op: Any, args: Any, kwargs: Any) -> Any:
     if device.capture is not None:
         raise RuntimeError("operation not permitted when stream is capturing")
     return host(args[0]).item()
+
+
+def _item_of_two(device: Device, op: Any, args: Any, kwargs: Any) -> Any:
+    return op(*map(host, args))
 
 
 def _values(device: Device, op: Any, args: Any, kwargs: Any) -> Any:
@@ -210,6 +219,7 @@ _OWN: dict[Any, Rule] = {
     aten.convolution.default: _run,
     aten.convolution_backward.default: _run,
     aten.record_stream.default: lambda device, op, args, kwargs: None,
+    aten.equal.default: _item_of_two,
     aten.nonzero.default: _values,
     aten.masked_select.default: _values,
 }

@@ -78,7 +78,7 @@ def _devices(native: Any) -> dict[str, Any]:
         "current_device": lambda: native.current_device(),
         "set_device": set_device,
         "_exchange_device": exchange,
-        "_maybe_exchange_device": exchange,
+        "_maybe_exchange_device": lambda index: exchange(index),  # TorchDynamo knows each function once
         "get_device_name": lambda device=None: PROPERTIES.name,
         "get_device_properties": lambda device=None: PROPERTIES,
         "get_device_capability": lambda device=None: CAPABILITY,
@@ -178,15 +178,13 @@ def _graphs(device: Device) -> dict[str, Any]:
         def __init__(self, keep_graph: bool = False):
             self.steps: list[Callable[[], object]] = []
             self.pool_id = None
-            self.launches = 0
 
         def replay(self) -> None:
             if device.capture is not None:
                 raise RuntimeError("a graph is replayed while another is captured")
             device.note("replay")
-            if device.computes:
-                for step in self.steps:
-                    step()
+            for step in self.steps:
+                step()
 
         def pool(self) -> Any:
             return self.pool_id
