@@ -1,4 +1,4 @@
-"""Triton's driver for the simulated devices: compiles for sm_90 as on a real one, checks each launch, and runs it on the
+"""Triton's driver for the simulated devices: compiles for sm_90 as on a real one or not at all, checks each launch, and runs it on the
 host as `evaluate` says, or not at all.
 
 A launch is refused where a device would go wrong: memory that was freed, is too short or is another device's, a stream
@@ -7,25 +7,24 @@ of another device, more threads than the kernel's registers allow.
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import GPUDriver
+from triton.compiler import make_backend
 
 from tests.simulated.device import Device
+from tests.simulated.judging import resources
 from tests.simulated.meanings import Meanings
 from tests.simulated.runtime import CAPABILITY, PROPERTIES
 
-_TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 _REGISTERS = 65536  # of a multiprocessor
 
 
@@ -40,15 +39,15 @@ class Launch:
     stream: int
     addresses: tuple[int, ...]
     captured: bool
+    kernel: str = ""  # the key of what was compiled, in `Log.compiled`
 
 
 @dataclass(frozen=True)
-class Resources:
-    """What a compiled kernel takes, for each thread (registers, stack bytes) and each program (shared bytes)."""
+class Compiled:
+    """A kernel as Triton was asked for it: its source with types and alignments, and its options."""
 
-    registers: int
-    stack: int
-    shared: int
+    source: Any
+    metadata: Any
 
 
 class LaunchError(RuntimeError):
@@ -57,11 +56,14 @@ class LaunchError(RuntimeError):
 
 @dataclass
 class Log:
-    """launches: since `clear`; resources: of each kernel that was loaded, by its name; skipped: kernels that have no
-    meaning here, whose launches compute nothing."""
+    """launches: since `clear`; compiled: what was launched, by module and name; skipped: kernels that have no meaning
+    here, whose launches compute nothing. compiles: whether kernels become machine code, or Triton's front end alone
+    has seen them, which takes a tenth of the time."""
+
+    compiles: bool = False
 
     launches: list[Launch] = field(default_factory=list)
-    resources: dict[str, Resources] = field(default_factory=dict)
+    compiled: dict[str, Compiled] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     meanings: Meanings = field(default_factory=Meanings)
 
@@ -72,13 +74,14 @@ class Log:
 def install_driver(device: Device) -> Log:
     """Triton runs on the simulated devices from now on."""
     log = Log()
-    triton.runtime.driver.set_active(Driver(device, log))
+    driver = Driver(device, log)
+    triton.runtime.driver.set_active(driver)
+    triton.compiler.compile = compiler_of(driver)
     return log
 
 
 class Utils:
-    def __init__(self, log: Log):
-        self.log = log
+    """What Triton asks of the driver when it loads what it compiled."""
 
     def get_device_properties(self, device: int) -> dict[str, int]:
         return {
@@ -88,27 +91,47 @@ class Utils:
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
         found = resources(binary)
-        self.log.resources[name] = found
         most = min(1024, _REGISTERS // max(found.registers, 1) // 32 * 32)
-        return name, name, found.registers, found.stack // 4, most
+        return name, name, found.registers, found.spilled // 4, most
 
     def unload_module(self, module: Any) -> None: ...
 
 
-def resources(binary: bytes) -> Resources:
-    """Of the one kernel in a cubin."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
-        file.flush()
-        command = [str(_TOOLS / "cuobjdump"), "-res-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|SHARED|LOCAL):(\d+)", text)}
-    return Resources(numbers["REG"], numbers["STACK"] + numbers["LOCAL"], numbers["SHARED"])
+@dataclass(frozen=True)
+class Accepted:
+    """Stands for a compiled kernel where nothing is compiled: Triton's front end has made its own code of the source."""
+
+    run: Callable[..., None]
+    function: str
+    packed_metadata: tuple[int, ...] = ()
+
+    def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> None:
+        return None
+
+
+def compiler_of(driver: Driver) -> Callable[..., Any]:
+    """In the place of `triton.compile`."""
+    whole = triton.compiler.compile
+
+    def compile_kernel(source: Any, target: Any = None, options: Any = None, **more: Any) -> Any:
+        if driver.log.compiles:
+            return whole(source, target=target, options=options, **more)
+        backend = make_backend(target)
+        chosen = backend.parse_options(dict(options or {}, **source.parse_options()))
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        own = backend.get_codegen_implementation(chosen), backend.get_module_map()
+        source.make_ir(target, chosen, *own, context)
+        metadata = SimpleNamespace(**{**chosen.__dict__, "name": source.name})
+        return Accepted(Launcher(driver, source, metadata), source.name)
+
+    return compile_kernel
 
 
 class Driver(GPUDriver):
     def __init__(self, device: Device, log: Log):
-        self.device, self.log, self.utils = device, log, Utils(log)
+        self.device, self.log, self.utils = device, log, Utils()
         self.get_current_device = device.native.current_device
         self.set_current_device = device.native.set_device
         self.get_current_stream = device.native.current_stream
@@ -149,6 +172,7 @@ class Launcher:
         self.driver, self.metadata = driver, metadata
         self.name, self.module = source.fn.__name__, source.fn.__module__
         self.types = list(source.signature.values())
+        self.source, self.key = source, f"{self.module} {self.name} {source.hash()[:8]}"
 
     def __call__(
         self, x: int, y: int, z: int, stream: int, function: Any, packed: Any, launch_metadata: Any, enter: Any,
@@ -162,7 +186,9 @@ class Launcher:
         given = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
         pointers = [v for v, kind in zip(given, self.types, strict=True) if kind.startswith("*")]
         captured = device.capture is not None
-        log.launches.append(Launch(self.name, x, self.metadata.num_warps, current, stream, tuple(pointers), captured))
+        log.launches.append(Launch(self.name, x, self.metadata.num_warps, current, stream, tuple(pointers), captured, self.key))
+        if self.key not in log.compiled:
+            log.compiled[self.key] = Compiled(self.source, self.metadata)
         device.note(self.name, [current], current, stream)
         spans = log.meanings.spans(self.module, self.name) or [1] * len(pointers)
         for number, (address, span) in enumerate(zip(pointers, spans, strict=False)):
