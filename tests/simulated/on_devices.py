@@ -80,8 +80,7 @@ def test_training_by_graphs_is_that_by_the_same_kernels(precision, launches):
     assert sum(count for name, count in calls.items() if f"{library}_attention" in name) == 2
 
 
-@pytest.mark.parametrize("graphs", [False, True])
-@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+@pytest.mark.parametrize(("capture", "graphs"), [("trace", False), ("dynamo", True)])
 def test_a_model_on_a_device_that_is_not_the_current_one(capture, graphs, device, launches):
     model = Block(WIDTH).to("cuda:1")
     call = compiled(model, capture=capture, cuda_graphs=graphs)
@@ -108,11 +107,11 @@ def test_the_guard_is_what_makes_that_so(monkeypatch):
 
 def test_with_one_device_launches_are_not_guarded(monkeypatch, launches):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    model = Block(WIDTH).cuda()
-    call = compiled(model)
+    call = compiled(lambda x: x.sin() * 2 + 1)
     for _ in range(3):
-        same_step(model, call, batch())
-    assert {launch.device for launch in launches.launches} == {0}
+        x = batch()
+        assert_close(call(x), x.sin() * 2 + 1)
+    assert [launch.device for launch in launches.launches] == [0] * 3
 
 
 def test_forward_and_backward_are_queued_on_the_current_stream(device, launches):
@@ -153,14 +152,14 @@ def test_replays_read_and_write_no_memory_that_was_freed(device):
     for _ in range(2):
         model = Block(WIDTH).cuda()
         calls.append((model, compiled(model, cuda_graphs=True)))
-    for turn in range(6):
+    for turn in range(4):
         for model, call in calls:
             same_step(model, call, batch())
             aottrain.empty_cache()
             held = [torch.full((1 << 12,), float(turn), device="cuda") for _ in range(8)]  # takes what is free
         assert all(bool((value == turn).all()) for value in held)
     for _, call in calls:
-        assert call.report.graphs[0].cuda_graphs.replays == 8
+        assert call.report.graphs[0].cuda_graphs.replays == 4
 
 
 def test_what_a_capture_forbids_is_not_recorded(device):
