@@ -46,6 +46,7 @@ LOG = install_driver(DEVICE)
 # Each with whether it runs under bfloat16 autocast: those of bench_gpu.py at full size, and the recipes as they come.
 CASES: Mapping[str, tuple[Callable[[], Made], bool]] = {
     **MODELS,
+    "resnet": (made_of(resnet, resnet.Options(width=64), 256), False),  # its batch is drawn on the host
     "recipe transformer": (made_of(transformer, transformer.Options(), 8), True),
     "recipe llama": (made_of(llama, llama.Options(), 8), True),
     "recipe resnet": (made_of(resnet, resnet.Options(), 128), True),
@@ -106,7 +107,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", choices=tuple(CASES), help="may be given several times; all")
     parser.add_argument("--budget", action="append", type=float, help="may be given several times; none")
-    parser.add_argument("--arch", action="append", type=int, choices=tuple(CHIPS), help="may be given several times; 90")
+    parser.add_argument("--arch", action="append", type=int, choices=tuple(CHIPS), help="as often as wanted; 90")
     parser.add_argument("--kernels", action="store_true", help="a line for each kernel, too")
     options = parser.parse_args()
     print(f"Triton {triton.__version__}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}; no device", flush=True)

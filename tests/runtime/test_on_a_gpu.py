@@ -13,7 +13,10 @@ import aottrain
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; tests/simulated walks the path without"),
+]
 
 
 class Block(nn.Module):

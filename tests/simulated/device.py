@@ -62,7 +62,7 @@ class Device:
         return getattr(self.local, "capture", None)
 
     def compute(self, on: bool) -> None:
-        """Whether operators run on the host from now on; memory is poisoned when it is taken and freed where they do."""
+        """Whether operators run on the host from now on; then memory that is taken or freed is filled with NaN."""
         self.computes = on
         self.native.set_poison(on)
 
@@ -84,7 +84,9 @@ class Device:
         if self.computes:
             step()
 
-    def note(self, name: str, devices: Sequence[int] = (), device: int | None = None, stream: int | None = None) -> None:
+    def note(
+        self, name: str, devices: Sequence[int] = (), device: int | None = None, stream: int | None = None
+    ) -> None:
         device = self.native.current_device() if device is None else device
         stream = self.native.current_stream(device) if stream is None else stream
         self.done.append(Done(name, device, stream, frozenset(devices), threading.get_ident()))

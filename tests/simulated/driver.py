@@ -1,6 +1,6 @@
-"""Triton's driver for the simulated devices: compiles for sm_90 as on a real one or not at all, checks each launch, and runs it on the
-host as `evaluate` says, or not at all.
+"""Triton's driver for the simulated devices: each launch is checked, and run on the host as `evaluate` says, or not.
 
+Triton's front end sees each kernel; whether it becomes sm_90's machine code, too, as on a device, is `Log.compiles`.
 A launch is refused where a device would go wrong: memory that was freed, is too short or is another device's, a stream
 of another device, more threads than the kernel's registers allow.
 """
@@ -71,13 +71,17 @@ class Log:
         self.launches.clear()
 
 
+_logs: list[Log] = []
+
+
 def install_driver(device: Device) -> Log:
     """Triton runs on the simulated devices from now on."""
-    log = Log()
-    driver = Driver(device, log)
-    triton.runtime.driver.set_active(driver)
-    triton.compiler.compile = compiler_of(driver)
-    return log
+    if not _logs:
+        driver = Driver(device, Log())
+        triton.runtime.driver.set_active(driver)
+        triton.compiler.compile = compiler_of(driver)
+        _logs.append(driver.log)
+    return _logs[0]
 
 
 class Utils:
@@ -99,7 +103,7 @@ class Utils:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Stands for a compiled kernel where nothing is compiled: Triton's front end has made its own code of the source."""
+    """Stands for a compiled kernel where Triton's front end alone has seen the source."""
 
     run: Callable[..., None]
     function: str
@@ -157,10 +161,10 @@ class Driver(GPUDriver):
         return ty
 
     def get_benchmarker(self) -> Any:
-        raise NotImplementedError
+        raise LaunchError("nothing is timed here")
 
     def get_empty_cache_for_benchmark(self) -> Any:
-        raise NotImplementedError
+        raise LaunchError("nothing is timed here")
 
     def clear_cache(self, cache: Any) -> None: ...
 
@@ -186,7 +190,8 @@ class Launcher:
         given = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
         pointers = [v for v, kind in zip(given, self.types, strict=True) if kind.startswith("*")]
         captured = device.capture is not None
-        log.launches.append(Launch(self.name, x, self.metadata.num_warps, current, stream, tuple(pointers), captured, self.key))
+        warps = self.metadata.num_warps
+        log.launches.append(Launch(self.name, x, warps, current, stream, tuple(pointers), captured, self.key))
         if self.key not in log.compiled:
             log.compiled[self.key] = Compiled(self.source, self.metadata)
         device.note(self.name, [current], current, stream)

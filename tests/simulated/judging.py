@@ -82,7 +82,8 @@ def judge(source: Any, metadata: Any, arch: int) -> Judged:
     by_registers = chip.registers // (-(-found.registers * 32 // 256) * 256 * warps)
     by_shared = chip.shared // (made.metadata.shared + 1024)
     resident = min(by_registers, by_shared, chip.warps // warps, chip.programs)
-    return Judged(found.registers, found.spilled, made.metadata.shared, widths(text, "ld"), widths(text, "st"), resident)
+    moved = widths(text, "ld"), widths(text, "st")
+    return Judged(found.registers, found.spilled, made.metadata.shared, *moved, resident)
 
 
 def widths(text: str, kind: str) -> tuple[int, int]:

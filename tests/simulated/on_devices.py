@@ -186,7 +186,7 @@ def test_unaligned_memory_gets_a_kernel_of_its_own(launches):
     assert len(set(keys)) == 2 and keys[0] == keys[2] and keys[1] == keys[3]
 
 
-@pytest.mark.parametrize("options", [{"partition": "save_all"}, {}, {"budget": 0.5}, {"budget": 0.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"budget": 0.5}, {"budget": 0.0}], ids=str)
 def test_the_predicted_peak_is_what_the_allocator_saw(options, device):
     """At a size that no host would compute: nothing is computed, and every allocation is that of a device."""
     device.compute(False)
@@ -278,3 +278,16 @@ def test_what_triton_is_launched_through_is_its_own(launches):
     finally:
         launches.compiles = False
     assert len(launches.launches) == 3 and not launches.skipped
+
+
+def test_the_script_that_judges_kernels(launches):
+    from scripts.judge_kernels import KERNEL, MODEL, Verdicts, kernel_rows, model_row
+
+    compiled(lambda x: x.softmax(-1) * 3 + 1)(torch.randn(24, 48, device="cuda"))
+    verdicts = Verdicts()
+    (line,) = kernel_rows(launches.launches, 90, verdicts)
+    row = dict(zip(KERNEL, line, strict=True))
+    assert row["launches"] == "1" and row["spilled"] == "0" and 8 <= int(row["registers"]) <= 255
+    assert row["load"] == row["store"] == "16" and float(row["waves"]) < 1
+    row = dict(zip(MODEL, model_row("softmax", 0, launches.launches, 90, verdicts), strict=True))
+    assert row["launches"] == row["kernels"] == row["launches under a wave"] == "1" and row["spilling"] == "0"

@@ -143,7 +143,7 @@ def _values(device: Device, op: Any, args: Any, kwargs: Any) -> Any:
     index = args[0].device.index
     device.note(str(op), [index])
     if not device.computes:
-        raise NotImplementedError(f"{op} on a device that computes nothing")
+        raise RuntimeError(f"{op} on a device that computes nothing")
     return tree_map(lambda x: x.to(f"cuda:{index}"), op(*tree_map(host, args), **tree_map(host, kwargs)))
 
 
@@ -166,12 +166,14 @@ def _padded(sums: Tensor) -> Tensor:
     return F.pad(sums, (0, -sums.shape[-1] % 32))
 
 
-def _flash(query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *_: Any, scale: Any = None):
+def _flash(query: Any, key: Any, value: Any, dropout_p=0.0, is_causal=False, *_: Any, scale: Any = None) -> Any:
     assert not dropout_p
     return (*_attend(query, key, value, None, is_causal, scale), *[None] * 7)
 
 
-def _efficient(query: Any, key: Any, value: Any, bias: Any, sums: bool, dropout_p=0.0, is_causal=False, *, scale=None):
+def _efficient(
+    query: Any, key: Any, value: Any, bias: Any, sums: bool, dropout_p=0.0, is_causal=False, *, scale: Any = None
+) -> Any:
     assert not dropout_p
     mixed, found = _attend(query, key, value, bias, is_causal, scale)
     return mixed, _padded(found) if sums else None, None, None
@@ -181,7 +183,9 @@ def _flash_backward(grad_out: Any, query: Any, key: Any, value: Any, *more: Any,
     return _gradients(grad_out, query, key, value, None, more[7], scale)
 
 
-def _efficient_backward(grad_out: Any, query: Any, key: Any, value: Any, bias: Any, *more: Any, scale: Any = None) -> Any:
+def _efficient_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, bias: Any, *more: Any, scale: Any = None
+) -> Any:
     return (*_gradients(grad_out, query, key, value, bias, more[6] if len(more) > 6 else False, scale), None)
 
 

@@ -16,7 +16,7 @@ import torch
 HERE = Path(__file__).parent
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device: tests/runtime/test_on_a_gpu.py walks the path")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here: tests/runtime/test_on_a_gpu.py")
 def test_in_a_process_of_its_own():
     pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
     files = [str(HERE / name) for name in ("on_devices.py", "on_tasks.py")]
