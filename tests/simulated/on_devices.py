@@ -283,7 +283,7 @@ def test_what_triton_is_launched_through_is_its_own(launches):
 def test_the_script_that_judges_kernels(launches):
     from scripts.judge_kernels import KERNEL, MODEL, Verdicts, kernel_rows, model_row
 
-    compiled(lambda x: x.softmax(-1) * 3 + 1)(torch.randn(24, 48, device="cuda"))
+    compiled(lambda x: x.softmax(-1) * 3 + 1)(torch.randn(256, 512, device="cuda"))
     verdicts = Verdicts()
     (line,) = kernel_rows(launches.launches, 90, verdicts)
     row = dict(zip(KERNEL, line, strict=True))

@@ -6,6 +6,7 @@ They run on their own, too:  python -m pytest -p tests.simulated.plugin tests/si
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ import torch
 HERE = Path(__file__).parent
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="a device is here: tests/runtime/test_on_a_gpu.py")
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA: tests/runtime/test_on_a_gpu.py")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which the simulated devices are compiled by")
 def test_in_a_process_of_its_own():
     pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
     files = [str(HERE / name) for name in ("on_devices.py", "on_tasks.py")]
