@@ -1,0 +1,36 @@
+"""A clock for tests of what is decided by measuring: every run takes as long as it is told to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aottrain.runtime import measuring, timings
+
+
+class Clock:
+    """seconds: of one run, a number or a function of how many were timed; switches: of each run."""
+
+    def __init__(self, monkeypatch):
+        self.seconds: float | Callable[[int], float] = 0.001
+        self.switches = 0
+        self.num_runs = 0
+        self._at = self._switched = 0
+        monkeypatch.delenv("AOTTRAIN_RATES", raising=False)
+        monkeypatch.setattr(measuring, "_seconds", self._run)
+        monkeypatch.setattr(measuring, "_switches", lambda: self._switched)
+        monkeypatch.setattr(measuring, "now", lambda: self._at)
+        self.forget(monkeypatch)
+
+    def forget(self, monkeypatch) -> None:
+        """As another process begins."""
+        monkeypatch.setattr(timings, "_checked", set())
+        monkeypatch.setattr(timings, "_busy", {})
+
+    def later(self, seconds: float) -> None:
+        self._at += seconds
+
+    def _run(self, run, device) -> float:
+        run.call()
+        self.num_runs += 1
+        self._switched += self.switches
+        return self.seconds(self.num_runs) if callable(self.seconds) else self.seconds
