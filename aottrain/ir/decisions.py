@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from aottrain.ir.units import format_percent, format_seconds
+from aottrain.ir.units import format_bytes, format_flops, format_percent, format_seconds
 
 FILE = "decisions.json"
 _FORMAT = 1
@@ -30,6 +30,8 @@ SOURCES = {
     "model": "by the fixed model",
     "busy": "by the fixed model, for the machine was busy",
 }
+# Figures of "rates" beside those of a type: bytes a second, seconds of a call.
+TRAFFIC, OVERHEAD = "bytes_per_s", "op_overhead_s"
 AS_GIVEN, CHANNELS_LAST = "as given", "channels_last"
 ATEN, ONEDNN, OWN = "ATen", "oneDNN", "own function"
 PRODUCTS, ONE_OP = "products and softmax", "one op"
@@ -73,18 +75,30 @@ class Decision:
     times: Mapping[str, Timing] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.key}: {self.answer}; {SOURCES[self.source]}{self.timing}"
+        return "; ".join(filter(None, [f"{self.title}: {self.answer}", SOURCES[self.source], self.timing]))
+
+    @property
+    def title(self) -> str:
+        """What was asked, with the operator alone of a call."""
+        call, _, _ = self.key.partition("(")
+        return f"{self.kind} of {call.removesuffix('.default')}"
 
     @property
     def answer(self) -> str:
         if isinstance(self.choice, Mapping):
-            return ", ".join(f"{name} {figure:.3g}" for name, figure in self.choice.items())
+            return ", ".join(_rate(name, figure) for name, figure in self.choice.items())
         return f"{self.choice:,.6g}" if isinstance(self.choice, (int, float)) else str(self.choice)
 
     @property
     def timing(self) -> str:
-        """`; oneDNN 1.00 ms (+3 %), ATen 2.00 ms (+5 %)`; empty where nothing was timed."""
-        return f"; {', '.join(f'{name} {time}' for name, time in self.times.items())}" if self.times else ""
+        """`oneDNN 1.00 ms (+3.0 %), ATen 2.00 ms (+5.1 %)`; empty where nothing was timed."""
+        return ", ".join(self._time(name, timing) for name, timing in self.times.items())
+
+    def _time(self, name: str, timing: Timing) -> str:
+        if self.kind != "rates":
+            return f"{name} {timing}"
+        figure = timing.seconds if name == OVERHEAD else 1 / max(timing.seconds, 1e-18)
+        return f"{_rate(name, figure)} (+{format_percent(timing.spread)})"
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +132,14 @@ class Record:
         counts = Counter(decision.source for decision in self.decisions if decision.kind not in COUNTED)
         parts = ", ".join(f"{counts[source]} {words}" for source, words in SOURCES.items() if counts[source])
         return f"{counts.total()} decision{'' if counts.total() == 1 else 's'}{': ' if parts else ''}{parts}"
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Of each decision what was asked, the answer, the times with their spread, and where it came from. What each
+        call has one of is one row for each source."""
+        single = [d for d in self.decisions if d.kind not in COUNTED]
+        counts = Counter((d.kind, d.source) for d in self.decisions if d.kind in COUNTED)
+        rows = [(d.title, d.answer, d.timing, SOURCES[d.source]) for d in single]
+        return rows + [(f"{kind} of calls", f"{n} figures", "", SOURCES[s]) for (kind, s), n in counts.items()]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values: what `decisions.json` and a checkpoint hold."""
@@ -179,6 +201,15 @@ def _decision(row: Any) -> Decision:
     times = {str(name): Timing(float(t["seconds"]), float(t["spread"])) for name, t in row.get("times", {}).items()}
     source = row.get("source")
     return Decision(kind, key, choice, source if source in SOURCES else "record", times)
+
+
+def _rate(name: str, figure: float) -> str:
+    """Of "rates": `float32 180 GFLOP/s`, `a call 2 us`."""
+    if name == OVERHEAD:
+        return f"a call {format_seconds(figure)}"
+    if name == TRAFFIC:
+        return f"memory {format_bytes(figure)}/s"
+    return f"{name.removeprefix('torch.')} {format_flops(figure)}/s"
 
 
 def _plain(choice: Choice) -> Any:

@@ -14,13 +14,12 @@ from functools import partial
 
 import torch
 
-from aottrain.ir.decisions import Timing
+from aottrain.ir.decisions import OVERHEAD, TRAFFIC, Timing
 from aottrain.runtime.calls import free_bytes
 from aottrain.runtime.decisions import decide
 from aottrain.runtime.measuring import Run
 from aottrain.runtime.timings import timed
 
-_BYTES, _CALLS = "bytes_per_s", "op_overhead_s"
 _COPIED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}  # larger than caches are; on a CPU first touching it takes longest
 # Of the square products that are timed; on a CPU for each of these numbers of threads and more, float32 alone.
 _SIDES = {"cpu": {1: 512, 8: 1024, 32: 2048}, "cuda": {1: 8192}}
@@ -58,7 +57,7 @@ def rates_for(device: torch.device) -> Rates:
 
 def _figures(rates: Rates) -> dict[str, float]:
     by_dtype = {str(dtype): rate for dtype, rate in rates.flops_by_dtype.items()}
-    return {_BYTES: rates.bytes_per_s, _CALLS: rates.op_overhead_s, **by_dtype}
+    return {TRAFFIC: rates.bytes_per_s, OVERHEAD: rates.op_overhead_s, **by_dtype}
 
 
 _DEFAULT_FIGURES = _figures(DEFAULT_RATES)
@@ -69,14 +68,14 @@ def _rates(figures: Mapping[str, float]) -> Rates:
     if figures == _DEFAULT_FIGURES or not all(figures.get(name) for name in _DEFAULT_FIGURES):
         return DEFAULT_RATES
     by_dtype = {dtype: rate for dtype in (torch.float32, *_OTHERS) if (rate := figures.get(str(dtype)))}
-    return Rates(figures[_BYTES], figures[_CALLS], by_dtype)
+    return Rates(figures[TRAFFIC], figures[OVERHEAD], by_dtype)
 
 
 def _prefer(times: Mapping[str, Timing]) -> dict[str, float]:
     figures = {}
     for name, timing in times.items():
         model = _DEFAULT_FIGURES.get(name, _DEFAULT_FIGURES[str(torch.float32)])
-        found = timing.seconds if name == _CALLS else 1 / max(timing.seconds, 1e-18)
+        found = timing.seconds if name == OVERHEAD else 1 / max(timing.seconds, 1e-18)
         figures[name] = _stepped(found, model)
     return figures
 
@@ -96,8 +95,8 @@ def _runs(device: torch.device) -> dict[str, Run]:
     num_bytes = min(_COPIED_BYTES[device.type], free_bytes(device) // 8)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     one = torch.ones(1, device=device)
-    runs[_BYTES] = Run(partial(torch.empty_like(source).copy_, source), 2 * num_bytes)
-    runs[_CALLS] = Run(lambda: [one.neg() for _ in range(_NUM_SMALL_OPS)], _NUM_SMALL_OPS)
+    runs[TRAFFIC] = Run(partial(torch.empty_like(source).copy_, source), 2 * num_bytes)
+    runs[OVERHEAD] = Run(lambda: [one.neg() for _ in range(_NUM_SMALL_OPS)], _NUM_SMALL_OPS)
     return runs
 
 

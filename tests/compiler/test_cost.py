@@ -10,8 +10,8 @@ from aottrain.compiler.partition import cost
 from aottrain.compiler.partition.cost import node_bytes, node_seconds, price_of
 from aottrain.ir.graph import calls
 from aottrain.runtime.rates import Rates
-from tests.runtime.clocks import Clock
 from tests.compiler.programs import joint_of, leaf
+from tests.runtime.clocks import Clock
 
 
 def program(x, w):

@@ -161,12 +161,16 @@ def test_without_the_clock_the_fixed_model_decides(clock, folder, policy):
     assert {d.source for d in ledger.made.values()} == {"model"} and not clock.num_runs and not list(folder.iterdir())
 
 
+def row(**values):
+    return {"format": 1, "decisions": [values]}
+
+
 @pytest.mark.parametrize(("values", "words"), [
     ("{", "record.json: "),
     ([], "no record of decisions"),
-    ({"format": 1, "decisions": [{"kind": "products", "key": "float32", "choice": "MKL"}]}, "'MKL' is no answer; allowed"),
-    ({"format": 1, "decisions": [{"kind": "weather", "key": "", "choice": 1}]}, "nothing is decided about 'weather'"),
-    ({"format": 1, "decisions": [{"kind": "rates", "key": "cpu", "choice": {"bytes_per_s": -1}}]}, "is no answer"),
+    (row(kind="products", key="float32", choice="MKL"), "'MKL' is no answer; allowed"),
+    (row(kind="weather", key="", choice=1), "nothing is decided about 'weather'"),
+    (row(kind="rates", key="cpu", choice={"bytes_per_s": -1}), "is no answer"),
     ({"format": 1, "decisions": [{"kind": "products"}]}, "a damaged record"),
     ({"format": 1, "decisions": [7]}, "a damaged record"),
     ({"format": 2, "decisions": []}, "no record of decisions .format 1."),
