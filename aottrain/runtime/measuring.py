@@ -1,8 +1,9 @@
 """The clock that decisions are made by: candidates run in turns, round after round, until two quiet rounds agree.
 
 Other processes only ever add to a time, so the best run of a round counts; but on a busy machine even that may be any
-number. So a round in which the processor was taken away from us too often counts for nothing, and where no two rounds
-agree nothing is decided. No other module reads a clock for a choice.
+number, and half of what a program asks might be answered before it is noticed. So the machine is looked at first, a
+round in which the processor was taken away from us too often counts for nothing, and where no two rounds agree nothing
+is decided. No other module reads a clock for a choice.
 """
 
 from __future__ import annotations
@@ -25,18 +26,23 @@ except ImportError:  # not a Unix: agreement alone tells whether the machine is 
 AGREEMENT = 0.1
 MAX_ROUNDS = 5
 _MAX_DISTURBED = 3
-# Runs of each candidate in a round: fewer where they take long.
+# Runs of each candidate in a round: fewer where they take long; one is as many calls as fill a time that can be told.
 _RUNS = 3
 _ROUND_SECONDS = 0.05
-# A busy machine takes the processor from a thread, or lets it wait for another that lost its own, about a hundred times
-# a second; a quiet one a few times.
+_RUN_SECONDS, _MAX_CALLS = 0.001, 1000
+# A busy machine takes the processor from a thread, or lets it wait for another that lost its own, thirty to a hundred
+# times a second, a quiet one a few times; and where slices are long, it is the share of the time without it that tells.
 SWITCHES_PER_SECOND = 25.0
 _FEW_SWITCHES = 3
+MOST_LOST = 0.1
+_LOOK_SECONDS = 0.1
 # A kept time that a run of today is so many times away from, up or down, is measured again.
 CONTRADICTION = 2.0
-# For so long a machine that was busy is taken to be so still.
+# For so long a machine is taken to be as busy, or as quiet, as it was.
 BUSY_SECONDS = 60.0
 
+_CPU = torch.device("cpu")
+_seen: list[tuple[float, bool]] = []  # when the machine was last looked at, and whether it was busy
 now = time.monotonic
 
 
@@ -50,16 +56,15 @@ class Run:
 
 def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, Timing], bool]:
     """For each candidate the time of one unit, and whether the machine was busy: then the times say little."""
-    for run in runs.values():
-        run.call()
-    synchronize(device)
+    num_calls = {name: _num_calls(run, device) for name, run in runs.items()}
     before: dict[str, list[float]] | None = None
     found: dict[str, list[float]] = {}
     num_disturbed = 0
     for _ in range(MAX_ROUNDS):
-        found, disturbed = _round(runs, device)
+        found, disturbed = _round(runs, num_calls, device)
         num_disturbed += disturbed
         if num_disturbed == _MAX_DISTURBED:
+            _seen[:] = [(now(), True)]
             break
         if before is not None and not disturbed and _agree(before, found):
             together = {name: before[name] + found[name] for name in runs}
@@ -68,30 +73,66 @@ def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, T
     return {name: _timing(found[name], run.units) for name, run in runs.items()}, True
 
 
+def is_busy() -> bool:
+    """Whether other processes want the processor, too: seen once in BUSY_SECONDS, by working for a moment."""
+    if not _seen or now() - _seen[0][0] >= BUSY_SECONDS:
+        watch = _Watch()
+        _work(_LOOK_SECONDS)
+        _seen[:] = [(now(), watch.is_disturbed(_CPU))]
+    return _seen[0][1]
+
+
+def _work(seconds: float) -> None:
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        pass
+
+
 def contradicts(run: Run, kept: Timing, device: torch.device) -> bool:
     """Whether some runs now, undisturbed, are more than CONTRADICTION away from what was kept."""
-    run.call()
-    synchronize(device)
-    found, disturbed = _round({"": run}, device)
+    found, disturbed = _round({"": run}, {"": _num_calls(run, device)}, device)
     ratio = _timing(found[""], run.units).seconds / max(kept.seconds, 1e-12)
     return not disturbed and not 1 / CONTRADICTION <= ratio <= CONTRADICTION
 
 
-def _round(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, list[float]], bool]:
-    """Times of each candidate, one after the other in turns, and whether too many switches fell into them."""
+def _num_calls(run: Run, device: torch.device) -> int:
+    """How many calls make a run, after one that is not timed."""
+    run.call()
+    synchronize(device)
+    return min(max(round(_RUN_SECONDS / max(_seconds(run, 1, device), 1e-9)), 1), _MAX_CALLS)
+
+
+def _round(
+    runs: Mapping[str, Run], num_calls: Mapping[str, int], device: torch.device
+) -> tuple[dict[str, list[float]], bool]:
+    """Times of each candidate's call, one after the other in turns, and whether too many switches fell into them."""
     times: dict[str, list[float]] = {name: [] for name in runs}
-    switches, start = _switches(), time.perf_counter()
+    watch = _Watch()
     for _ in range(_RUNS):
         for name, run in runs.items():
             if not times[name] or sum(times[name]) < _ROUND_SECONDS:
-                times[name].append(_seconds(run, device))
-    taken = _switches() - switches
-    return times, taken > _FEW_SWITCHES + SWITCHES_PER_SECOND * (time.perf_counter() - start)
+                times[name].append(_seconds(run, num_calls[name], device) / num_calls[name])
+    return times, watch.is_disturbed(device)
 
 
-def _seconds(run: Run, device: torch.device) -> float:
+class _Watch:
+    """What happens to this thread from now on."""
+
+    def __init__(self) -> None:
+        self._start, self._lost, self._switches = time.perf_counter(), _lost_seconds(), _switches()
+
+    def is_disturbed(self, device: torch.device) -> bool:
+        """Whether others took more of the processor than they do where there is enough for all. A thread that waits for
+        another device has lost nothing."""
+        seconds, switches = time.perf_counter() - self._start, _switches() - self._switches
+        lost = _lost_seconds() - self._lost if device.type == "cpu" else 0.0
+        return lost > MOST_LOST * seconds or switches > _FEW_SWITCHES + SWITCHES_PER_SECOND * seconds
+
+
+def _seconds(run: Run, num_calls: int, device: torch.device) -> float:
     start = time.perf_counter()
-    run.call()
+    for _ in range(num_calls):
+        run.call()
     synchronize(device)
     return time.perf_counter() - start
 
@@ -104,6 +145,11 @@ def _agree(before: Mapping[str, list[float]], found: Mapping[str, list[float]]) 
 def _timing(times: list[float], units: float) -> Timing:
     best = min(times)
     return Timing(best / units, max(times) / best - 1 if best else 0.0)
+
+
+def _lost_seconds() -> float:
+    """Time that has passed without this thread having a processor; only differences mean anything."""
+    return time.perf_counter() - time.thread_time()
 
 
 def _switches() -> int:

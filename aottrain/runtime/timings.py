@@ -39,6 +39,8 @@ def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: to
     with quiet() as allowed:
         if not allowed:  # a profiler of the caller's records
             return Timed(known, "cache" if known else "model")
+        if measuring.is_busy():
+            return Timed(known, "cache" if known else "busy")
         try:
             runs = make()
             if known and set(known) == set(runs) and not _is_contradicted(runs, known, device):

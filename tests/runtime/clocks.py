@@ -8,16 +8,19 @@ from aottrain.runtime import measuring, timings
 
 
 class Clock:
-    """seconds: of one run, a number or a function of how many were timed; switches: of each run."""
+    """seconds: of one call, a number or a function of how many runs were timed; switches: of each run; load: what a
+    look at the machine sees of them."""
 
     def __init__(self, monkeypatch):
         self.seconds: float | Callable[[int], float] = 0.001
-        self.switches = 0
+        self.switches = self.load = 0
         self.num_runs = 0
         self._at = self._switched = 0
         monkeypatch.delenv("AOTTRAIN_RATES", raising=False)
         monkeypatch.setattr(measuring, "_seconds", self._run)
         monkeypatch.setattr(measuring, "_switches", lambda: self._switched)
+        monkeypatch.setattr(measuring, "_lost_seconds", lambda: 0.0)
+        monkeypatch.setattr(measuring, "_work", self._look)
         monkeypatch.setattr(measuring, "now", lambda: self._at)
         self.forget(monkeypatch)
 
@@ -25,11 +28,16 @@ class Clock:
         """As another process begins."""
         monkeypatch.setattr(timings, "_checked", set())
         monkeypatch.setattr(timings, "_busy", {})
+        monkeypatch.setattr(measuring, "_seen", [])
 
     def later(self, seconds: float) -> None:
         self._at += seconds
 
-    def _run(self, run, device) -> float:
+    def _look(self, seconds) -> None:
+        self._switched += self.load
+
+    def _run(self, run, num_calls, device) -> float:
+        assert num_calls == 1  # none is shorter than a run shall be
         run.call()
         self.num_runs += 1
         self._switched += self.switches

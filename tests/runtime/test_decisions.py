@@ -57,29 +57,33 @@ def test_candidates_take_turns_until_two_rounds_agree(clock):
     found = library()
     assert (found.choice, found.source) == (ONEDNN, "measured")
     assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)}
-    assert clock.order == [ATEN, ONEDNN] * (1 + 2 * 3)  # one run that is not timed, two rounds of three
+    # Two runs each that do not count, then two rounds of three.
+    assert clock.order == [ATEN] * 2 + [ONEDNN] * 2 + [ATEN, ONEDNN] * (2 * 3)
 
 
 @needs_onednn
 def test_rounds_that_do_not_agree_are_repeated(clock):
-    first = [0.002] * 6 + [0.001] * 100
+    first = [0.002] * 8 + [0.001] * 100
     clock.seconds = lambda n: first[n - 1] * (2 if clock.order[-1] == ATEN else 1)
     found = library()
-    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)} and clock.num_runs == 18
+    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)} and clock.num_runs == 2 + 18
 
 
 @needs_onednn
-@pytest.mark.parametrize("how", ["switches", "times that never agree"])
+@pytest.mark.parametrize("how", ["a look", "switches", "times that never agree"])
 def test_a_busy_machine_decides_nothing_and_keeps_nothing(clock, folder, how):
-    if how == "switches":
+    if how == "a look":
+        clock.load = 10
+    elif how == "switches":
         clock.switches = 1
     else:
         clock.seconds = lambda n: 0.001 * 1.5 ** (n // 6)
     found = library()
-    assert (found.choice, found.source) == (ATEN, "busy") and found.times
-    assert not list(folder.glob("*.json"))
+    assert (found.choice, found.source) == (ATEN, "busy") and bool(found.times) == bool(clock.num_runs)
+    assert not list(folder.glob("*.json")) and bool(clock.num_runs) == (how != "a look")
     count = clock.num_runs
     assert library() == found and clock.num_runs == count  # asked again at once, it is not measured again
+    clock.load = 0
     clock.switches, clock.seconds = 0, lambda _: clock.times[clock.order[-1]]
     clock.later(measuring.BUSY_SECONDS)
     assert library().source == "measured"
@@ -111,8 +115,8 @@ def test_a_busy_machine_contradicts_nothing(clock, monkeypatch):
 def test_ten_fresh_caches_under_load_give_one_record(clock, folder, monkeypatch):
     """Times that differ each time, and a processor that is taken away all the time."""
     found = set()
-    clock.switches = 1
     for i in range(10):
+        clock.switches, clock.load = (1, 0) if i % 2 else (0, 10)
         monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(folder / str(i)))
         clock.forget(monkeypatch)
         clock.seconds = lambda n, i=i: 0.001 * (1 + (7 * n + 3 * i) % 10)
@@ -189,6 +193,15 @@ def test_records_together_answer_each_question_once():
     first, second = (Record((Decision("products", "float32", name, "measured"),)) for name in (ATEN, ONEDNN))
     assert merged([first, second]) == first and merged([second, first]) == second
     assert record_from(first.to_dict()) == first and hash(record_from(first.to_dict())) == hash(first)
+
+
+@pytest.mark.parametrize(("share", "is_busy"), [(0.5, True), (0.02, False)])
+def test_a_look_at_the_machine_sees_what_others_take(clock, monkeypatch, share, is_busy):
+    """Also where they take it in few long slices."""
+    lost = []
+    monkeypatch.setattr(measuring, "_work", time.sleep)
+    monkeypatch.setattr(measuring, "_lost_seconds", lambda: lost.append(0) or share * 0.1 * (len(lost) - 1))
+    assert measuring.is_busy() == is_busy == measuring.is_busy() and len(lost) == 2
 
 
 def test_the_real_clock_tells_a_long_run_from_a_short_one():
