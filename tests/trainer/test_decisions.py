@@ -33,6 +33,7 @@ def machine(tmp_path, monkeypatch):
     on `second` each first."""
     monkeypatch.delenv("AOTTRAIN_RATES")
     monkeypatch.setattr(product_choice, "_SMALLEST_FLOPS", 0)  # products of a tiny model are decided about, too
+    monkeypatch.setattr(measuring, "is_busy", lambda: False)
     monkeypatch.setattr(measuring, "contradicts", lambda *_: False)
 
     def turn_to(name: str) -> None:
