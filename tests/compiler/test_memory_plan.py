@@ -131,11 +131,11 @@ print(sorted(untaught)[2], max(taught[-3:]))
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is taught")
 def test_a_steady_step_takes_no_new_pages():
-    """In six steps in a row not those of one hidden layer's output, of which a step makes many; and fewer than two steps
+    """In six steps in a row not those of a hidden layer's output, of which a step makes many; and fewer than two steps
     took before the allocator was taught to keep them.
 
-    When that is reached is a matter of where blocks lie: glibc before 2.38 gives an aligned block only to a smaller one,
-    so that the heap grows by one here and there until enough are free side by side.
+    When that is reached is a matter of where blocks lie: glibc before 2.38 gives an aligned block of memory only to a
+    smaller one, so that the heap grows by one here and there until enough are free side by side.
     """
     theirs = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     ran = subprocess.run([sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, env=theirs, check=True)
