@@ -124,8 +124,8 @@ class TrainerConfig:
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
     steps: int = setting(1, low=0)
-    loss_tolerance: float = setting(1e-4, above=0)
-    grad_tolerance: float = setting(1e-3, above=0)
+    loss_tolerance: float = setting(1e-5, above=0)
+    grad_tolerance: float = setting(1e-4, above=0)
     bisect: bool = False
 
 

@@ -56,7 +56,12 @@ class BudgetError(AottrainError):
 
 
 class NumericsError(AottrainError):
-    """A compiled step differs from eager by more than the tolerance; the message names the loss or the parameter."""
+    """A compiled step differs from eager by more than the tolerance; the message names the loss or the parameter.
+
+    micro_batch: the number, from 1, of the one whose numbers are wrong; None where that is not known.
+    """
+
+    micro_batch: int | None = None
 
 
 class CheckpointError(AottrainError):

@@ -23,11 +23,14 @@ class StepResult:
 
     loss: scalar float32, detached, the mean over the micro-batches; still on the device, reading it synchronises.
     num_samples, num_tokens: how much data it consumed (num_tokens is 0 for recipes without tokens).
+    ran_eagerly: of each micro-batch whether the engine ran it eagerly, because it could not compile it; empty for
+    engines that compile nothing.
     """
 
     loss: torch.Tensor
     num_samples: int
     num_tokens: int
+    ran_eagerly: tuple[bool, ...] = ()
 
 
 @runtime_checkable

@@ -19,6 +19,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure() -> None:
+    """AOTTRAIN_TEST_ONEDNN=off: ATen multiplies and convolves without oneDNN; see scripts/settings.py."""
+    if os.environ.get("AOTTRAIN_TEST_ONEDNN") == "off":
+        import torch
+
+        torch.backends.mkldnn.set_flags(False)
+
+
 @pytest.fixture(autouse=True)
 def no_memory_of_other_tests() -> None:
     """Arenas and blocks that earlier tests' programs left idle count as memory that is held."""

@@ -1,7 +1,9 @@
 """Fake tensors as kernels give them.
 
 Torch's fakes differ from the CPU's kernels in the strides of a few results, found by running every operator of torch's
-own database on inputs of all layouts: by them an op downstream chooses its formula, and so how it rounds.
+own database on inputs of all layouts: by them an op downstream chooses its formula, and so how it rounds. And in types:
+of a bfloat16 or float16 input with float32 parameters, as under autocast, norms on a CPU keep their statistics in
+float32.
 """
 
 from __future__ import annotations
@@ -104,6 +106,24 @@ _CUDA_RULES: dict[Any, Rule] = {
     aten.native_group_norm_backward.default: _contiguous,
 }
 
+# Of norms on a CPU: where their parameters stand among the arguments, and their statistics among the results.
+_STATISTICS: dict[Any, tuple[range, tuple[int, ...]]] = {
+    aten.native_layer_norm.default: (range(2, 4), (1, 2)),
+    aten.native_group_norm.default: (range(1, 3), (1, 2)),
+    aten.native_batch_norm.default: (range(1, 5), (1, 2)),
+    aten._native_batch_norm_legit_functional.default: (range(1, 5), (1, 2)),
+    aten._native_batch_norm_legit.no_stats: (range(1, 3), (1, 2)),
+    aten._native_batch_norm_legit_no_training.default: (range(1, 5), (1, 2)),
+    aten._batch_norm_with_update_functional.default: (range(1, 5), (1, 2)),
+}
+# Results that have the type of an argument, by their places.
+_SAME_TYPE: dict[Any, dict[int, int]] = {
+    aten._native_batch_norm_legit_functional.default: {3: 3, 4: 4},
+    aten._batch_norm_with_update_functional.default: {4: 3, 5: 4},
+    aten.native_group_norm_backward.default: {0: 1},
+}
+_LOW = (torch.bfloat16, torch.float16)
+
 _SUBTRACTIONS = {aten.sub.Tensor, aten.sub_.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar}
 
 
@@ -115,12 +135,27 @@ class KernelFakes(FakeTensorMode):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
         out = super().dispatch(func, types, args, kwargs or {})
+        if func in _STATISTICS or func in _SAME_TYPE:
+            out = self._typed(out, func, args)
         if func not in _RULES and func not in _CUDA_RULES:
             return out
         with self:
             if isinstance(out, tuple):
                 return tuple(_laid_out(value, func, args) for value in out)
             return _laid_out(out, func, args)
+
+    def _typed(self, out: tuple[Any, ...], func: Any, args: Sequence[Any]) -> tuple[Any, ...]:
+        if not isinstance(args[0], Tensor) or args[0].device.type != "cpu":
+            return out
+        types = {i: args[place].dtype for i, place in _SAME_TYPE.get(func, {}).items()}
+        parameters, statistics = _STATISTICS.get(func, (range(0), ()))
+        given = [args[place] for place in parameters if place < len(args)]
+        if args[0].dtype in _LOW and any(isinstance(v, Tensor) and v.dtype is torch.float32 for v in given):
+            types |= dict.fromkeys(statistics, torch.float32)
+        with self:
+            return tuple(
+                value.to(types[i]) if i in types and isinstance(value, Tensor) else value for i, value in enumerate(out)
+            )
 
 
 def _laid_out(out: Any, func: Any, args: Sequence[Any]) -> Any:

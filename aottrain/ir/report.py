@@ -117,11 +117,15 @@ class Gap:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A call that ran eagerly: what could not be compiled, where it was written, how often it happened."""
+    """A call that ran eagerly: what could not be compiled, where it was written, how often it happened.
+
+    is_fault: no call did, but a fault of the compiler left a program's operators to run one by one.
+    """
 
     reason: str
     source: str = ""
     count: int = 1
+    is_fault: bool = False
 
 
 @dataclass
@@ -275,6 +279,11 @@ class CompileReport:
         return sum(fallback.count for fallback in self.fallbacks)
 
     @property
+    def num_eager_calls(self) -> int:
+        """Calls that no compiled program ran."""
+        return sum(fallback.count for fallback in self.fallbacks if not fallback.is_fault)
+
+    @property
     def compile_s(self) -> float:
         return sum(graph.compile_s for graph in self.graphs)
 
@@ -317,9 +326,9 @@ class CompileReport:
         return explain(self, max_rows=max_rows)
 
 
-def add_fallback(report: CompileReport, reason: str, source: str = "") -> bool:
-    """Count a call that ran eagerly; True where this reason is new."""
-    return _count(report.fallbacks, Fallback(reason, source))
+def add_fallback(report: CompileReport, reason: str, source: str = "", *, is_fault: bool = False) -> bool:
+    """Count a call that ran eagerly, or a fault; True where this reason is new."""
+    return _count(report.fallbacks, Fallback(reason, source, is_fault=is_fault))
 
 
 def add_graph_break(report: CompileReport, reason: str, source: str = "") -> bool:

@@ -36,11 +36,11 @@ class Faults:
         self.reasons.append(reason)
         warnings.warn(reason, stacklevel=2)
         if self.report is not None:
-            add_fallback(self.report, reason)
+            add_fallback(self.report, reason, is_fault=True)
         return reason
 
     def count_in(self, report: CompileReport) -> None:
         """From now on in this report; what has happened, too."""
         for reason in self.reasons:
-            add_fallback(report, reason)
+            add_fallback(report, reason, is_fault=True)
         self.report = report

@@ -24,7 +24,11 @@ def first_summary(config: RunConfig, job: Job) -> dict[str, Any]:
 def config_summary(config: RunConfig) -> dict[str, Any]:
     """The keys of summary.json, with what is known before the model is built."""
     compiled = config.engine.name == "aot"
-    notes = {"torch_compile": "torch.compile draws other random numbers than eager, so it cannot be checked"}
+    notes = {
+        "eager": "the step is eager's own",
+        "eager_checkpoint": "the step is eager's own",
+        "torch_compile": "torch.compile draws other random numbers than eager, so it cannot be checked",
+    }
     return {
         "status": "running",
         "recipe": config.recipe.name,
@@ -46,7 +50,8 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "eager_saved_bytes": None,
         "fallbacks": 0,
         "decisions": None,
-        "verify_max_error": 0.0 if config.engine.name in ("eager", "eager_checkpoint") else None,
+        "verify_max_error": None,
+        "verify_update_error": None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": None,
         "optimizer": config.optimizer.name,

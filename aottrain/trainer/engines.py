@@ -62,11 +62,17 @@ class ModuleStep:
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult:
         scale = 1 / len(micro_batches)
         total: torch.Tensor | None = None
+        ran_eagerly = []
         for batch in micro_batches:
+            num_eager_calls = self._num_eager_calls()
             with self.draws():
                 loss = self.call(*batch)
+            ran_eagerly.append(self._num_eager_calls() > num_eager_calls)
             (loss * scale if len(micro_batches) > 1 else loss).backward()
             part = loss.detach().float() * scale
             total = part if total is None else total + part
         num_samples = sum(len(batch[0]) for batch in micro_batches)
-        return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches))
+        return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches), tuple(ran_eagerly))
+
+    def _num_eager_calls(self) -> int:
+        return 0 if self.report is None else self.report.num_eager_calls

@@ -25,7 +25,8 @@ from aottrain.trainer.meters import History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.signals import Stop, graceful_stop
-from aottrain.trainer.verification import verify_step
+from aottrain.trainer.updates import verify_update
+from aottrain.trainer.verification import Outcome, run_compiled, verify_outcome
 
 if TYPE_CHECKING:
     from aottrain.config import RunConfig
@@ -69,7 +70,7 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                 set_learning_rate(job.optimizer, lr)
                 micro_batches = job.batches.at(step)
                 if job.step.engine == "aot" and step - start <= config.verify.steps:
-                    verify(job, step, micro_batches[0], config, output, progress)
+                    verify(job, step, micro_batches, config, output, progress)
 
                 logs = step % trainer.log_every == 0 or step in (start + 1, trainer.steps)
                 with meter.measure(step, micro_batches):
@@ -181,28 +182,66 @@ def prepare_optimizer(job: Job) -> None:
         job.optimizer, job.optimizer_kernel = other, f"torch ({error})"
 
 
-def verify(job: Job, step: int, batch: Batch, config: RunConfig, output: Output, progress: Progress) -> None:
-    """Check this step's compiled numbers against eager's, before it is taken."""
-    if job.step.report is not None and job.step.report.fallbacks:
-        output.summary.update(verify_max_error=0.0, verify_note="the step runs eagerly: see fallbacks")
+def verify(
+    job: Job, step: int, micro_batches: Sequence[Batch], config: RunConfig, output: Output, progress: Progress
+) -> None:
+    """Check this step's compiled numbers against eager's, and its generated update against torch's, before it is
+    taken."""
+    try:
+        compiled = run_compiled(job.step, job.module, micro_batches)
+        _verify_outcome(job, step, micro_batches, compiled, config, output, progress)
+        _verify_update(job, step, compiled, config, output, progress)
+    except torch.cuda.OutOfMemoryError:  # that eager does not fit may be why the step is compiled
+        torch.cuda.empty_cache()
+        output.summary["verify_note"] = "what it is compared with does not fit in memory"
+        progress.say(f"step {step} could not be verified: what it is compared with does not fit in memory")
+
+
+def _verify_outcome(
+    job: Job,
+    step: int,
+    micro_batches: Sequence[Batch],
+    compiled: Outcome,
+    config: RunConfig,
+    output: Output,
+    progress: Progress,
+) -> None:
+    eager, summary = sum(compiled.ran_eagerly), output.summary
+    if eager:
+        of_all = f"{eager} of {len(micro_batches)} micro-batches"
+        part = "the step runs" if eager == len(micro_batches) else f"of step {step} {of_all} run"
+        summary["verify_note"] = f"{part} eagerly: see fallbacks"
+    if eager == len(micro_batches):
         progress.say(f"step {step} runs eagerly, so there is nothing to verify")
         return
     try:
-        found = verify_step(step, job.step, job.module, batch, config.verify, philox_eager)
+        found = verify_outcome(step, compiled, job.step, job.module, micro_batches, config.verify, philox_eager)
     except NumericsError as error:
         if not config.verify.bisect or job.step.explain is None:
             raise
-        raise NumericsError(f"{error}\n{job.step.explain(batch)}") from error
-    except torch.cuda.OutOfMemoryError:  # that eager does not fit may be why the step is compiled
-        torch.cuda.empty_cache()
-        output.summary["verify_note"] = "eager does not fit in memory"
-        progress.say(f"step {step} could not be verified: eager does not fit in memory")
-        return
-    output.summary["verify_max_error"] = max(found.max_error, output.summary.get("verify_max_error") or 0.0)
+        suspect = micro_batches[(error.micro_batch or compiled.ran_eagerly.index(False) + 1) - 1]
+        raise NumericsError(f"{error}\n{job.step.explain(suspect)}") from error
+    summary["verify_max_error"] = max(found.max_error, summary.get("verify_max_error") or 0.0)
     progress.say(
         f"verified step {step} against eager: largest relative error {found.loss_error:.1e} of the loss, "
         f"{found.grad_error:.1e} of a gradient or buffer" + (f" ({found.worst})" if found.grad_error else "")
         + ("" if found.noise is None else f"; eager's own rounding error is up to {found.noise:.1e}")
+        + (f"; {of_all} run eagerly" if eager else "")
+    )
+
+
+def _verify_update(
+    job: Job, step: int, compiled: Outcome, config: RunConfig, output: Output, progress: Progress
+) -> None:
+    if not isinstance(job.optimizer, ClipsItself):
+        return  # torch's own
+    names = {parameter: name for name, parameter in job.module.named_parameters()}
+    found = verify_update(step, job.optimizer, names, compiled.gradients, config.optimizer)
+    known = output.summary.get("verify_update_error") or 0.0
+    output.summary["verify_update_error"] = max(found.error, known)
+    progress.say(
+        f"verified its update against torch's in float64: largest relative error {found.error:.1e}"
+        + (f" ({found.worst})" if found.error else "")
     )
 
 

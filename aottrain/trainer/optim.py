@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from aottrain.config import LrScheduleConfig, OptimizerConfig
 
 
+PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration
+
+
 def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
     """Matrices decay; vectors (biases, norm scales) do not: shrinking those changes what a layer does, not how much."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -28,8 +31,7 @@ def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion."""
     groups = decay_groups(model, config.weight_decay)
-    made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}[config.name]
-    return made(groups, **hyperparameters(config))
+    return PLAIN[config.name](groups, **hyperparameters(config))
 
 
 def hyperparameters(config: OptimizerConfig) -> dict[str, Any]:

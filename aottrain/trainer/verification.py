@@ -1,48 +1,64 @@
-"""A compiled step against eager: same batch, same random numbers, so the same loss, gradients and buffers.
+"""A compiled step against eager: same batches, same random numbers, so the same loss, gradients and buffers.
 
 Two right programs round differently, and some steps magnify that: an activation that rounding carries across zero has
 another gradient, and in bfloat16 or TF32 every product is off by a per mille. So what is beyond the tolerance is
 compared with eager's own error: eager runs again, several times, with each parameter and number of the batch changed by
 about one rounding of the arithmetic (as in the stochastic error estimates of Vignes, 1993, "A stochastic arithmetic for
-reliable scientific computation"). A result is wrong where it is off by several times as much as eager is from itself.
+reliable scientific computation"). A result is wrong where it is off by several times as much as eager is from itself: a
+tensor's norm, and each element in what surrounds it (see rounding.py).
+
+What a verified step costs beside itself: its micro-batches once more compiled, once in eager, and where anything is
+beyond the tolerance NOISE_SAMPLES times more in eager; two more sets of gradients, and of those that are beyond it half
+as much for each sample.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aottrain.errors import NumericsError
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, TrainStep
+from aottrain.trainer.rounding import FACTOR, distance, explained_by_sums, relative_norm, unexplained
 
 if TYPE_CHECKING:
     from aottrain.config import VerifyConfig
 
 
-# Runs of eager that estimate its own error, and how many times as far off a right program may be: each of the two
-# differs from the exact answer by such an error, and the largest of a few samples underestimates the largest of all.
-NOISE_SAMPLES, NOISE_FACTOR = 4, 4.0
+NOISE_SAMPLES = 4  # runs of eager that estimate its own error
+_GRADIENT = "gradient of "
+Draws = Callable[[], AbstractContextManager]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one forward and backward gave: copies, by name."""
+    """What the forwards and backwards of one step gave.
 
-    loss: torch.Tensor
-    grads: dict[str, torch.Tensor | None]
-    buffers: dict[str, torch.Tensor]
+    values: gradients and buffers by what they are; None for a gradient that there is none of. ran_eagerly: which of the
+    micro-batches no compiled program ran.
+    """
+
+    loss: Tensor
+    values: dict[str, Tensor | None]
+    ran_eagerly: tuple[bool, ...] = ()
+
+    @property
+    def gradients(self) -> dict[str, Tensor | None]:
+        """By the names of the parameters."""
+        known = self.values.items()
+        return {what.removeprefix(_GRADIENT): value for what, value in known if what.startswith(_GRADIENT)}
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Relative errors: of the loss, and of the worst gradient or buffer, each relative to eager's largest magnitude.
+    """Relative errors: of the loss, and of the gradient or buffer whose 2-norm is the most off, relative to eager's.
 
     noise: eager's own error of the worst value that was beyond its tolerance; None where nothing was.
     """
@@ -58,138 +74,250 @@ class Verification:
         return max(self.loss_error, self.grad_error)
 
 
+@dataclass(frozen=True)
+class Reference:
+    """Eager runs of one step: the module with the step's micro-batches, each with the random numbers that it drew."""
+
+    step_number: int
+    module: nn.Module
+    micro_batches: Sequence[Batch]
+    draws: Sequence[Draws]
+    config: VerifyConfig
+
+    def run(self, micro_batches: Sequence[Batch]) -> Outcome:
+        """Gradients of the mean of the micro-batches' losses, as eager accumulates them."""
+
+        def losses() -> Tensor:
+            parts = []
+            for batch, draws in zip(micro_batches, self.draws, strict=True):
+                with draws():
+                    loss = self.module(*batch)
+                (loss / len(micro_batches)).backward()
+                parts.append(loss.detach().float())
+            return torch.stack(parts).mean()
+
+        with preserved(self.module):
+            return _outcome(losses, self.module)
+
+
+def run_compiled(step: TrainStep, module: nn.Module, micro_batches: Sequence[Batch]) -> Outcome:
+    """What the step gives for these micro-batches, without a trace. module: shares parameters and buffers with it."""
+    found: list[tuple[bool, ...]] = []
+
+    def loss() -> Tensor:
+        result = step(micro_batches)
+        found.append(result.ran_eagerly or (False,) * len(micro_batches))
+        return result.loss
+
+    with preserved(module):
+        outcome = _outcome(loss, module)
+    return Outcome(outcome.loss, outcome.values, found[0])
+
+
 def verify_step(
     step_number: int,
     step: TrainStep,
     module: nn.Module,
-    batch: Batch,
+    micro_batches: Sequence[Batch],
     config: VerifyConfig,
-    eager_draws: Callable[[], AbstractContextManager],
+    eager_draws: Draws,
 ) -> Verification:
-    """Run `batch` through `step` and through the eager `module`, and compare. Leaves no trace in either.
-
-    module: shares its parameters and buffers with the step. eager_draws: a context in which eager draws the random
-    numbers that the compiled step draws. NumericsError names the first value that is beyond its tolerance and beyond
-    what eager's own rounding explains.
-    """
-    with preserved(module):
-        compiled = _outcome(lambda: step([batch]).loss, module)
-    with preserved(module):
-        eager = _outcome(lambda: _eager_loss(module, batch, eager_draws), module)
-
-    loss_error, grad_errors = relative_error(compiled.loss, eager.loss), dict(_errors(compiled, eager, step_number))
-    beyond = [name for name, error in grad_errors.items() if not error <= config.grad_tolerance]
-    noise: dict[str, float] = {}
-    if beyond or not loss_error <= config.loss_tolerance:
-        noise = _eager_noise(module, batch, eager, eager_draws, step_number)
-    allowed = config.loss_tolerance + NOISE_FACTOR * noise.get("loss", 0.0)
-    if not loss_error <= allowed:
-        raise NumericsError(
-            f"step {step_number}: the compiled loss is {compiled.loss.item():.8g}, eager's is {eager.loss.item():.8g}; "
-            f"relative error {loss_error:.3g}, allowed is verify.loss_tolerance={config.loss_tolerance:g}"
-            + _explained(noise.get("loss"))
-        )
-    for name in beyond:
-        if not grad_errors[name] <= config.grad_tolerance + NOISE_FACTOR * noise[name]:
-            raise NumericsError(
-                f"step {step_number}: the compiled {name} differs from eager's by {grad_errors[name]:.3g} of its "
-                f"largest magnitude; allowed is verify.grad_tolerance={config.grad_tolerance:g}"
-                + _explained(noise[name])
-            )
-    worst = max(grad_errors, key=lambda name: grad_errors[name], default="")
-    return Verification(step_number, loss_error, grad_errors.get(worst, 0.0), worst, max(noise.values(), default=None))
+    """Run the micro-batches through `step` and through the eager `module`, and compare; see `verify_outcome`."""
+    compiled = run_compiled(step, module, micro_batches)
+    return verify_outcome(step_number, compiled, step, module, micro_batches, config, eager_draws)
 
 
-def _explained(noise: float | None) -> str:
-    return "" if noise is None else f" and {NOISE_FACTOR:g} times eager's own rounding error, {noise:.3g}"
-
-
-def _eager_noise(
-    module: nn.Module,
-    batch: Batch,
-    eager: Outcome,
-    draws: Callable[[], AbstractContextManager],
+def verify_outcome(
     step_number: int,
-) -> dict[str, float]:
-    """By name, how far eager is from itself when its inputs are changed by about one rounding: the largest of several
-    relative errors, of the loss under "loss". Parameters are put back bit for bit."""
+    compiled: Outcome,
+    step: TrainStep,
+    module: nn.Module,
+    micro_batches: Sequence[Batch],
+    config: VerifyConfig,
+    eager_draws: Draws,
+) -> Verification:
+    """Compare what `step` gave for the micro-batches with what the eager `module` gives. Leaves no trace in either.
+
+    eager_draws: a context in which eager draws the random numbers that a compiled program draws; what ran eagerly drew
+    torch's own. NumericsError names the first value that is beyond its tolerance and beyond what eager's own rounding
+    explains, and of several micro-batches the first one of which that is so alone.
+    """
+    draws = [nullcontext if eagerly else eager_draws for eagerly in compiled.ran_eagerly]
+    reference = Reference(step_number, module, micro_batches, draws, config)
+    try:
+        return _compare(compiled, reference)
+    except NumericsError as error:
+        if len(micro_batches) == 1:
+            raise
+        guilty, count = _guilty(reference, step), len(micro_batches)
+        where = f"each of the {count} micro-batches alone is right"
+        if guilty is not None:
+            where = f"so it does in micro-batch {guilty} of {count} alone"
+        located = NumericsError(f"{error}; {where}")
+        located.micro_batch = guilty
+        raise located from error
+
+
+def _guilty(reference: Reference, step: TrainStep) -> int | None:
+    """The number of the first micro-batch that is wrong alone."""
+    for i, batch in enumerate(reference.micro_batches):
+        alone = replace(reference, micro_batches=[batch], draws=[reference.draws[i]])
+        try:
+            _compare(run_compiled(step, reference.module, [batch]), alone)
+        except NumericsError:
+            return i + 1
+    return None
+
+
+def _compare(compiled: Outcome, reference: Reference) -> Verification:
+    module, config, number = reference.module, reference.config, reference.step_number
+    eager = reference.run(reference.micro_batches)
+    _check_presence(compiled, eager, number)
+    loss_error = _loss_error(compiled.loss, eager.loss)
+    pairs = {
+        what: (_real(actual), _real(value))
+        for what, value in eager.values.items()
+        if value is not None and (actual := compiled.values[what]) is not None
+    }
+    distances = {what: distance(*pair) for what, pair in pairs.items()}
+    errors = {what: relative_norm(distances[what], value) for what, (_, value) in pairs.items()}
+    tolerance = config.grad_tolerance
+    beyond = [
+        what
+        for what, (_, value) in pairs.items()
+        if not errors[what] <= tolerance or not explained_by_sums(distances[what], value, tolerance)
+    ]
+    samples: list[Outcome] = []
+    if beyond or not loss_error <= config.loss_tolerance:
+        samples = list(_samples(module, reference, eager, set(beyond)))
+    loss_noise = _worst(sample.loss.item() for sample in samples)
+    if not loss_error <= config.loss_tolerance + FACTOR * loss_noise:
+        raise NumericsError(
+            f"step {number}: the compiled loss is {compiled.loss.item():.8g}, eager's is {eager.loss.item():.8g}; "
+            f"relative error {loss_error:.3g}, allowed is verify.loss_tolerance={config.loss_tolerance:g}"
+            + _explained(loss_noise)
+        )
+    noise = [loss_noise] if samples else []
+    for what in beyond:
+        known = [value for sample in samples if (value := sample.values[what]) is not None]
+        noise.append(_check(what, *pairs[what], distances[what], errors[what], known, reference))
+    worst = max(errors, key=lambda what: errors[what], default="")
+    return Verification(number, loss_error, errors.get(worst, 0.0), worst, max(noise, default=None))
+
+
+def _check(
+    what: str,
+    actual: Tensor,
+    expected: Tensor,
+    away: Tensor,
+    error: float,
+    samples: Sequence[Tensor],
+    reference: Reference,
+) -> float:
+    """Compare a value with how far eager is from itself, which is returned, relative to its norm."""
+    tolerance, number = reference.config.grad_tolerance, reference.step_number
+    allowed = f"allowed is verify.grad_tolerance={tolerance:g}"
+    noise = _worst(relative_norm(sample, expected) for sample in samples)
+    if not error <= tolerance + FACTOR * noise:
+        raise NumericsError(
+            f"step {number}: the compiled {what} differs from eager's by {error:.3g} of its norm; {allowed}"
+            + _explained(noise)
+        )
+    excess = unexplained(away, expected, samples, tolerance)
+    if excess is not None:
+        place = list(excess.place)
+        got, wanted = actual[excess.place].item(), expected[excess.place].item()
+        raise NumericsError(
+            f"step {number}: the compiled {what} differs from eager's in {excess.count} elements by more than their "
+            f"rounding: at {place} it is {got:.6g}, eager's is {wanted:.6g}; {allowed} of each element and "
+            f"{excess.allowed:g} times what rounding does around it, this is {excess.units:.3g} times"
+        )
+    return noise
+
+
+def _explained(noise: float) -> str:
+    return f" and {FACTOR:g} times eager's own rounding error, {noise:.3g}" if noise else ""
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest; where rounding alone makes infinities or NaNs, nothing is excused by it."""
+    return max((error for error in errors if math.isfinite(error)), default=0.0)
+
+
+def _samples(module: nn.Module, reference: Reference, eager: Outcome, wanted: set[str]) -> Iterator[Outcome]:
+    """How far eager is from itself when its inputs are changed by about one rounding, several times: of the loss
+    relative to it, of the values in `wanted` each element's distance, in bfloat16. Parameters are put back bit for bit.
+    """
     unit = _rounding_unit(module)
     generator = torch.Generator(next(module.parameters()).device).manual_seed(0)
 
-    def changed(value: torch.Tensor) -> torch.Tensor:
+    def changed(value: Tensor) -> Tensor:
         if not value.is_floating_point():
             return value
         factor = torch.empty_like(value, dtype=torch.float32).uniform_(-unit, unit, generator=generator)
         return (value.double() * (1 + factor.double())).to(value.dtype)
 
+    for _ in range(NOISE_SAMPLES):
+        with _changed_parameters(module, changed):
+            sample = reference.run([tuple(map(changed, batch)) for batch in reference.micro_batches])
+        away: dict[str, Tensor | None] = {}
+        for what in wanted:
+            expected, other = eager.values[what], sample.values[what]
+            found = None if other is None or expected is None else distance(_real(other), _real(expected))
+            away[what] = found.to(torch.bfloat16) if found is not None and found.isfinite().all() else None
+        yield Outcome(torch.tensor(_loss_error(sample.loss, eager.loss)), away)
+
+
+@contextmanager
+def _changed_parameters(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     parameters = list(module.parameters())
     kept = [parameter.detach().clone() for parameter in parameters]
-    noise: dict[str, float] = {}
     try:
-        for _ in range(NOISE_SAMPLES):
-            with torch.no_grad():
-                for parameter, value in zip(parameters, kept, strict=True):
-                    parameter.copy_(changed(value))
-                other = tuple(changed(value) for value in batch)
-            with preserved(module):
-                sample = _outcome(lambda: _eager_loss(module, other, draws), module)  # noqa: B023
-            errors = {"loss": relative_error(sample.loss, eager.loss), **dict(_errors(sample, eager, step_number))}
-            noise = {name: max(error, noise.get(name, 0.0)) for name, error in errors.items()}
+        with torch.no_grad():
+            for parameter, value in zip(parameters, kept, strict=True):
+                parameter.copy_(change(value))
+        yield
     finally:
         with torch.no_grad():
             for parameter, value in zip(parameters, kept, strict=True):
                 parameter.copy_(value)
-    # Where rounding alone makes infinities or NaNs, nothing is excused by it.
-    return {name: error if math.isfinite(error) else 0.0 for name, error in noise.items()}
 
 
 def _rounding_unit(module: nn.Module) -> float:
     """About the relative error of one product of the step, by the precision that it multiplies in."""
     if getattr(module, "precision", "fp32") == "bf16":
-        return 2.0**-7  # bfloat16 keeps 8 bits: one rounding of each operand
+        return 2.0**-8  # bfloat16 keeps 8 bits: one rounding of each operand
     on_cuda = next(module.parameters()).device.type == "cuda"
     if on_cuda and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-10  # TF32 keeps 11 bits; convolutions use it unless they are told not to
     return 2.0**-20  # float32 keeps 24 bits, and rounds each of the additions, too
 
 
-def _eager_loss(module: nn.Module, batch: Batch, draws: Callable[[], AbstractContextManager]) -> torch.Tensor:
-    with draws():
-        loss = module(*batch)
-    loss.backward()
-    return loss
-
-
-def _outcome(run: Callable[[], torch.Tensor], module: nn.Module) -> Outcome:
+def _outcome(run: Callable[[], Tensor], module: nn.Module) -> Outcome:
     loss = run().detach().clone()
-    grads = {name: parameter.grad for name, parameter in module.named_parameters()}
-    return Outcome(loss, grads, {name: buffer.detach().clone() for name, buffer in module.named_buffers()})
+    values: dict[str, Tensor | None] = {_GRADIENT + name: p.grad for name, p in module.named_parameters()}
+    values |= {f"buffer {name}": buffer.detach().clone() for name, buffer in module.named_buffers()}
+    return Outcome(loss, values)
 
 
-def _errors(compiled: Outcome, eager: Outcome, step_number: int):
-    """(what, relative error) for each gradient and buffer, in the module's order."""
-    for name, expected in eager.grads.items():
-        actual = compiled.grads[name]
+def _check_presence(compiled: Outcome, eager: Outcome, step_number: int) -> None:
+    for what, expected in eager.values.items():
+        actual = compiled.values[what]
         if (actual is None) != (expected is None):
             has, lacks = ("eager", "the compiled step") if actual is None else ("the compiled step", "eager")
-            raise NumericsError(f"step {step_number}: {has} has a gradient for {name}, {lacks} has None")
-        if expected is not None:
-            yield f"gradient of {name}", relative_error(actual, expected)
-    for name, expected in eager.buffers.items():
-        yield f"buffer {name}", relative_error(compiled.buffers[name], expected)
+            raise NumericsError(f"step {step_number}: {has} has a {what}, {lacks} has None")
+        if actual is not None and expected is not None and actual.shape != expected.shape:
+            shapes = f"{list(actual.shape)}, eager's {list(expected.shape)}"
+            raise NumericsError(f"step {step_number}: the compiled {what} has shape {shapes}")
 
 
-def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """max |actual - expected| / max |expected|; 0 where they are equal, NaNs in the same places included.
+def _loss_error(actual: Tensor, expected: Tensor) -> float:
+    return relative_norm(distance(actual, expected), expected)
 
-    Infinite where only one of the two is finite somewhere, or the expected value is all zeros and the actual is not.
-    """
-    if actual.shape != expected.shape:
-        return float("inf")
-    actual, expected = actual.detach().double(), expected.detach().double()
-    if actual.numel() == 0 or torch.allclose(actual, expected, rtol=0, atol=0, equal_nan=True):
-        return 0.0
-    error, scale = (actual - expected).abs().max().item(), expected.abs().max().item()
-    if error != error or scale == 0:
-        return float("inf")
-    return error / scale
+
+def _real(value: Tensor) -> Tensor:
+    """A complex number as two, so that each is compared with its own rounding; whole numbers as they are."""
+    value = value.detach()
+    if value.is_complex():
+        return torch.view_as_real(value.resolve_conj())
+    return value if value.is_floating_point() else value.double()

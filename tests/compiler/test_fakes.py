@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 import aottrain
 from aottrain.compiler.fakes import _RULES, KernelFakes
+from aottrain.runtime.native import find_compiler
 
 aten = torch.ops.aten
 
@@ -172,3 +173,61 @@ def test_strides_of_rolled_values(layout, arguments):
 
 def test_each_rule_is_tested():
     assert set(ARGUMENTS) == set(_RULES)
+
+
+F32 = torch.float32
+
+
+def norms(low, parameters):
+    """Calls of all norms with an input of one type and parameters of another, and their backwards."""
+    x, x2 = torch.randn(4, 6, 3).to(low), torch.randn(4, 6).to(low)
+    w, b, mean, var = (torch.ones(6, dtype=parameters) for _ in range(4))
+    kept = F32 if parameters is F32 else low
+    rows, groups = torch.zeros(4, 1, dtype=kept), torch.zeros(4, 2, dtype=kept)
+    yield aten.native_layer_norm.default, (x2, [6], w, b, 1e-5)
+    yield aten.native_layer_norm.default, (x2, [6], None, b, 1e-5)
+    yield aten.native_layer_norm.default, (x2, [6], None, None, 1e-5)
+    yield aten.native_layer_norm_backward.default, (x2, x2, [6], rows, rows, w, b, [True] * 3)
+    yield aten.native_group_norm.default, (x, w, b, 4, 6, 3, 2, 1e-5)
+    yield aten.native_group_norm_backward.default, (x, x, groups, groups, w, 4, 6, 3, 2, [True] * 3)
+    yield aten.native_batch_norm.default, (x, w, b, mean, var, True, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit_functional.default, (x, w, b, mean, var, True, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit.no_stats, (x, w, b, True, 0.1, 1e-5)
+    yield aten._native_batch_norm_legit_no_training.default, (x, w, b, mean, var, 0.1, 1e-5)
+    yield aten._batch_norm_with_update_functional.default, (x, w, b, mean, var, 0.1, 1e-5)
+    yield aten.native_batch_norm_backward.default, (x, x, w, b, var, w.to(kept), w.to(kept), True, 1e-5, [True] * 3)
+    yield aten._fused_rms_norm.default, (x2, [6], w, 1e-5)
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_mixed", [True, False])
+def test_norms_of_low_precision_have_the_kernels_types(low, is_mixed):
+    for op, args in norms(low, F32 if is_mixed else low):
+        wanted = [value.dtype for value in op(*args) if value is not None]
+        with KernelFakes(allow_non_fake_inputs=True):
+            fakes = op(*args)
+        assert [value.dtype for value in fakes if value is not None] == wanted, op
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+def test_statistics_of_a_norm_under_autocast_are_not_rounded():
+    """Kernels round an input's gradient once, as eager does: by 2^-8 of an element at most, evenly spread below it."""
+    generator = torch.Generator().manual_seed(0)
+    x, gradient = (torch.randn(64, 4, generator=generator).bfloat16() for _ in range(2))
+    weight = torch.randn(4, generator=generator)
+
+    def norm(x, weight):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.layer_norm(x, (4,), weight)
+
+    def gradient_of(call, x, weight):
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(call(x, weight), x, gradient.to(x.dtype))[0].double()
+
+    def plain(x, weight):
+        return torch.nn.functional.layer_norm(x, (4,), weight)
+
+    exact = gradient_of(plain, x.double(), weight.double())
+    compiled = aottrain.compile(norm, capture="trace", kernel="cpp", on_unsupported="error")
+    for call in (norm, compiled):
+        assert (gradient_of(call, x, weight) - exact).norm() <= 2.0**-8 / 3**0.5 * exact.norm()

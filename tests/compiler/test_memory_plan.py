@@ -3,6 +3,7 @@
 import gc
 import os
 import platform
+import resource
 import subprocess
 import sys
 
@@ -105,28 +106,38 @@ import resource
 import torch
 from torch import nn
 import aottrain
+from aottrain.runtime import launch
 
-blocks = [nn.Sequential(nn.LayerNorm(256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(2)]
+teach, launch.settle_allocator = launch.settle_allocator, lambda: None
+blocks = [nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64)) for _ in range(2)]
 model = nn.Sequential(*blocks)
-call, x = aottrain.compile(model, capture="trace", kernel="cpp"), torch.randn(4096, 256)
+call, x = aottrain.compile(model, capture="trace", kernel="cpp"), torch.randn(4096, 64)
 
-def steps(count):
-    for _ in range(count):
+def new_pages():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(2):
         call(x).square().mean().backward()
         model.zero_grad(set_to_none=True)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-steps(4)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-steps(4)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) // 4)
-"""
+untaught = [new_pages() for _ in range(6)][1:]
+teach()
+taught = [new_pages()]
+while len(taught) < 40 and max(taught[-3:]) >= HIDDEN_PAGES or len(taught) < 3:
+    taught.append(new_pages())
+print(sorted(untaught)[2], max(taught[-3:]))
+""".replace("HIDDEN_PAGES", str(4096 * 1024 * 4 // resource.getpagesize()))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is taught")
 def test_a_steady_step_takes_no_new_pages():
-    """For what libraries and gradients allocate anew; five thousand before the allocator was taught to keep it."""
-    environment = {key: value for key, value in os.environ.items() if key != "AOTTRAIN_RATES"}
-    ran = subprocess.run(
-        [sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, env=environment, check=True
-    )
-    assert int(ran.stdout) < 2500
+    """In six steps in a row not those of a hidden layer's output, of which a step makes many; and fewer than two steps
+    took before the allocator was taught to keep them.
+
+    When that is reached is a matter of where blocks lie: glibc before 2.38 gives an aligned block of memory only to a
+    smaller one, so that the heap grows by one here and there until enough are free side by side.
+    """
+    theirs = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    ran = subprocess.run([sys.executable, "-c", PAGE_FAULTS], capture_output=True, text=True, env=theirs, check=True)
+    untaught, taught = map(int, ran.stdout.split())
+    assert taught < 4096 * 1024 * 4 // resource.getpagesize() and taught < untaught, (taught, untaught)

@@ -190,8 +190,11 @@ def _float_differences(case: Case, i: int, a: Tensor, b: Tensor, precise: Tensor
         near = torch.isclose(a, b, *RTOL_ATOL[a.dtype], equal_nan=True) | ~plain
         return [] if bool(near.all()) else [_shown(f"result {i}", case, a, b, ~near)]
     scale = ulp(precise, a.dtype) if case.pointwise else ulp(_magnitude(case, precise[plain]), a.dtype)
-    if case.cancelled is not None:  # its rounding is the result's error, in whatever type the result then is
-        scale += case.cancelled(*(v.double() for v in case.tensors)).nan_to_num() * torch.finfo(torch.float32).eps
+    if case.cancelled is not None:
+        # What float32 rounds before it cancels, as many units of it as a float32 result may be off by, is the result's
+        # error in whatever type that then is.
+        lost = case.cancelled(*(v.double() for v in case.tensors)).nan_to_num() * torch.finfo(torch.float32).eps
+        scale += lost * ULPS[torch.float32] / ULPS[a.dtype]
     mine = torch.where(plain, (b.double() - precise).abs() / scale, 0)
     theirs = torch.where(plain, (a.double() - precise).abs() / scale, 0)
     bound = max(RATIO * float(theirs.max()), (ULPS if case.pointwise else SUM_ULPS)[a.dtype])

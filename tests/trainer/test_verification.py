@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from aottrain.config import VerifyConfig
@@ -14,7 +15,8 @@ from aottrain.errors import NumericsError
 from aottrain.runtime.rng import philox_eager
 from aottrain.step import StepResult
 from aottrain.trainer.engines import LossModule, ModuleStep
-from aottrain.trainer.verification import relative_error, verify_step
+from aottrain.trainer.rounding import distance, place_of, relative_norm, unexplained
+from aottrain.trainer.verification import verify_step
 
 BATCH = (torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),)
 
@@ -44,7 +46,7 @@ def check(module, alter=lambda module, result: result):
     def step(micro_batches):
         return alter(module, good(micro_batches))
 
-    return verify_step(7, step, module, BATCH, VerifyConfig(), philox_eager)
+    return verify_step(7, step, module, [BATCH], VerifyConfig(), philox_eager)
 
 
 def test_a_right_step_passes_and_leaves_no_trace(module):
@@ -61,7 +63,7 @@ def test_a_right_step_passes_and_leaves_no_trace(module):
 def test_other_random_numbers_are_a_difference(module):
     eager = ModuleStep("aot", module, tokens_per_batch=0)
     with pytest.raises(NumericsError, match="loss"):
-        verify_step(1, eager, module, BATCH, VerifyConfig(), philox_eager)
+        verify_step(1, eager, module, [BATCH], VerifyConfig(), philox_eager)
 
 
 def wrong_loss(module, result):
@@ -109,8 +111,8 @@ def uncounted_batch(module, result):
         (nan_loss, "the compiled loss is nan"),
         (wrong_gradient, "gradient of model.linear.weight differs"),
         (nan_gradient, "gradient of model.linear.bias differs from eager's by inf"),
-        (missing_gradient, "eager has a gradient for model.norm.weight, the compiled step has None"),
-        (zeros_for_none, "the compiled step has a gradient for model.unused, eager has None"),
+        (missing_gradient, "eager has a gradient of model.norm.weight, the compiled step has None"),
+        (zeros_for_none, "the compiled step has a gradient of model.unused, eager has None"),
         (stale_buffer, "buffer model.norm.running_mean differs"),
         (uncounted_batch, "buffer model.norm.num_batches_tracked differs"),
     ],
@@ -154,18 +156,154 @@ def test_what_rounding_explains_is_not_an_error(altered):
 
     if altered:
         with pytest.raises(NumericsError, match="eager's own rounding error"):
-            verify_step(1, step, eager, batch, VerifyConfig(), philox_eager)
+            verify_step(1, step, eager, [batch], VerifyConfig(), philox_eager)
     else:
-        found = verify_step(1, step, eager, batch, VerifyConfig(), philox_eager)
+        found = verify_step(1, step, eager, [batch], VerifyConfig(), philox_eager)
         assert found.grad_error > VerifyConfig().grad_tolerance and found.noise > found.grad_error / 4
     assert torch.equal(eager.model.weight, before)
 
 
-def test_relative_errors():
+class Wide(nn.Module):
+    """Right but for rounding in two ways: each product's sum in one order, or in the other."""
+
+    def __init__(self, reverse=False):
+        super().__init__()
+        torch.manual_seed(2)
+        self.reverse, self.first, self.second = reverse, nn.Linear(48, 64), nn.Linear(64, 24)
+
+    def forward(self, x):
+        weight = self.first.weight
+        hidden = F.linear(x.flip(-1), weight.flip(-1)) if self.reverse else F.linear(x, weight)
+        return self.second((hidden + self.first.bias).relu())
+
+
+WIDE_BATCHES = [(torch.randn(40, 48, generator=torch.Generator().manual_seed(seed)),) for seed in (3, 4)]
+
+
+def check_wide(alter=lambda grads: None, micro_batches=WIDE_BATCHES, precision="fp32", accumulate=None):
+    """Verify the one order against the other, with gradients that `alter` makes of them."""
+    eager = LossModule(Wide(), lambda model, batch: model(*batch).square().mean(), precision)
+    other = LossModule(Wide(reverse=True), eager.loss, precision)
+    other.model.first, other.model.second = eager.model.first, eager.model.second
+    good = ModuleStep("aot", other, tokens_per_batch=0)
+
+    def step(micro_batches):
+        result = good(micro_batches) if accumulate is None else accumulate(other, micro_batches)
+        alter({name: parameter.grad for name, parameter in eager.named_parameters()})
+        return result
+
+    return verify_step(1, step, eager, micro_batches, VerifyConfig(), philox_eager)
+
+
+def test_another_order_of_summing_is_no_error():
+    assert 0 < check_wide().grad_error < 2.0**-20
+    assert check_wide(precision="bf16").grad_error < 2.0**-7
+
+
+def small_ones(grad):
+    return (grad.abs() < 9e-4 * grad.abs().max()) & (grad != 0)
+
+
+def zero_the_small(grads):
+    for grad in grads.values():
+        grad[small_ones(grad)] = 0
+
+
+def zero_the_smallest(grads):
+    """Of those that rounding does not reach: above a few millionths of what is around."""
+    grad = grads["model.second.weight"]
+    grad.flatten()[torch.where(grad.abs() < 1e-4 * grad.square().mean().sqrt(), 9.0, grad.abs()).argmin()] = 0
+
+
+def scale_a_little(grads):
+    grads["model.first.weight"][5, 7] *= 1.001
+
+
+def mix_a_row_into_another(grads):
+    grad = grads["model.first.weight"]
+    grad[3] += 1e-4 * grad[4]
+
+
+def repeat_a_neighbour(grads):
+    grads["model.second.weight"][-1, -1] = grads["model.second.weight"][-1, -2] / 3
+
+
+@pytest.mark.parametrize(
+    ("alter", "named"),
+    [
+        (zero_the_small, r"gradient of model\.first\.weight differs from eager's"),
+        (zero_the_smallest, r"gradient of model\.second\.weight .* in 1 elements .* it is 0, eager's is"),
+        (scale_a_little, r"gradient of model\.first\.weight .* at \[5, 7\]"),
+        (mix_a_row_into_another, r"gradient of model\.first\.weight .* elements .* at \[3, \d+\]"),
+        (repeat_a_neighbour, r"gradient of model\.second\.weight"),
+    ],
+)
+def test_elements_that_are_small_beside_the_largest_count(alter, named):
+    with pytest.raises(NumericsError, match=named):
+        check_wide(alter)
+
+
+def last_gradient_alone(module, micro_batches):
+    """What a step gives that writes gradients where it should add to them."""
+    for batch in micro_batches:
+        module.zero_grad(set_to_none=True)
+        loss = module(*batch)
+        (loss / len(micro_batches)).backward()
+    return StepResult(torch.stack([module(*batch).detach() for batch in micro_batches]).mean(), 80, 0)
+
+
+def second_is_wrong(module, micro_batches):
+    total = torch.zeros(())
+    for batch in micro_batches:
+        loss = module(*batch)
+        (loss / len(micro_batches)).backward()
+        if torch.equal(batch[0], WIDE_BATCHES[1][0]):
+            module.model.second.bias.grad[0] *= 1.01
+        total += loss.detach() / len(micro_batches)
+    return StepResult(total, 80, 0)
+
+
+def not_the_mean(module, micro_batches):
+    losses = [module(*batch) for batch in micro_batches]
+    sum(losses).backward()
+    return StepResult((sum(losses) / len(losses)).detach(), 80, 0)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "where"),
+    [
+        (last_gradient_alone, "each of the 2 micro-batches alone is right"),
+        (second_is_wrong, "micro-batch 2 of 2 alone"),
+        (not_the_mean, "each of the 2 micro-batches alone is right"),
+    ],
+)
+def test_all_micro_batches_and_their_sum_are_compared(accumulate, where):
+    with pytest.raises(NumericsError, match="gradient of .*" + where) as caught:
+        check_wide(accumulate=accumulate)
+    assert caught.value.micro_batch == (2 if "alone is right" not in where else None)
+
+
+def test_a_few_signs_that_rounding_turns_excuse_as_many_and_no_more():
+    """An element whose sign hangs on rounding is as far off in eager's own runs; elements beside it stay exact."""
+    expected, samples = torch.ones(100, 100), [torch.full((100, 100), 1e-7) for _ in range(4)]
+    for i, sample in enumerate(samples):
+        sample[i, i] = 1e-2
+    away = torch.full((100, 100), 1e-7)
+    away[50, 50] = 1e-2
+    assert unexplained(away, expected, samples, 1e-6) is None
+    away[:, 50] = 1e-2
+    excess = unexplained(away, expected, samples, 1e-6)
+    assert excess.count == 100 and excess.place[1] == 50
+    away[:, 50] = 1e-7
+    away[7, 50] = 1.0
+    assert unexplained(away, expected, samples, 1e-6).place == (7, 50)
+
+
+def test_distances_and_norms():
     one, nan = torch.ones(2), torch.tensor([1.0, math.nan])
-    assert relative_error(one * 1.5, one) == 0.5
-    assert relative_error(nan, nan) == 0.0
-    assert relative_error(nan, one) == relative_error(one, nan) == math.inf
-    assert relative_error(one, torch.zeros(2)) == math.inf
-    assert relative_error(torch.ones(3), one) == math.inf
-    assert relative_error(torch.empty(0), torch.empty(0)) == 0.0
+    assert relative_norm(distance(one * 1.5, one), one) == 0.5
+    assert distance(nan, nan).tolist() == [0, 0] and distance(nan, one).tolist() == [0, math.inf]
+    assert distance(one, nan).tolist() == [0, math.inf] and relative_norm(distance(one, nan), nan) == math.inf
+    assert relative_norm(one, torch.zeros(2)) == math.inf and relative_norm(0 * one, torch.zeros(2)) == 0
+    assert relative_norm(torch.empty(0), torch.empty(0)) == 0.0
+    assert place_of(11, (2, 3, 4)) == (0, 2, 3) and place_of(0, ()) == ()
