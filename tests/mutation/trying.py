@@ -36,7 +36,7 @@ KILLED, SURVIVED, INVALID, UNSEEN = "killed", "SURVIVED", "invalid", "UNSEEN"
 _OPTIONS = ["-q", "-p", "no:cacheprovider"]
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class _First:
     """A pytest plugin: the first test that failed, with what it said."""
 
@@ -101,7 +101,7 @@ def try_mutant(root: Path, mutant: Mutant, tests: Sequence[str], cpu_s: int) -> 
         options = [*_OPTIONS, "-x", "--rootdir", str(root)]
         status = pytest.main([*options, *(str(root / test) for test in tests)], plugins=[first])
         if not first.failed and status not in (0, 5):
-            first.failed, first.said = "the collection of tests", f"pytest ended with {int(status)}"
+            first.failed, first.said = "the collection of tests", f"pytest ended with {int(status)}: a test is no longer there"
         verdict = KILLED if first.failed else SURVIVED
         return {"verdict": verdict, "by": first.failed, "said": first.said, "tests": len(first.passed)}
 

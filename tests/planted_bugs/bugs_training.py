@@ -32,9 +32,12 @@ VERIFYING.edit(
     "(actual - expected).abs().min()",
 )
 VERIFYING.edit(
-    "another shape is no difference", RUNS.relative_errors, verification.relative_error, 'return float("inf")\n    actual',
+    "another shape is no difference",
+    RUNS.relative_errors,
+    verification.relative_error,
+    'return float("inf")\n    actual',
     "return 0.0\n    actual",
-)  # fmt: skip
+)
 VERIFYING.edit(
     "a gradient that is missing is not missed",
     RUNS.a_wrong_step_is_named,
@@ -75,8 +78,8 @@ VERIFYING.edit(
     "parameters stay changed after the noise is measured",
     RUNS.what_rounding_explains_is_not_an_error,
     verification._eager_noise,
-    "    finally:\n        with torch.no_grad():\n            for parameter, value in zip(parameters, kept, strict=True):",
-    "    finally:\n        with torch.no_grad():\n            for parameter, value in ():",
+    "finally:\n        with torch.no_grad():\n            for parameter, value in zip(parameters, kept, strict=True):",
+    "finally:\n        with torch.no_grad():\n            for parameter, value in ():",
     quick=True,
 )
 VERIFYING.edit(
@@ -133,8 +136,8 @@ CHECKPOINTS.edit(
     "files are written where they are read",
     FILES.a_save_that_fails_leaves_the_old_ones,
     checkpoint._write,
-    'path.with_name(path.name + ".tmp")',
-    "path",
+    "write(temporary)\n",
+    "write(path)\n        temporary.write_bytes(path.read_bytes())\n",
 )
 CHECKPOINTS.edit(
     "another format is read all the same",
@@ -190,7 +193,9 @@ DATA.edit(
     "cut(self.text.train, row, self.context)",
     quick=True,
 )
-DATA.edit("targets are the inputs", TEXT.targets_are_the_next_bytes, text.cut, "windows[:, 1:]", "windows[:, :-1]", quick=True)
+DATA.edit(
+    "targets are the inputs", TEXT.targets_are_the_next_bytes, text.cut, "windows[:, 1:]", "windows[:, :-1]", quick=True
+)
 DATA.edit(
     "held-out batches are those of step 0",
     TEXT.a_recipe_can_make_its_own_batches,

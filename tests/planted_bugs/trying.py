@@ -39,7 +39,7 @@ def breakdown(error: BaseException) -> str:
     return told[1] if told else ""
 
 
-@dataclass
+@dataclass(eq=False)  # pytest keeps plugins in sets
 class Watcher:
     """A pytest plugin: how each test ended; "" for one that passed, else how it broke down or FOUND."""
 
