@@ -1,4 +1,4 @@
-"""Which results take the memory of an operand: one that dies there, is read where the result is written, and is ours."""
+"""Which results take the memory of an operand that dies there; and of arenas and blocks, which may be used again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.ir.schedule import Schedule
+from aottrain.ir.tensor import TensorSpec
+from aottrain.runtime import arena
 from aottrain.runtime.arena import ArenaLayout
 from tests.compiler.programs import joint_of
 
@@ -55,7 +57,32 @@ def test_what_the_caller_holds_keeps_its_memory():
 
 def test_calls_in_flight_have_arenas_of_their_own():
     layout = ArenaLayout(1 << 20, (), torch.device("cpu"), object())
-    first, second = layout.take(), layout.take()
-    assert first is not second and first.memory.data_ptr() != second.memory.data_ptr()
+    first = layout.take()
     layout.give(first)
     assert layout.take() is first
+    second = layout.take()
+    assert second is not first and second.memory.data_ptr() != first.memory.data_ptr()
+
+
+def test_a_block_that_nothing_refers_to_is_used_again():
+    holder, spec = object(), TensorSpec.of(torch.empty(64))
+    first = arena.residual(holder, spec)
+    second = arena.residual(holder, spec)
+    assert first.data_ptr() != second.data_ptr()
+    (blocks,) = [known for (owner, *_), known in arena._blocks.items() if owner is holder]
+    before = list(map(id, blocks))
+    del first
+    again = arena.residual(holder, spec)
+    assert list(map(id, blocks)) == before and again.data_ptr() == blocks[0].data_ptr()
+
+
+def test_what_another_holder_keeps_goes_before_a_run():
+    layout, spec = ArenaLayout(1 << 20, (), torch.device("cpu"), holder := object()), TensorSpec.of(torch.empty(64))
+    arena.begin(holder)
+    layout.give(layout.take())
+    kept = arena.residual(holder, spec)
+    arena.begin(holder)
+    assert arena.held_bytes() >= (1 << 20) + 256
+    arena.begin(object())
+    assert arena.held_bytes() < 1 << 20 and kept is not None
+    assert any(owner is holder for owner, *_ in arena._blocks), "what is referred to stays"

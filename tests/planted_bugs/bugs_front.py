@@ -29,7 +29,12 @@ HERE.attribute(
     lambda func, args: (),
 )
 HERE.attribute(
-    "writes to shared inputs unseen", PROGRAMS.written_shared_memory, analysis, "_check_input_state", lambda *_: None
+    "writes to shared inputs unseen",
+    PROGRAMS.written_shared_memory,
+    analysis,
+    "_check_input_state",
+    lambda *_: None,
+    quick=True,
 )
 HERE.attribute(
     "views cut off from gradients unseen", PROGRAMS.view_under_no_grad, analysis, "_is_cut_off", lambda *_: False
@@ -50,6 +55,7 @@ HERE.attribute(
     CAPTURE,
     "_fake",
     lambda value, mode, static: mode.from_tensor(value.detach()),
+    quick=True,
 )
 HERE.attribute(
     "inputs that are no leaves not copied",
@@ -120,13 +126,13 @@ HERE.attribute(
 )
 
 
-@HERE.bug("a state update dropped", PROGRAMS.buffer)
+@HERE.bug("a state update dropped", PROGRAMS.buffer, quick=True)
 def _(patch: Any) -> None:
     original = functional._with_updates
     patch.setattr(functional, "_with_updates", lambda known, graph, updated: original(known, graph, updated[1:]))
 
 
-@HERE.bug("a needed cast dropped", PROGRAMS.cast_by_copy)
+@HERE.bug("a needed cast dropped", PROGRAMS.cast_by_copy, quick=True)
 def _(patch: Any) -> None:
     def drop(graph: Any, node: Any) -> None:
         if node.target is simplification.aten.copy.default:
@@ -137,7 +143,12 @@ def _(patch: Any) -> None:
 
 HERE.attribute("returned copies merged", PROGRAMS.equal_outputs, simplification, "_is_result", lambda node: False)
 HERE.attribute(
-    "draws merged", PROGRAMS.two_draws, simplification, "_expression", lambda node: (node.target, str(node.args[2:]))
+    "draws merged",
+    PROGRAMS.two_draws,
+    simplification,
+    "_expression",
+    lambda node: (node.target, str(node.args[2:])),
+    quick=True,
 )
 HERE.attribute(
     "keywords ignored by merging",
@@ -145,6 +156,7 @@ HERE.attribute(
     simplification,
     "_expression",
     lambda node: (node.target, str(node.args)),
+    quick=True,
 )
 HERE.attribute(
     "1 and True and 1.0 merged",

@@ -30,13 +30,15 @@ def without_fact(i: int) -> Any:
 HERE.attribute(
     "written inputs may overlap", SERVED.overlapping_inputs, entry, "is_disjoint", lambda primals, written: True
 )
-HERE.attribute("alias pattern ignored", SERVED.same_tensor_twice, guards, "alias_pattern", lambda tensors: ())
+HERE.attribute(
+    "alias pattern ignored", SERVED.same_tensor_twice, guards, "alias_pattern", lambda tensors: (), quick=True
+)
 HERE.attribute("grad mode unguarded", SERVED.changed_grad_mode, api, "call_key", without_part(1))
 HERE.attribute("autocast unguarded", SERVED.changed_autocast, api, "call_key", without_part(3))
 HERE.attribute("default type unguarded", SERVED.changed_default_type, api, "call_key", without_part(4))
-HERE.attribute("shapes unguarded", SERVED.changed_shape, guards, "describe", without_fact(1))
+HERE.attribute("shapes unguarded", SERVED.changed_shape, guards, "describe", without_fact(1), quick=True)
 HERE.attribute("strides unguarded", SERVED.changed_strides, guards, "describe", without_fact(2))
-HERE.attribute("types unguarded", SERVED.changed_type, guards, "describe", without_fact(3))
+HERE.attribute("types unguarded", SERVED.changed_type, guards, "describe", without_fact(3), quick=True)
 HERE.attribute("requires_grad unguarded", SERVED.changed_requires_grad, guards, "describe", without_fact(5))
 HERE.attribute("numbers unguarded by type", SERVED.changed_number_type, guards, "_constant", lambda value: value)
 HERE.attribute(
@@ -46,4 +48,6 @@ HERE.attribute("closures unguarded", SERVED.changed_closure, state.StateGuard, "
 HERE.attribute("globals unguarded", SERVED.changed_global, state, "globals_of", lambda code: frozenset())
 HERE.attribute("replaced buffers unguarded", SERVED.replaced_buffer, tables._Alive, "holds", lambda self: True)
 HERE.attribute("refusals do not count", SERVED.state_that_changes, api.CompiledCall, "_refuse", lambda *_: None)
-HERE.attribute("fallbacks uncounted", SERVED.counted_fallback, api.CompiledCall, "_count", lambda self, error: None)
+HERE.attribute(
+    "fallbacks uncounted", SERVED.counted_fallback, api.CompiledCall, "_count", lambda self, error: None, quick=True
+)

@@ -46,7 +46,12 @@ HERE.plant(
     _apply_then(_swap(lambda parts: parts.forward, 0, 1)),
 )
 HERE.attribute(
-    "updated state recomputed from its new value", PROGRAMS.buffer, strategies, "_must_save", lambda node, demand: False
+    "updated state recomputed from its new value",
+    PROGRAMS.buffer,
+    strategies,
+    "_must_save",
+    lambda node, demand: False,
+    quick=True,
 )
 HERE.attribute(
     "outputs that eager saves not saved",
@@ -56,10 +61,20 @@ HERE.attribute(
     lambda node: node.op == "placeholder",
 )
 HERE.attribute(
-    "the cut counts vertices, not bytes", PROGRAMS.budget_bytes, strategies, "_weight", lambda node, demand: 1
+    "the cut counts vertices, not bytes",
+    PROGRAMS.budget_bytes,
+    strategies,
+    "_weight",
+    lambda node, demand: 1,
+    quick=True,
 )
 HERE.attribute(
-    "minimum cut at the wrong end", PROGRAMS.cheapest_cut, min_cut._Network, "reaching", lambda self, sink: {sink}
+    "minimum cut at the wrong end",
+    PROGRAMS.cheapest_cut,
+    min_cut._Network,
+    "reaching",
+    lambda self, sink: {sink},
+    quick=True,
 )
 HERE.attribute(
     "the knapsack takes small items for none",
@@ -82,6 +97,7 @@ HERE.attribute(
     timeline,
     "allocations",
     lambda node: _ALLOCATIONS(node) or [(node, graph.storage_bytes(node))],
+    quick=True,
 )
 HERE.attribute(
     "undefined tangents not specialised",

@@ -79,7 +79,9 @@ def _without_offset(info: Any, *given: Any) -> Any:
 _MAKE, _VALUE = epilogue._make, executor.value_text
 HERE.plant("undefined tangents as zeros", PROGRAMS.unused_output, _materialise)
 HERE.plant("version counters not moved", PROGRAMS.stale_input, _still_versions)
-HERE.attribute("the epilogue forgets the offset", PROGRAMS.sliced_output, epilogue, "_make", _without_offset)
+HERE.attribute(
+    "the epilogue forgets the offset", PROGRAMS.sliced_output, epilogue, "_make", _without_offset, quick=True
+)
 HERE.attribute(
     "views regenerated without their origin", PROGRAMS.written_unbound, epilogue, "set_view_origin", lambda *_: None
 )
@@ -112,7 +114,7 @@ HERE.attribute(
     "_laid_out",
     lambda node, names: [],
 )
-HERE.attribute("a draw number used twice", PROGRAMS.two_draws, rng.PhiloxMode, "_next", _reused_draw)
+HERE.attribute("a draw number used twice", PROGRAMS.two_draws, rng.PhiloxMode, "_next", _reused_draw, quick=True)
 HERE.attribute(
     "every call draws from one seed",
     PROGRAMS.generator_state,
@@ -127,6 +129,7 @@ HERE.attribute(
     executor,
     "value_text",
     lambda v, names: "inf" if v == -float("inf") else _VALUE(v, names),
+    quick=True,
 )
 HERE.attribute(
     "values live to the end",
@@ -134,6 +137,7 @@ HERE.attribute(
     executor,
     "_last_uses",
     lambda graph: {},
+    quick=True,
 )
 HERE.attribute("a replay forgets no_grad", PROGRAMS.second_derivative, replay, "grad_mode_of", lambda node: True)
 

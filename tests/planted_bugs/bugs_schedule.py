@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aottrain.compiler import attention, heads, layouts, loss_head, scatters, sums
-from aottrain.compiler.scheduling import fusion, groups, in_place, kernels, memory, order
+from aottrain.compiler.scheduling import fusion, groups, in_place, kernels, memory
 from aottrain.runtime import arena
 from aottrain.runtime import loss_head as loss_head_op
 from tests.planted_bugs.planting import Area, TestsOf
@@ -35,13 +35,6 @@ SCHEDULES.edit(
     quick=True,
 )
 SCHEDULES.edit(
-    "views begin where their buffer does",
-    "tests/compiler/test_small_kernels.py::test_evaluated[slices]",
-    groups._position,
-    "offset_of(dims, layout.stride, layout.start)",
-    "offset_of(dims, layout.stride)",
-)
-SCHEDULES.edit(
     "nothing is fused",
     FUSED.a_chain_is_one_kernel_each_way_and_saves_one_tensor,
     fusion._joins,
@@ -52,9 +45,9 @@ SCHEDULES.edit(
 SCHEDULES.edit(
     "effects in any order",
     FUSED.effects_keep_their_order_whatever_is_fused_around_them,
-    order._ordered,
-    "previous.update(zip(effects[1:], effects, strict=False))",
-    "previous.clear()",
+    fusion.fuse,
+    "sources |= {order.unit[effect] for effect in effects[-1:]}",
+    "pass",
 )
 SCHEDULES.edit(
     "loops merged that are two",
@@ -105,7 +98,7 @@ ARENAS.edit(
 )
 ARENAS.edit(
     "blocks are never used again",
-    MEMORY.blocks_are_used_again_and_freed,
+    "tests/compiler/test_in_place.py::test_a_block_that_nothing_refers_to_is_used_again",
     arena.residual,
     "if storage_use_count(storage) == 1:",
     "if storage_use_count(storage) == 0:",
@@ -119,7 +112,7 @@ ARENAS.edit(
 )
 ARENAS.edit(
     "what another program keeps stays",
-    "tests/compiler/test_retention.py::test_a_program_does_not_run_beside_what_another_keeps",
+    "tests/compiler/test_in_place.py::test_what_another_holder_keeps_goes_before_a_run",
     arena.begin,
     "if idle > _MOST_IDLE:",
     "if idle < 0:",
