@@ -10,7 +10,7 @@ import torch
 
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.ir.schedule import Schedule
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.tensor import tensor_spec
 from aottrain.runtime import arena
 from aottrain.runtime.arena import ArenaLayout
 from tests.compiler.programs import joint_of
@@ -65,7 +65,7 @@ def test_calls_in_flight_have_arenas_of_their_own():
 
 
 def test_a_block_that_nothing_refers_to_is_used_again():
-    holder, spec = object(), TensorSpec.of(torch.empty(64))
+    holder, spec = object(), tensor_spec(torch.empty(64))
     first = arena.residual(holder, spec)
     second = arena.residual(holder, spec)
     assert first.data_ptr() != second.data_ptr()
@@ -77,7 +77,7 @@ def test_a_block_that_nothing_refers_to_is_used_again():
 
 
 def test_what_another_holder_keeps_goes_before_a_run():
-    layout, spec = ArenaLayout(1 << 20, (), torch.device("cpu"), holder := object()), TensorSpec.of(torch.empty(64))
+    layout, spec = ArenaLayout(1 << 20, (), torch.device("cpu"), holder := object()), tensor_spec(torch.empty(64))
     arena.begin(holder)
     layout.give(layout.take())
     kept = arena.residual(holder, spec)
