@@ -30,7 +30,7 @@ PACKAGE_TESTS = {
     "aottrain": ("test_config.py", "test_cli.py"),
     "recipes": ("recipes/test_transformer.py", "recipes/test_resnet.py", "recipes/test_llama.py"),
 }  # fmt: skip
-_FEW = 5
+_FEW, _MOST_FILES = 5, 8
 
 KILLED, SURVIVED, INVALID, UNSEEN = "killed", "SURVIVED", "invalid", "UNSEEN"
 _OPTIONS = ["-q", "-p", "no:cacheprovider"]
@@ -68,9 +68,13 @@ def tests_for(root: Path, mutant: Mutant, coverage: Coverage, seconds: float) ->
         file = test.split("::")[0]
         turn[file] = turn.get(file, 0) + 1
         rank[test] = turn[file] / 4 if Path(file).name in own else turn[file]
-    chosen, total = [], 0.0
+    chosen, files, total = [], set[str](), 0.0
     for test in sorted(found, key=lambda test: (rank[test], coverage.seconds[test])):
+        file = test.split("::")[0]
+        if file not in files and len(files) == _MOST_FILES:  # to collect a file takes time, too
+            continue
         if not chosen or total + coverage.seconds[test] <= seconds:
+            files.add(file)
             chosen.append(test)
             total += coverage.seconds[test]
     return chosen + (_files(root, mutant) if len(chosen) < _FEW else [])
