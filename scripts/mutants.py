@@ -76,7 +76,8 @@ def _cover(file: str, path: Path) -> int:
 def run(options: argparse.Namespace) -> int:
     prepare()
     coverage = Coverage(options.folder)
-    load_tests(ROOT, {*coverage.seconds, *(f"tests/{name}" for names in PACKAGE_TESTS.values() for name in names)})
+    files = {f"tests/{name}" for names in PACKAGE_TESTS.values() for name in names}
+    present = load_tests(ROOT, files | coverage.seconds.keys())
     path = options.folder / "mutants.jsonl"
     known = {entry["key"]: entry for entry in _read(path)}
     part, parts = map(int, options.part.split("/"))
@@ -86,7 +87,8 @@ def run(options: argparse.Namespace) -> int:
         key = f"{mutant.path}#{mutant.number}"
         if key in known and not (options.again and known[key]["verdict"] in (SURVIVED, UNSEEN)):
             continue
-        tests = tests_for(ROOT, mutant, coverage, options.seconds)
+        known_tests = tests_for(ROOT, mutant, coverage, options.seconds)
+        tests = [test for test in known_tests if "::" not in test or test in present]
         found = try_mutant(ROOT, mutant, tests, int(3 * options.seconds) + 20)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "mutant": str(mutant), "package": mutant.package, **found}) + "\n")

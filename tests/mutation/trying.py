@@ -52,11 +52,23 @@ class _First:
             self.passed.append(item.nodeid)
 
 
-def load_tests(root: Path, tests: Iterable[str]) -> None:
-    """Import the files of these tests, and with them all that they import, once for all children."""
+@dataclass(eq=False)
+class _Collected:
+    """A pytest plugin: the tests that there are."""
+
+    tests: set[str] = field(default_factory=set)
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        self.tests.update(item.nodeid for item in items)
+
+
+def load_tests(root: Path, tests: Iterable[str]) -> set[str]:
+    """Import the files of these tests, and with them all that they import, once for all children. Returns all tests."""
+    found = _Collected()
     files = sorted({str(root / test.split("::")[0]) for test in tests})
     with redirect_stdout(io.StringIO()):
-        pytest.main([*_OPTIONS, "--rootdir", str(root), "--collect-only", *files])
+        pytest.main([*_OPTIONS, "--rootdir", str(root), "--collect-only", *files], plugins=[found])
+    return found.tests
 
 
 def tests_for(root: Path, mutant: Mutant, coverage: Coverage, seconds: float) -> list[str]:
@@ -119,5 +131,7 @@ def try_mutant(root: Path, mutant: Mutant, tests: Sequence[str], cpu_s: int) -> 
         "::" in test for test in tests
     ):  # whole files may take long by themselves
         return {"verdict": SURVIVED, "by": "", "said": f"as far as {cpu_s} s of tests go", "tests": 0}
+    if ended.why.startswith("Traceback"):
+        return {"verdict": INVALID, "by": "", "said": ended.why.strip().splitlines()[-1][:160], "tests": 0}
     # What never ends, or takes the process with it, is noticed by whoever runs the tests.
     return {"verdict": KILLED, "by": "the process", "said": ended.why.strip().splitlines()[-1][:160], "tests": 0}

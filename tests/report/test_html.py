@@ -131,3 +131,10 @@ def test_a_figure_that_is_not_there_is_not_shown_as_zero():
 def test_the_machine_stands_beside_the_times():
     graph = replace(example.train_graph(), machine="a processor, 2 threads, torch 2.13, 2026-11-22")
     assert "times are of a processor, 2 threads, torch 2.13, 2026-11-22" in outline(html.render(CompileReport([graph])))
+
+
+def test_each_colour_of_the_memory_picture_has_its_key():
+    page = html.render(example.report_with_timeline())
+    drawn = set(re.findall(r'class="layer ([\w-]+)"', page))
+    keys = re.findall(r'<li><span class="key ([\w-]+)"></span>[^<]+</li>', page)
+    assert drawn and drawn == set(keys)
