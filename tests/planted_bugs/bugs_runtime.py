@@ -107,13 +107,6 @@ if CAN_UNPACK_ONE:
         "saved_tensors",
         lambda ctx, wanted: list(ctx.saved_tensors),
     )
-HERE.attribute(
-    "inputs of kernels not laid out as traced",
-    PROGRAMS.strides_of_custom_ops,
-    executor,
-    "_laid_out",
-    lambda node, names: [],
-)
 HERE.attribute("a draw number used twice", PROGRAMS.two_draws, rng.PhiloxMode, "_next", _reused_draw, quick=True)
 HERE.attribute(
     "every call draws from one seed",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aottrain.compiler import attention, heads, layouts, loss_head, scatters, sums
+from aottrain.compiler import attention, layouts, loss_head
 from aottrain.compiler.scheduling import fusion, groups, in_place, kernels, memory
 from aottrain.runtime import arena
 from aottrain.runtime import loss_head as loss_head_op
@@ -179,13 +179,6 @@ HEADS.edit(
     "_require(True,",
 )
 HEADS.edit(
-    "gradients of float16 before its scaling",
-    LOSSES.what_is_not_taken_and_why,
-    loss_head._check_types,
-    "_require(not scaled,",
-    "_require(True,",
-)
-HEADS.edit(
     "gradients are kept that are larger than the logits",
     LOSSES.it_is_done_where_it_saves_memory,
     loss_head._rows_of_chunk,
@@ -218,13 +211,6 @@ ATTENTION.edit(
     'self.fill, self.filled = float("-inf"), True',
 )
 ATTENTION.edit(
-    "scores that two read are taken away from one",
-    WRITTEN.other_forms_stay,
-    attention._read_once,
-    "len(node.users) == 1 and not node.kwargs",
-    "not node.kwargs",
-)
-ATTENTION.edit(
     "double precision by a kernel of single",
     WRITTEN.other_types_stay,
     attention._written,
@@ -237,13 +223,6 @@ ATTENTION.edit(
     attention._written,
     '{"draw": 0, "keep": 1.0} if drop is None else {"draw": drop.draw, "keep": drop.keep}',
     '{"draw": 0, "keep": 1.0}',
-)
-ATTENTION.edit(
-    "gradients of query and key exchanged",
-    f"{VALUES}[by_batches]",
-    attention._fuse,
-    "enumerate((backward.query, backward.key, backward.value))",
-    "enumerate((backward.query, backward.value, backward.key))",
 )
 
 LAYOUTS = Area("layouts")
@@ -275,34 +254,4 @@ LAYOUTS.edit(
     layouts._strides,
     "return channels * height * width, 1, channels * width, channels",
     "return channels * height * width, height * width, width, 1",
-)
-
-REWRITES = Area("rewrites")
-REWRITES.edit(
-    "parts that overlap are put side by side",
-    "tests/compiler/test_sums.py::test_gradients_are_eagers",
-    sums._disjoint,
-    "part.start >= found[-1].end",
-    "part.start >= found[-1].start",
-)
-REWRITES.edit(
-    "gaps between parts are left out",
-    "tests/compiler/test_sums.py::test_gaps_are_zeros_and_what_overlaps_is_added",
-    sums._terms,
-    "if term is node or",
-    "if term is not node or",
-)
-REWRITES.edit(
-    "heads that are not equal are shared",
-    "tests/compiler/test_heads.py::test_what_is_no_row_of_equal_heads_stays",
-    heads._repeated,
-    "wide.stride[dim] != 0",
-    "wide.stride[dim] is None",
-)
-REWRITES.edit(
-    "small lookups are added row by row, too",
-    "tests/compiler/test_scatters.py::test_large_lookups_are_added_row_by_row",
-    scatters._is_known,
-    "len(indices) != 1",
-    "len(indices) == 0",
 )

@@ -310,7 +310,7 @@ OPTIMIZERS.edit(
     "vectors decay, too",
     "tests/trainer/test_optimisation.py::test_only_matrices_decay",
     optim.decay_groups,
-    "ndim >= 2]\n    others = [parameter for parameter in parameters if parameter.ndim < 2]",
-    "ndim >= 1]\n    others = [parameter for parameter in parameters if parameter.ndim < 1]",
+    '{"params": others, "weight_decay": 0.0}',
+    '{"params": others, "weight_decay": weight_decay}',
     quick=True,
 )
