@@ -133,13 +133,6 @@ CHECKPOINTS.edit(
     'if entry["step"] != step)',
 )
 CHECKPOINTS.edit(
-    "files are written where they are read",
-    FILES.a_save_that_fails_leaves_the_old_ones,
-    checkpoint._write,
-    "write(temporary)\n",
-    "write(path)\n        temporary.write_bytes(path.read_bytes())\n",
-)
-CHECKPOINTS.edit(
     "another format is read all the same",
     FILES.another_programs_file_is_refused,
     checkpoint.load,
