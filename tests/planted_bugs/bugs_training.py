@@ -279,20 +279,6 @@ OPTIMIZERS.edit(
     "copy.copy_(parameter)",
 )
 OPTIMIZERS.edit(
-    "memory that was replaced is still written to",
-    STEPS.memory_that_is_replaced_is_found_again,
-    plan.Plan.is_current,
-    "if pointers != self._pointers:",
-    "if False:",
-)
-OPTIMIZERS.edit(
-    "states of a checkpoint are not taken over",
-    STEPS.a_checkpoint_goes_on,
-    plan.Plan._adopt,
-    "state[name] = fresh.copy_(known)",
-    "state[name] = fresh.zero_()",
-)
-OPTIMIZERS.edit(
     "each device has its own norm",
     STEPS.parameters_on_several_devices_have_one_norm,
     step.GeneratedStep._run_all,
