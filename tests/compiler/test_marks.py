@@ -137,3 +137,12 @@ def test_a_region_that_writes_outer_memory_runs_eagerly(door):
         f(leaf(4, 3)).sum().backward()
     assert m.num_batches_tracked == 2, "eager runs the block twice"
     assert len(f.report.fallbacks) == 1
+
+
+def test_a_reentrant_region_that_returns_what_it_is_given_runs_eagerly():
+    """Eager's backward of one starts a backward of its own, from results that it made itself."""
+    call = aottrain.compile(
+        lambda x: checkpoint(lambda y: y.view(-1), x, use_reentrant=True) * 2, capture="trace", on_unsupported="error"
+    )
+    with pytest.raises(aottrain.UnsupportedError, match="a result of a reentrant"):
+        call(leaf(4, 4))

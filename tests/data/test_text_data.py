@@ -92,7 +92,10 @@ def test_a_recipe_can_make_its_own_batches():
     first, second = batches.at(1)
     assert first[0].shape == (4, 3) and not torch.equal(first[0], second[0])
     assert torch.equal(batches.at(1)[1][0], second[0])
-    assert torch.equal(batches.held_out(2)[1][0], batches.held_out(2)[1][0])
+    held_out = batches.held_out(2)
+    assert torch.equal(held_out[1][0], batches.held_out(2)[1][0])
+    trained = [batch for step in range(3) for (batch,) in batches.at(step)]
+    assert not any(torch.equal(known, batch) for (known,) in held_out for batch in trained)
 
 
 def test_a_folder_is_read_in_order_and_only_its_text(tmp_path):

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import aottrain
-from aottrain.ir.report import CompileReport
+from aottrain.ir.report import CompileReport, add_fallback
 from aottrain.ir.summary import WIDTH, summarise
 from tests.report import example
 
@@ -97,3 +97,10 @@ def test_what_was_compiled_is_in_the_report_of_either_door():
         assert "torch " + torch.__version__ in graph.machine
         text = summarise(step.report)
         assert text.startswith("Compile report of Sequential\n") and f"captured by     {name}" in text
+
+
+def test_a_reason_is_new_once_and_counted_always():
+    report = CompileReport([])
+    assert [add_fallback(report, reason, "a.py:1") for reason in ("one", "one", "two")] == [True, False, True]
+    assert not add_fallback(report, "one")  # wherever it was
+    assert [(known.reason, known.count) for known in report.fallbacks] == [("one", 3), ("two", 1)]

@@ -8,28 +8,28 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import aottrain
-import tests.planted_checks as checks
+import tests.numerics.test_small_programs as programs
 from aottrain import compiler
 from aottrain.errors import VerificationError
 from aottrain.runtime.native import find_compiler
-from tests.planted_checks import PLAIN, SQUARE, runs
+from tests.numerics.test_small_programs import PLAIN, SQUARE, runs
 
 FOUND = {
-    "a write through an expand of the same size was x + (y - x)": checks.written_expand,
-    "a write to one copy of an expanded element likewise": checks.written_broadcast,
+    "a write through an expand of the same size was x + (y - x)": programs.test_written_expand,
+    "a write to one copy of an expanded element likewise": programs.test_written_broadcast,
     "a write through unfold loses the sign of zero": runs(
         "v0 = x0 * 1", "v0.unfold(0, 2, 2).neg_()", "v0", wanted="ran eagerly"
     ),
-    "views of a base whose real strides are not the fake's": checks.strides_of_fakes,
-    "a kernel that was traced with other strides": checks.group_norm,
-    "a view under no_grad handed gradients on": checks.view_under_no_grad,
+    "views of a base whose real strides are not the fake's": programs.test_strides_of_fakes,
+    "a kernel that was traced with other strides": programs.test_group_norm,
+    "a view under no_grad handed gradients on": programs.test_view_under_no_grad,
     "a view under no_grad of an input that is no leaf": runs(
         "x1[::2]; x0 * 2",
         setup=(SQUARE, "l1 = values((4, 4), torch.float32, 3).requires_grad_()", "x1 = l1 * 1"),
         grad_mode=False,
         wanted="ran eagerly",
     ),
-    "a leaf that is itself a view": checks.leaf_that_is_a_view,
+    "a leaf that is itself a view": programs.test_leaf_that_is_a_view,
     "a view of a leaf that is itself a view, written afterwards": runs(
         "x0.movedim(-1, 0)",
         setup=("x0 = values((4, 2), torch.float32, 1).t().requires_grad_()",),
@@ -40,9 +40,9 @@ FOUND = {
         setup=("x0 = values((12,), torch.float32, 1)[::2].requires_grad_()", PLAIN.format(1, 2)),
         wanted="ran eagerly",
     ),
-    "what an unused output saved was unpacked, though stale": checks.stale_unused_output,
-    "attention took the strides of a fake logsigmoid for those of its kernel": checks.strides_of_kernels,
-    "a gradient took the strides of a sum whose other part was undefined": checks.surviving_strides,
+    "what an unused output saved was unpacked, though stale": programs.test_stale_unused_output,
+    "attention took the strides of a fake logsigmoid for those of its kernel": programs.test_strides_of_kernels,
+    "a gradient took the strides of a sum whose other part was undefined": programs.test_surviving_strides,
     "the gradient of as_strided went by strides that memory did not have": runs(
         "x0.roll(1, 2).as_strided((6,), (1,)) * 2; x0 * 2",
         setup=("x0 = values((2, 2, 4, 3), torch.float32, 1).permute(0, 3, 1, 2).requires_grad_()",),

@@ -150,3 +150,10 @@ def test_decisions_are_named_with_times_spread_and_source():
     ):  # fmt: skip
         assert part in page and part in text, part
     assert "2 decisions: 1 measured now, 1 by the fixed model" in page and report.decisions.fingerprint in page
+
+
+def test_each_colour_of_the_memory_picture_has_its_key():
+    page = html.render(example.report_with_timeline())
+    drawn = set(re.findall(r'class="layer ([\w-]+)"', page))
+    keys = re.findall(r'<li><span class="key ([\w-]+)"></span>[^<]+</li>', page)
+    assert drawn and drawn == set(keys)

@@ -1,4 +1,4 @@
-"""What the suite checks of guards: one compiled callable, before and after a change that its program does not serve."""
+"""Guards: one compiled callable, before and after a change that its program does not serve."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _copies(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def overlapping_inputs() -> None:
+def test_overlapping_inputs() -> None:
     _twice(lambda x, y: x.mul_(2).sum() + y, (LONG[:4], LONG[4:8]), (LONG[:4], LONG[2:6]))
     a, b = nn.Parameter(LONG[:4].clone(), requires_grad=False), LONG[4:8].clone()
     owner = nn.Module()
@@ -63,11 +63,11 @@ def overlapping_inputs() -> None:
         assert_same(call(inside), before * 4)
 
 
-def same_tensor_twice() -> None:
+def test_same_tensor_twice() -> None:
     _twice(lambda x, y, z: x.add_(1) * y + z, (ONE, ONE, TWO), (ONE, TWO, TWO))
 
 
-def changed_grad_mode() -> None:
+def test_changed_grad_mode() -> None:
     x = ONE.clone().requires_grad_()
     call = compiled(lambda x: x * 2)
     with torch.no_grad():
@@ -75,14 +75,14 @@ def changed_grad_mode() -> None:
     assert call(x).requires_grad
 
 
-def changed_autocast() -> None:
+def test_changed_autocast() -> None:
     call = compiled(lambda x: x @ x)
     call(ONE)
     with torch.autocast("cpu", torch.bfloat16):
         assert call(ONE).dtype == torch.bfloat16
 
 
-def changed_default_type() -> None:
+def test_changed_default_type() -> None:
     call = compiled(lambda x: x.long() * torch.tensor(0.5))
     call(ONE)
     try:
@@ -92,27 +92,27 @@ def changed_default_type() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def changed_shape() -> None:
+def test_changed_shape() -> None:
     _twice(lambda x: x * x.shape[0], (LONG[:4],), (LONG[:8],))
 
 
-def changed_strides() -> None:
+def test_changed_strides() -> None:
     _twice(lambda x: x * x.stride(0), (ONE,), (ONE.t(),))
 
 
-def changed_type() -> None:
+def test_changed_type() -> None:
     _twice(lambda x: x / 3 + x.element_size(), (ONE,), (ONE.double(),))
 
 
-def changed_requires_grad() -> None:
+def test_changed_requires_grad() -> None:
     _twice(lambda x: x * 2, (ONE,), (ONE.clone().requires_grad_(),))
 
 
-def changed_number_type() -> None:
+def test_changed_number_type() -> None:
     _twice(lambda x, n: x.long() + n, (ONE, 1), (ONE, 1.0))
 
 
-def changed_training_flag() -> None:
+def test_changed_training_flag() -> None:
     model = nn.Sequential(nn.BatchNorm1d(4))
     call = compiled(model)
     call(ONE)
@@ -120,7 +120,7 @@ def changed_training_flag() -> None:
     assert_same(call(ONE), model(ONE))
 
 
-def changed_closure() -> None:
+def test_changed_closure() -> None:
     scale = 2.0
 
     def function(x: Tensor) -> Tensor:
@@ -136,14 +136,14 @@ def changed_closure() -> None:
 SCALE = [2.0]
 
 
-def changed_global() -> None:
+def test_changed_global() -> None:
     def change() -> None:
         SCALE[0] += 1.0
 
     _twice(lambda x: x * SCALE[0], (ONE,), (ONE,), between=change)
 
 
-def replaced_buffer() -> None:
+def test_replaced_buffer() -> None:
     model = nn.Module()
     model.register_buffer("b", ONE.clone())
     model.forward = lambda x: x * model.b
@@ -152,7 +152,7 @@ def replaced_buffer() -> None:
     del kept
 
 
-def counted_fallback() -> None:
+def test_counted_fallback() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         call = aottrain.compile(lambda x: x.nonzero(), capture="trace")
@@ -160,7 +160,7 @@ def counted_fallback() -> None:
     assert call.report.num_fallbacks == 1
 
 
-def state_that_changes() -> None:
+def test_state_that_changes() -> None:
     seen: list[int] = []
 
     def function(x: Tensor) -> Tensor:

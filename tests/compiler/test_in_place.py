@@ -1,0 +1,88 @@
+"""Which results take the memory of an operand that dies there; and of arenas and blocks, which may be used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from aottrain.compiler.scheduling.order import schedule
+from aottrain.ir.schedule import Schedule
+from aottrain.ir.tensor import tensor_spec
+from aottrain.runtime import arena
+from aottrain.runtime.arena import ArenaLayout
+from tests.compiler.programs import joint_of
+
+W = torch.randn(8, 8)
+
+
+def in_place(function: Callable[..., Any]) -> Schedule:
+    return schedule(joint_of(function, torch.randn(8, 8), W).graph)
+
+
+def test_a_product_is_written_over_by_what_alone_reads_it():
+    (operand,) = in_place(lambda x, w: (x @ w).sin()).in_place.values()
+    assert operand.target is torch.ops.aten.mm.default
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: ((h := x @ w).sin() @ w) + h,  # again after another product
+        lambda x, w: (((h := x @ w) * 2) @ w).sin() + (h @ w).cos(),
+    ],
+)
+def test_what_is_read_later_keeps_its_memory(function):
+    planned = in_place(function)
+    position = {node: i for i, call in enumerate(planned.calls) for node in getattr(call, "writes", (call,))}
+    assert planned.in_place
+    for result, operand in planned.in_place.items():
+        reads = [i for i, call in enumerate(planned.calls)
+                 if operand in (getattr(call, "reads", None) or getattr(call, "all_input_nodes", ()))]  # fmt: skip
+        assert max(reads) == position[result], f"{operand} is read after {result} took its memory"
+
+
+def test_what_is_read_at_another_place_keeps_its_memory():
+    assert not in_place(lambda x, w: (x @ w).t().contiguous().sin()).in_place
+    assert not in_place(lambda x, w: (x @ w).flip(0).sin()).in_place
+    assert not in_place(lambda x, w: (x @ w).softmax(-1)).in_place
+
+
+def test_what_the_caller_holds_keeps_its_memory():
+    assert not in_place(lambda x, w: ((h := x @ w), h.sin())).in_place
+    assert not in_place(lambda x, w: x.sin()).in_place
+
+
+def test_calls_in_flight_have_arenas_of_their_own():
+    layout = ArenaLayout(1 << 20, (), torch.device("cpu"), object())
+    first = layout.take()
+    layout.give(first)
+    assert layout.take() is first
+    second = layout.take()
+    assert second is not first and second.memory.data_ptr() != first.memory.data_ptr()
+
+
+def test_a_block_that_nothing_refers_to_is_used_again():
+    holder, spec = object(), tensor_spec(torch.empty(64))
+    first = arena.residual(holder, spec)
+    second = arena.residual(holder, spec)
+    assert first.data_ptr() != second.data_ptr()
+    (blocks,) = [known for (owner, *_), known in arena._blocks.items() if owner is holder]
+    before = list(map(id, blocks))
+    del first
+    again = arena.residual(holder, spec)
+    assert list(map(id, blocks)) == before and again.data_ptr() == blocks[0].data_ptr()
+
+
+def test_what_another_holder_keeps_goes_before_a_run():
+    layout, spec = ArenaLayout(1 << 20, (), torch.device("cpu"), holder := object()), tensor_spec(torch.empty(64))
+    arena.begin(holder)
+    layout.give(layout.take())
+    kept = arena.residual(holder, spec)
+    arena.begin(holder)
+    assert arena.held_bytes() >= (1 << 20) + 256
+    arena.begin(object())
+    assert arena.held_bytes() < 1 << 20 and kept is not None
+    assert any(owner is holder for owner, *_ in arena._blocks), "what is referred to stays"

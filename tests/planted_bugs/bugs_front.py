@@ -1,0 +1,196 @@
+"""Bugs before the partition: capture, analysis, joint graph, functionalization, simplification."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+import aottrain.compiler as pipeline
+from aottrain.compiler import analysis, fakes, functional, joint, simplification
+from aottrain.ir import calling
+from aottrain.runtime import state
+from tests.planted_bugs.planting import Area, TestsOf
+
+HERE = Area("front")
+PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
+SERVED = TestsOf("tests/runtime/test_served_calls.py")
+CAPTURE = importlib.import_module("aottrain.compiler.capture")  # the package has a function of that name
+
+
+HERE.attribute(
+    "hidden writes of batch norm unseen",
+    PROGRAMS.batch_norm_of_shared_memory,
+    analysis,
+    "hidden_writes",
+    lambda func, args: (),
+)
+HERE.attribute(
+    "writes to shared inputs unseen",
+    PROGRAMS.written_shared_memory,
+    analysis,
+    "_check_input_state",
+    lambda *_: None,
+    quick=True,
+)
+HERE.attribute(
+    "views cut off from gradients unseen", PROGRAMS.view_under_no_grad, analysis, "_is_cut_off", lambda *_: False
+)
+HERE.attribute(
+    "backward traced under the caller's autocast",
+    PROGRAMS.autocast_backward,
+    joint,
+    "disable_autocast",
+    torch.enable_grad,
+)
+HERE.attribute(
+    "gradients to other tensors unseen", PROGRAMS.gradient_elsewhere, joint, "_check_autograd_graph", lambda *_: None
+)
+HERE.attribute(
+    "a leaf's view taken for no view",
+    PROGRAMS.leaf_that_is_a_view,
+    CAPTURE,
+    "_fake",
+    lambda value, mode, static: mode.from_tensor(value.detach()),
+    quick=True,
+)
+HERE.attribute(
+    "inputs that are no leaves not copied",
+    PROGRAMS.mutated_differentiable_input,
+    joint,
+    "enter_primals",
+    lambda step, leaves, cloned: list(leaves),
+)
+
+
+HERE.attribute(
+    "TorchDynamo called under a trace", PROGRAMS.branch_on_a_value, state, "enters_dynamo", lambda code: False
+)
+
+
+@HERE.bug("mutated inputs overlooked", SERVED.overlapping_inputs)
+def _(patch: Any) -> None:
+    original = analysis.analyse
+    patch.setattr(pipeline, "analyse", lambda step: replace(original(step), mutated=(), replaced=()))
+
+
+@HERE.bug("a mutated input that requires gradients taken for plain", PROGRAMS.mutated_differentiable_input)
+def _(patch: Any) -> None:
+    original = analysis.analyse
+    patch.setattr(pipeline, "analyse", lambda step: replace(original(step), replaced=()))
+
+
+@HERE.bug("outputs that are views taken by their fakes' strides", PROGRAMS.strides_of_fakes)
+def _(patch: Any) -> None:
+    original = analysis.analyse
+    patch.setattr(pipeline, "analyse", lambda step: replace(original(step), viewed=frozenset()))
+
+
+HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_of_kernels, fakes, "_RULES", {})
+
+
+@HERE.bug("requires_grad of an output turned round", PROGRAMS.two_outputs)
+def _(patch: Any) -> None:
+    original = analysis.analyse
+
+    def analyse(step: Any) -> Any:
+        known = original(step)
+        return replace(known, computed=tuple(replace(c, requires_grad=True) for c in known.computed))
+
+    patch.setattr(pipeline, "analyse", analyse)
+
+
+HERE.attribute(
+    "a write keeps the functional op's layout",
+    PROGRAMS.written_layout,
+    functional._Replay,
+    "_keep_layout",
+    lambda *_: None,
+)
+HERE.attribute(
+    "a write through expand comes back by arithmetic",
+    PROGRAMS.written_expand,
+    functional._Replay,
+    "call_function",
+    fx.Interpreter.call_function,
+)
+HERE.attribute(
+    "writes to shared elements let through",
+    PROGRAMS.written_broadcast,
+    functional,
+    "_check_written_view",
+    lambda node: None,
+)
+
+
+@HERE.bug("a state update dropped", PROGRAMS.buffer, quick=True)
+def _(patch: Any) -> None:
+    original = functional._with_updates
+    patch.setattr(functional, "_with_updates", lambda known, graph, updated: original(known, graph, updated[1:]))
+
+
+@HERE.bug("a needed cast dropped", PROGRAMS.cast_by_copy, quick=True)
+def _(patch: Any) -> None:
+    def drop(graph: Any, node: Any) -> None:
+        if node.target is simplification.aten.copy.default:
+            node.replace_all_uses_with(node.args[1])
+
+    patch.setattr(simplification, "_drop_copy_into_fresh", drop)
+
+
+HERE.attribute("returned copies merged", PROGRAMS.equal_outputs, simplification, "_is_result", lambda node: False)
+HERE.attribute(
+    "draws merged",
+    PROGRAMS.two_draws,
+    simplification,
+    "_expression",
+    lambda node: (node.target, str(node.args[2:])),
+    quick=True,
+)
+HERE.attribute(
+    "keywords ignored by merging",
+    PROGRAMS.keywords,
+    simplification,
+    "_expression",
+    lambda node: (node.target, str(node.args)),
+    quick=True,
+)
+HERE.attribute(
+    "1 and True and 1.0 merged",
+    PROGRAMS.number_types,
+    simplification,
+    "_expression",
+    lambda n: (n.target, n.args) if not any(isinstance(a, list) for a in n.args) else None,
+)
+HERE.attribute(
+    "running statistics exchanged",
+    PROGRAMS.batch_norm_in_eval,
+    simplification,
+    "_drop_running_statistics",
+    lambda n: (
+        setattr(n, "args", (*n.args[:3], n.args[4], n.args[3], *n.args[5:]))
+        if "batch_norm_backward" in str(n.target)
+        else None
+    ),
+)
+HERE.attribute(
+    "eager's unread draws dropped", PROGRAMS.unread_eager_draw, simplification, "is_pure", lambda target: True
+)
+HERE.attribute("checks taken for dead code", PROGRAMS.unread_check, simplification, "is_pure", lambda target: True)
+HERE.attribute(
+    "results that gradients of others pass through unseen",
+    PROGRAMS.between_results,
+    analysis,
+    "find_links",
+    lambda *_: calling.NO_LINKS,
+)
+HERE.attribute(
+    "hooks on a result that another is made from unseen",
+    PROGRAMS.hook_between_results,
+    analysis,
+    "find_links",
+    lambda *_: calling.NO_LINKS,
+)

@@ -1,0 +1,282 @@
+"""Bugs in generated kernels: what a call is lowered to, and the C++ and the plain torch that it is rendered to."""
+
+from __future__ import annotations
+
+from aottrain.compiler.codegen import (
+    cpp,
+    cpp_circular,
+    cpp_columns,
+    cpp_reductions,
+    cpp_segments,
+    cpp_text,
+    cpp_tiles,
+    evaluation,
+    passes,
+)
+from aottrain.compiler.lowering import activations, arithmetic, indexing, norms, reductions, rules
+from tests.planted_bugs.planting import Area
+
+SMALL = "tests/compiler/test_small_kernels.py::test_{}[{}]"
+
+
+def evaluated(name: str) -> str:
+    return SMALL.format("evaluated", name)
+
+
+def as_cpp(name: str) -> str:
+    return SMALL.format("as_cpp", name)
+
+
+LOWERING = Area("lowering")
+LOWERING.edit(
+    "a softmax that is not shifted by its maximum, but by its sum",
+    evaluated("log softmax"),
+    reductions._softmax,
+    'b.compute("sub", shifted, b.compute("log", total))',
+    'b.compute("sub", x, b.compute("log", total))',
+    quick=True,
+)
+LOWERING.edit(
+    "a softmax's gradient without the sum",
+    evaluated("softmax"),
+    reductions._softmax_backward,
+    'b.reduce("sum", product)',
+    "product",
+)
+LOWERING.edit(
+    "a mean divided by one less",
+    evaluated("layer norm"),
+    reductions.row_mean,
+    "b.constant(count,",
+    "b.constant(count - 1,",
+)
+LOWERING.edit(
+    "a variance without its correction",
+    evaluated("variance"),
+    reductions._variance,
+    "b.constant(count - correction,",
+    "b.constant(count,",
+    quick=True,
+)
+LOWERING.edit(
+    "an extremum of the other kind",
+    evaluated("variance"),
+    reductions._extremum,
+    '"max" if "amax"',
+    '"min" if "amax"',
+)
+LOWERING.edit(
+    "a root mean square without its eps",
+    "tests/numerics/test_lowerings.py::test_other_ops[norms]",
+    norms._rms_norm,
+    "small = torch.finfo(compute).eps if eps is None else eps",
+    "small = torch.finfo(compute).eps",
+)
+LOWERING.edit(
+    "an RMS norm's gradient forgets what the mean depends on",
+    "tests/numerics/test_lowerings.py::test_other_ops[norms]",
+    norms._rms_norm_backward,
+    'difference = b.compute("sub", scaled, b.compute("mul", normal, second))',
+    "difference = scaled",
+)
+LOWERING.edit(
+    "silu's slope without its second term",
+    evaluated("activations"),
+    activations._silu_backward,
+    'rest = b.compute("fma", x, b.compute("sub", one, share), one)',
+    "rest = one",
+    quick=True,
+)
+LOWERING.edit(
+    "elu from the wrong side",
+    evaluated("activations"),
+    activations._elu,
+    'b.compare("lt", x, b.constant(0, dtype))',
+    'b.compare("gt", x, b.constant(0, dtype))',
+)
+LOWERING.edit(
+    "a remainder with the dividend's sign",
+    evaluated("division"),
+    arithmetic._remainder,
+    'return rest if "fmod" in str(node.target) else',
+    "return rest if True else",
+)
+LOWERING.edit(
+    "floor division that truncates",
+    evaluated("division"),
+    arithmetic._floored,
+    'b.compute("where", up,',
+    'b.compute("where", b.compare("ne", x, x),',
+)
+LOWERING.edit(
+    "an interpolation from the far end",
+    evaluated("bounds"),
+    arithmetic._lerp,
+    'b.compute("where", near, forward, backward)',
+    'b.compute("where", near, forward, end)',
+)
+LOWERING.edit(
+    "a triangle without its diagonal",
+    evaluated("bounds"),
+    indexing._triangle,
+    'b.compare("ge" if upper else "le", distance',
+    'b.compare("ge" if upper else "lt", distance',
+)
+LOWERING.edit(
+    "padding of zeros whatever is asked for",
+    evaluated("parts"),
+    indexing._pad,
+    "guard=guard, other=value",
+    "guard=guard, other=0",
+    quick=True,
+)
+LOWERING.edit(
+    "a slice's gradient ends too early",
+    evaluated("parts"),
+    indexing._slice_backward,
+    "end = start + max(step * (count - 1) + 1, 0)",
+    "end = start + max(step * (count - 2) + 1, 0)",
+)
+LOWERING.edit(
+    "every draw is the first one",
+    evaluated("dropout"),
+    evaluation._uniform,
+    "return (table[element] >> 8)",
+    "return (table[element * 0] >> 8)",
+)
+LOWERING.edit(
+    "two numbers that compare equal are one",
+    evaluated("zeros"),
+    rules.Builder.emit,
+    "key = (repr(instruction.value), instruction.dtype)",
+    "key = (instruction.value, instruction.dtype)",
+)
+LOWERING.edit(
+    "low precision is not rounded on the way",
+    as_cpp("low precision"),
+    cpp_text.rounded,
+    "if dtype is torch.bfloat16:",
+    "if False:",
+)
+
+CPP = Area("C++")
+CPP.edit(
+    "a reduction starts anew in each part of a long row",
+    as_cpp("long rows"),
+    cpp_reductions.join,
+    'combined(reduce.op, f"a{value}", f"b{value}")',
+    'f"a{value} = b{value};"',
+)
+CPP.edit(
+    "a row's total is that of its last loop",
+    as_cpp("softmax"),
+    cpp_reductions.end,
+    'rounded(reduce.dtype, f"a{value}")',
+    'rounded(reduce.dtype, f"a{value} * 0.5f")',
+)
+CPP.edit(
+    "threads' parts of a sum over rows: one is left out",
+    as_cpp("sums over rows"),
+    cpp_columns.Columns._finish,
+    '"for (i64 t = 0; t < threads; t++) {"',
+    '"for (i64 t = 1; t < threads; t++) {"',
+    quick=True,
+)
+CPP.edit(
+    "a block's part is not added to the thread's",
+    as_cpp("sums over rows"),
+    cpp_columns.Columns.end,
+    'combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")',
+    'combine = f"t{k}[j] = l{k}[j];"',
+)
+CPP.edit(
+    "blocks of rows lose their last row",
+    as_cpp("sums over rows"),
+    cpp_columns.Columns.start,
+    "{_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} : end;",
+    "{_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} - 1 : end;",
+)
+CPP.edit(
+    "the tile's last rows are left out",
+    as_cpp("across memory"),
+    cpp_tiles.Tile._bounds,
+    'end = f"{end} < {whole} ? {end} : {whole}"',
+    'end = f"{end} < {whole} ? {end} : first_{loop}"',
+)
+CPP.edit(
+    "a loop is cut where its answer is still the old one",
+    ("tests/compiler/test_segments.py::test_a_comparison_cuts_where_its_answer_changes", as_cpp("parts")),
+    cpp_segments._first_other,
+    "return bisect_left(range(size), True, key=lambda i: answer(i) != answer(0))",
+    "return min(size, 1 + bisect_left(range(size), True, key=lambda i: answer(i) != answer(0)))",
+)
+CPP.edit(
+    "guarded loads give what is in memory",
+    as_cpp("parts"),
+    cpp.Renderer._define,
+    'f"const {kind} v{value} = blend_(v{instruction.guard}, e{value}, {other});"',
+    'f"const {kind} v{value} = e{value};"',
+)
+CPP.edit(
+    "an infinity is the largest number",
+    as_cpp("all negative"),
+    cpp_text.identity,
+    'literal(-math.inf if op == "max" else math.inf, dtype)',
+    "literal(0.0, dtype)",
+)
+CPP.edit(
+    "the smaller is the maximum",
+    as_cpp("variance"),
+    cpp_text.combined,
+    "{'>' if op == 'max' else '<'}",
+    "{'<' if op == 'max' else '>'}",
+)
+CPP.edit(
+    "negative numbers are false",
+    as_cpp("casts"),
+    cpp_text._cast,
+    'return f"{text} != 0"',
+    'return f"{text} > 0"',
+)
+CPP.edit(
+    "bfloat16 is cut off, not rounded",
+    "tests/compiler/test_rounding.py::test_the_bits_are_those_of_eager",
+    cpp_text.to_stored,
+    "'upper' if value is not None and holds(value, dtype) else 'to'",
+    "'upper'",
+)
+CPP.edit(
+    "an embedding's index is not checked from below",
+    "tests/compiler/test_small_kernels.py::test_a_wrong_index_is_told",
+    cpp.Renderer._define,
+    'f"failed |= ({index} < -{size}) | ({index} >= {size});"',
+    'f"failed |= ({index} > {size});"',
+)
+CPP.edit(
+    "what is held of a row shares a buffer with what is still read",
+    "tests/compiler/test_scheduling.py::test_a_chain_of_norms_holds_its_row_in_few_buffers",
+    passes.row_buffers,
+    "if (last[user], user) < (begin, value) and kernel.body[user].dtype is dtype",
+    "if (last[user], user) < (-1, value)",
+)
+CPP.edit(
+    "buffers of a row are shared too early",
+    as_cpp("held rows"),
+    passes.row_buffers,
+    "if (last[user], user) < (begin, value) and kernel.body[user].dtype is dtype",
+    "if kernel.body[user].dtype is dtype",
+)
+CPP.edit(
+    "draws of a row begin at its second element",
+    as_cpp("dropout"),
+    cpp.Renderer._run,
+    "first = affine_text(rest) +",
+    'first = "4 + " + affine_text(rest) +',
+)
+CPP.edit(
+    "far angles by the near way",
+    as_cpp("far angles"),
+    cpp_circular.with_far_angles,
+    "if not asked:",
+    "if asked:",
+)

@@ -1,0 +1,119 @@
+"""Bugs in what is saved and what is recomputed, and in the prediction of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+import aottrain.compiler as pipeline
+from aottrain.compiler.partition import knapsack, min_cut, split, strategies, timeline, undefined
+from aottrain.ir import graph
+from tests.planted_bugs.planting import Area, Plant, TestsOf
+
+HERE = Area("partition")
+PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
+
+
+def results_of(graph: fx.Graph) -> list[Any]:
+    return list(graph.output_node().args[0])
+
+
+def _apply_then(change: Callable[[Any], Any]) -> Plant:
+    return lambda patch: patch.setattr(
+        pipeline, "apply_partition", lambda j, plan: change(split.apply_partition(j, plan))
+    )
+
+
+def _swap(graph_of: Callable[[Any], Any], first: int, second: int) -> Callable[[Any], Any]:
+    def change(parts: Any) -> Any:
+        graph = graph_of(parts)
+        values = results_of(graph)
+        values[first], values[second] = values[second], values[first]
+        graph.output_node().args = (values,)
+        return parts
+
+    return change
+
+
+HERE.plant("two residuals swapped", PROGRAMS.residuals, _apply_then(_swap(lambda parts: parts.forward, -1, -2)))
+HERE.plant("two gradients swapped", PROGRAMS.residuals, _apply_then(_swap(lambda parts: parts.backward, 0, 1)))
+HERE.plant(
+    "an output returned in the place of an update",
+    PROGRAMS.buffer,
+    _apply_then(_swap(lambda parts: parts.forward, 0, 1)),
+)
+HERE.attribute(
+    "updated state recomputed from its new value",
+    PROGRAMS.buffer,
+    strategies,
+    "_must_save",
+    lambda node, demand: False,
+    quick=True,
+)
+HERE.attribute(
+    "outputs that eager saves not saved",
+    PROGRAMS.stale_output,
+    strategies,
+    "_may_save",
+    lambda node: node.op == "placeholder",
+)
+HERE.attribute(
+    "the cut counts vertices, not bytes",
+    PROGRAMS.budget_bytes,
+    strategies,
+    "_weight",
+    lambda node, demand: 1,
+    quick=True,
+)
+HERE.attribute(
+    "minimum cut at the wrong end",
+    PROGRAMS.cheapest_cut,
+    min_cut._Network,
+    "reaching",
+    lambda self, sink: {sink},
+    quick=True,
+)
+HERE.attribute(
+    "the knapsack takes small items for none",
+    PROGRAMS.knapsack_capacity,
+    knapsack,
+    "_split",
+    lambda sizes, capacity: tuple([i for i, s in enumerate(sizes) if (s <= 500) == free] for free in (True, False)),
+)
+_ALLOCATIONS = timeline.allocations
+HERE.attribute(
+    "tuple items that nothing reads cost nothing",
+    PROGRAMS.peak_of_unread_items,
+    timeline,
+    "allocations",
+    lambda node: [found for found in _ALLOCATIONS(node) if found[0] is not node or not graph.is_tuple(node)],
+)
+HERE.attribute(
+    "views allocate in the peak model",
+    PROGRAMS.peak_of_views,
+    timeline,
+    "allocations",
+    lambda node: _ALLOCATIONS(node) or [(node, graph.storage_bytes(node))],
+    quick=True,
+)
+HERE.attribute(
+    "undefined tangents not specialised",
+    PROGRAMS.unused_output,
+    undefined,
+    "_rewrite",
+    lambda graph, node, new, late: graph.node_copy(node, lambda n: new[n] or undefined._zeros(graph, n)),
+)
+
+
+@HERE.bug("the forward computes something else", PROGRAMS.residuals)
+def _(patch: Any) -> None:
+    def change(parts: Any) -> Any:
+        for node in parts.forward.nodes:
+            if "sin" in str(node.target):
+                node.target = torch.ops.aten.cos.default
+        return parts
+
+    _apply_then(change)(patch)

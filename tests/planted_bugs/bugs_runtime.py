@@ -1,0 +1,170 @@
+"""Bugs in what runs: the autograd function, the epilogue, operators one by one, random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compat import CAN_UNPACK_ONE
+from aottrain.compiler import linking, replay
+from aottrain.compiler.lowering import pointwise, rules
+from aottrain.ir import graph
+from aottrain.runtime import epilogue, executor, philox, program, rng
+from aottrain.runtime.native import find_compiler
+from aottrain.runtime.program import Program
+from tests.planted_bugs.planting import Area, TestsOf
+
+HERE = Area("runtime")
+PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
+
+
+def layout_of(node: fx.Node) -> Any:
+    return getattr(graph.value_of(node), "layout", None)
+
+
+def _one(node: fx.Node) -> Any:
+    """The rule of a copy: of a number it makes 1."""
+    if isinstance(node.args[0], fx.Node):
+        return _COPY(node)
+    return pointwise.pointwise(node, [], lambda b, v: b.constant(1, pointwise.spec(node).dtype))
+
+
+if find_compiler() is not None:
+    _COPY = rules._MAKERS["aten._to_copy.default"]
+    HERE.plant(
+        "a number in a tensor's place is taken for another",
+        PROGRAMS.number_for_a_tensor,
+        lambda patch: patch.setitem(rules._MAKERS, "aten._to_copy.default", _one),
+    )
+
+
+def _materialise(patch: Any) -> None:
+    original = program._CompiledFunction.forward
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        out = original(ctx, *args)
+        ctx.set_materialize_grads(True)
+        return out
+
+    patch.setattr(program._CompiledFunction, "forward", staticmethod(forward))
+
+
+def _still_versions(patch: Any) -> None:
+    original = Program.__call__
+
+    def call(self: Any, primals: Any) -> Any:
+        before = [value._version for value in primals]
+        out = original(self, primals)
+        torch._C._autograd._unsafe_set_version_counter(tuple(primals), tuple(before))
+        return out
+
+    patch.setattr(Program, "__call__", call)
+
+
+def _reused_draw(self: Any, device: Any) -> Any:
+    self.state = rng.new_state(device) if self.state is None else self.state
+    self.num_draws = 1
+    return self.state, 0
+
+
+def _without_offset(info: Any, *given: Any) -> Any:
+    if info.geometry is not None:
+        info = replace(info, geometry=(*info.geometry[:2], 0))
+    return _MAKE(info, *given)
+
+
+_MAKE, _VALUE = epilogue._make, executor.value_text
+HERE.plant("undefined tangents as zeros", PROGRAMS.unused_output, _materialise)
+HERE.plant("version counters not moved", PROGRAMS.stale_input, _still_versions)
+HERE.attribute(
+    "the epilogue forgets the offset", PROGRAMS.sliced_output, epilogue, "_make", _without_offset, quick=True
+)
+HERE.attribute(
+    "views regenerated without their origin", PROGRAMS.written_unbound, epilogue, "set_view_origin", lambda *_: None
+)
+HERE.attribute(
+    "a view of an input made from a copy",
+    PROGRAMS.view_of_input,
+    epilogue,
+    "_make",
+    lambda *given: _MAKE(*given).clone(),
+)
+HERE.attribute(
+    "tangents not brought to their strides",
+    PROGRAMS.odd_tangent,
+    program,
+    "_coerce",
+    lambda tangent, spec, sizes: tangent,
+)
+if CAN_UNPACK_ONE:
+    HERE.attribute(
+        "what unused outputs saved is unpacked",
+        PROGRAMS.stale_unused_output,
+        program,
+        "saved_tensors",
+        lambda ctx, wanted: list(ctx.saved_tensors),
+    )
+HERE.attribute("a draw number used twice", PROGRAMS.two_draws, rng.PhiloxMode, "_next", _reused_draw, quick=True)
+HERE.attribute(
+    "every call draws from one seed",
+    PROGRAMS.generator_state,
+    program,
+    "new_state",
+    lambda device: torch.zeros(2, dtype=torch.int64),
+)
+HERE.attribute("the native draw forgets its number", PROGRAMS.native_draw, philox, "_MASK64", 0)
+HERE.attribute(
+    "infinity loses its sign",
+    PROGRAMS.infinity,
+    executor,
+    "value_text",
+    lambda v, names: "inf" if v == -float("inf") else _VALUE(v, names),
+    quick=True,
+)
+HERE.attribute(
+    "values live to the end",
+    "tests/runtime/test_executor.py::test_values_die_at_their_last_use",
+    executor,
+    "_last_uses",
+    lambda graph: {},
+    quick=True,
+)
+HERE.attribute("a replay forgets no_grad", PROGRAMS.second_derivative, replay, "grad_mode_of", lambda node: True)
+
+
+HERE.attribute(
+    "inputs that are only detached go in attached",
+    PROGRAMS.detached_input,
+    linking,
+    "_cut_off",
+    lambda parts: frozenset(),
+)
+
+
+@HERE.bug("a dense gradient is all of its sum with a sparse one", PROGRAMS.sparse_and_dense)
+def _(patch: Any) -> None:
+    original = linking.build_runner
+
+    def build(graph: fx.Graph, kernel: Any) -> Any:
+        for node in graph.nodes:
+            parts = [part for part in node.all_input_nodes if layout_of(part) is torch.strided]
+            if str(node.target).startswith("aten.add") and len(parts) < len(node.all_input_nodes):
+                node.replace_all_uses_with(parts[0])
+        return original(graph, kernel)
+
+    patch.setattr(linking, "build_runner", build)
+
+
+@HERE.bug("residuals kept after the backward", PROGRAMS.residual_lifetimes)
+def _(patch: Any) -> None:
+    kept: list[Any] = []
+    original = linking.build_runner
+
+    def build(graph: Any, kernel: Any) -> Any:
+        run = original(graph, kernel)
+        return lambda inputs: kept.extend(inputs) or run(inputs)
+
+    patch.setattr(linking, "build_runner", build)

@@ -1,0 +1,257 @@
+"""Bugs in what becomes one kernel, where its results lie, and what is done by an op of our own in a few ops' place."""
+
+from __future__ import annotations
+
+from aottrain.compiler import attention, layouts, loss_head
+from aottrain.compiler.scheduling import fusion, groups, in_place, kernels, memory
+from aottrain.runtime import arena
+from aottrain.runtime import loss_head as loss_head_op
+from tests.planted_bugs.planting import Area, TestsOf
+
+SMALL = "tests/compiler/test_small_kernels.py::test_evaluated[{}]"
+SCHEDULES = Area("scheduling")
+FUSED = TestsOf("tests/compiler/test_scheduling.py")
+SCHEDULES.edit(
+    "a group depends on itself through a product",
+    FUSED.what_depends_on_a_product_of_its_own_group_is_another_kernel,
+    fusion._Order.allows,
+    "return all(",
+    "return True or all(",
+)
+SCHEDULES.edit(
+    "another element of a group's value is read as its own",
+    FUSED.another_element_of_the_groups_value_is_refused,
+    groups._place,
+    "if known is not None and _position(operand, layout, index) != known:",
+    "if known is None and _position(operand, layout, index) is None:",
+    quick=True,
+)
+SCHEDULES.edit(
+    "a sum over rows is read by its own rows",
+    FUSED.a_reader_of_a_sum_over_rows_is_in_another_kernel,
+    groups._place,
+    "if layout.root in group.columns:",
+    "if False:",
+    quick=True,
+)
+SCHEDULES.edit(
+    "nothing is fused",
+    FUSED.a_chain_is_one_kernel_each_way_and_saves_one_tensor,
+    fusion._joins,
+    "if isinstance(placed, Placement):",
+    "if placed is None:",
+    quick=True,
+)
+SCHEDULES.edit(
+    "effects in any order",
+    FUSED.effects_keep_their_order_whatever_is_fused_around_them,
+    fusion.fuse,
+    "sources |= {order.unit[effect] for effect in effects[-1:]}",
+    "pass",
+)
+SCHEDULES.edit(
+    "loops merged that are two",
+    SMALL.format("heads"),
+    kernels._merge,
+    "if any(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):",
+    "if all(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):",
+)
+SCHEDULES.edit(
+    "a sum's divisor is forgotten",
+    SMALL.format("variance"),
+    kernels._column,
+    "output.dtype, whole, output.divisor)",
+    "output.dtype, whole, 1)",
+)
+
+ARENAS = Area("arenas")
+MEMORY = TestsOf("tests/compiler/test_memory_plan.py")
+ARENAS.edit(
+    "overlap in the arena is not found",
+    MEMORY.overlap_is_found,
+    memory.verify_offsets,
+    "if start < offsets[other] + sizes[other] and offsets[other] < end:",
+    "if start < offsets[other] and offsets[other] < end:",
+    quick=True,
+)
+ARENAS.edit(
+    "an arena in which nothing is shared",
+    MEMORY.an_arena_is_at_least_what_is_alive_at_once_and_little_more,
+    memory._first_fit,
+    "if other_first <= final and first <= other_last:",
+    "if True:",
+    quick=True,
+)
+ARENAS.edit(
+    "an arena is for two calls at once",
+    "tests/compiler/test_in_place.py::test_calls_in_flight_have_arenas_of_their_own",
+    arena._lease,
+    "_idle.remove(arena)\n",
+    "pass\n",
+)
+ARENAS.edit(
+    "a block that is still referred to is used again",
+    MEMORY.a_retained_graph_keeps_its_values_while_other_calls_run,
+    arena.residual,
+    "if storage_use_count(storage) == 1:",
+    "if storage_use_count(storage) >= 1:",
+)
+ARENAS.edit(
+    "blocks are never used again",
+    "tests/compiler/test_in_place.py::test_a_block_that_nothing_refers_to_is_used_again",
+    arena.residual,
+    "if storage_use_count(storage) == 1:",
+    "if storage_use_count(storage) == 0:",
+)
+ARENAS.edit(
+    "results lie in the arena",
+    MEMORY.what_is_returned_is_never_used_again,
+    memory.plan_memory,
+    "escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}",
+    "escaping = set()",
+)
+ARENAS.edit(
+    "what another program keeps stays",
+    "tests/compiler/test_in_place.py::test_what_another_holder_keeps_goes_before_a_run",
+    arena.begin,
+    "if idle > _MOST_IDLE:",
+    "if idle < 0:",
+)
+ARENAS.edit(
+    "an operand that is read later is written over",
+    "tests/compiler/test_in_place.py::test_what_is_read_later_keeps_its_memory",
+    in_place.written_in_place,
+    "node in own and last[node] == position and node not in returned",
+    "node in own and node not in returned",
+    quick=True,
+)
+ARENAS.edit(
+    "a result is written over",
+    "tests/compiler/test_retention.py::test_what_is_returned_or_given_is_not_written_over",
+    in_place.written_in_place,
+    "last[node] == position and node not in returned",
+    "last[node] == position",
+)
+ARENAS.edit(
+    "an operand that is read elsewhere is written over",
+    "tests/compiler/test_in_place.py::test_what_is_read_at_another_place_keeps_its_memory",
+    in_place._is_elementwise,
+    "load.guard is None and load.address == address",
+    "load.guard is None",
+)
+ARENAS.edit(
+    "nothing is written in place",
+    "tests/compiler/test_retention.py::test_a_sum_is_written_over_an_operand_that_dies",
+    in_place._fits,
+    "return call.buffers.count(operand) == 1 and _is_elementwise(call.kernel, read, written)",
+    "return False",
+)
+
+HEADS = Area("loss head")
+LOSSES = TestsOf("tests/compiler/test_loss_head.py")
+RULES = TestsOf("tests/runtime/test_loss_head.py")
+HEADS.edit(
+    "only the first chunk counts",
+    LOSSES.the_answer_is_eagers_within_rounding,
+    loss_head_op._linear_cross_entropy,
+    "for start in range(0, rows, chunk):",
+    "for start in range(0, min(rows, chunk), chunk):",
+)
+HEADS.edit(
+    "logits that are read elsewhere are not kept",
+    LOSSES.what_is_not_taken_and_why,
+    loss_head._check_alone,
+    "_require(not others,",
+    "_require(True,",
+)
+HEADS.edit(
+    "class weights are overlooked",
+    LOSSES.what_is_not_taken_and_why,
+    loss_head._log_softmax,
+    '_require(weights is None, "its classes are weighted")',
+    "pass",
+)
+HEADS.edit(
+    "a region of the user's is taken apart",
+    LOSSES.regions_of_checkpoint_are_left_to_the_user,
+    loss_head._check_alone,
+    "_require(not marks_of(node),",
+    "_require(True,",
+)
+HEADS.edit(
+    "gradients are kept that are larger than the logits",
+    LOSSES.it_is_done_where_it_saves_memory,
+    loss_head._rows_of_chunk,
+    "_require(chunk * classes + kept * width < 2 * rows * classes,",
+    "_require(True,",
+)
+HEADS.edit(
+    "a gradient that nobody asks for is made",
+    LOSSES.only_the_gradients_that_are_asked_for,
+    loss_head._rewrite,
+    "[node is not None for node in gradients.nodes]",
+    "[True for node in gradients.nodes]",
+)
+
+ATTENTION = Area("attention")
+WRITTEN = TestsOf("tests/compiler/test_fuse_attention.py")
+VALUES = WRITTEN.values_and_gradients_are_those_of_eager
+ATTENTION.edit(
+    "a quotient scales as its inverse",
+    f"{VALUES}[scaled]",
+    attention._Path.climb,
+    "number if node.target in _PRODUCTS else 1.0 / number",
+    "number",
+)
+ATTENTION.edit(
+    "what a mask fills is minus infinity always",
+    f"{VALUES}[filled_with_little]",
+    attention._Path.climb,
+    "self.fill, self.filled = float(fill), True",
+    'self.fill, self.filled = float("-inf"), True',
+)
+ATTENTION.edit(
+    "double precision by a kernel of single",
+    WRITTEN.other_types_stay,
+    attention._written,
+    "facts.dtype is torch.float32 and facts.device",
+    "facts.dtype.is_floating_point and facts.device",
+)
+ATTENTION.edit(
+    "dropout of weights is forgotten",
+    f"{VALUES}[causal]",
+    attention._written,
+    '{"draw": 0, "keep": 1.0} if drop is None else {"draw": drop.draw, "keep": drop.keep}',
+    '{"draw": 0, "keep": 1.0}',
+)
+
+LAYOUTS = Area("layouts")
+IMAGES = TestsOf("tests/compiler/test_layouts.py")
+LAYOUTS.edit(
+    "results keep the layout inside",
+    IMAGES.results_and_gradients_have_eagers_strides_and_values,
+    layouts._Rewriting._result,
+    "new = self._before(node)",
+    "return self.new[node]",
+)
+LAYOUTS.edit(
+    "measured times are overlooked",
+    IMAGES.the_decision_is_by_measured_times,
+    layouts.choose_layouts,
+    "if after + copies > (1 - _GAIN) * before:",
+    "if False:",
+)
+LAYOUTS.edit(
+    "copies between layouts cost nothing",
+    IMAGES.what_copies_between_layouts_take_counts,
+    layouts.choose_layouts,
+    "if after + copies > (1 - _GAIN) * before:",
+    "if after > (1 - _GAIN) * before:",
+)
+LAYOUTS.edit(
+    "channels last are channels first",
+    IMAGES.a_block_is_a_few_kernels_and_no_change_of_layout_between_convolutions,
+    layouts._strides,
+    "return channels * height * width, 1, channels * width, channels",
+    "return channels * height * width, height * width, width, 1",
+)

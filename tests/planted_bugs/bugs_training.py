@@ -1,0 +1,295 @@
+"""Bugs in training: a run's check of its own step, checkpoints, the order of data, generated optimizers."""
+
+from __future__ import annotations
+
+from aottrain.compiler.optimizers import formulas, plan, step
+from aottrain.data import batches, text
+from aottrain.trainer import checkpoint, optim, verification
+from tests.planted_bugs.planting import Area, TestsOf
+
+VERIFYING = Area("verification")
+RUNS = TestsOf("tests/trainer/test_verification.py")
+VERIFYING.edit(
+    "an infinite error is as good as none",
+    RUNS.relative_errors,
+    verification.relative_error,
+    'return float("inf")\n    return error / scale',
+    "return 0.0\n    return error / scale",
+    quick=True,
+)
+VERIFYING.edit(
+    "errors relative to the compiled side",
+    RUNS.relative_errors,
+    verification.relative_error,
+    "expected.abs().max().item()",
+    "actual.abs().max().item()",
+)
+VERIFYING.edit(
+    "the smallest error is the error",
+    RUNS.a_wrong_step_is_named,
+    verification.relative_error,
+    "(actual - expected).abs().max()",
+    "(actual - expected).abs().min()",
+)
+VERIFYING.edit(
+    "another shape is no difference",
+    RUNS.relative_errors,
+    verification.relative_error,
+    'return float("inf")\n    actual',
+    "return 0.0\n    actual",
+)
+VERIFYING.edit(
+    "a gradient that is missing is not missed",
+    RUNS.a_wrong_step_is_named,
+    verification._errors,
+    "if (actual is None) != (expected is None):",
+    "if actual is None and expected is None:",
+)
+VERIFYING.edit(
+    "buffers are not compared",
+    RUNS.a_wrong_step_is_named,
+    verification._errors,
+    "for name, expected in eager.buffers.items():",
+    "for name, expected in ():",
+)
+VERIFYING.edit(
+    "a wrong loss is let through",
+    RUNS.a_wrong_step_is_named,
+    verification.verify_step,
+    "if not loss_error <= allowed:",
+    "if loss_error < 0:",
+)
+VERIFYING.edit(
+    "gradients beyond the tolerance are let through",
+    RUNS.a_wrong_step_is_named,
+    verification.verify_step,
+    "if not grad_errors[name] <= config.grad_tolerance + NOISE_FACTOR * noise[name]:",
+    "if grad_errors[name] < 0:",
+    quick=True,
+)
+VERIFYING.edit(
+    "the step is compared with itself",
+    (RUNS.a_wrong_step_is_named, RUNS.other_random_numbers_are_a_difference),
+    verification.verify_step,
+    "eager = _outcome(lambda: _eager_loss(module, batch, eager_draws), module)",
+    "eager = compiled",
+)
+VERIFYING.edit(
+    "parameters stay changed after the noise is measured",
+    RUNS.what_rounding_explains_is_not_an_error,
+    verification._eager_noise,
+    "finally:\n        with torch.no_grad():\n            for parameter, value in zip(parameters, kept, strict=True):",
+    "finally:\n        with torch.no_grad():\n            for parameter, value in ():",
+    quick=True,
+)
+VERIFYING.edit(
+    "eager's noise excuses anything",
+    RUNS.what_rounding_explains_is_not_an_error,
+    verification._rounding_unit,
+    "return 2.0**-20",
+    "return 2.0**-2",
+)
+
+CHECKPOINTS = Area("checkpoints")
+FILES = TestsOf("tests/trainer/test_checkpoint.py")
+CHECKPOINTS.edit(
+    "a random stream that starts anew", FILES.every_random_stream_goes_on, checkpoint.set_random_state,
+    '    torch.set_rng_state(state["torch"])\n', "", quick=True,
+)  # fmt: skip
+CHECKPOINTS.edit(
+    "Python's own stream starts anew",
+    FILES.every_random_stream_goes_on,
+    checkpoint.set_random_state,
+    "random.setstate((version, tuple(internal), gauss))",
+    "random.seed(0)",
+)
+CHECKPOINTS.edit(
+    "checksums are not compared",
+    FILES.a_damaged_one_is_passed_over_and_named,
+    checkpoint.load,
+    "if digest is not None and digest != _digest(path):",
+    "if digest is None and digest != _digest(path):",
+)
+CHECKPOINTS.edit(
+    "the oldest is taken for the newest",
+    FILES.the_newest_is_found_and_old_ones_go,
+    checkpoint.CheckpointFolder._entries,
+    'key=lambda entry: entry["step"], reverse=True',
+    'key=lambda entry: entry["step"], reverse=False',
+    quick=True,
+)
+CHECKPOINTS.edit(
+    "every checkpoint is kept",
+    FILES.the_newest_is_found_and_old_ones_go,
+    checkpoint.CheckpointFolder.save,
+    "file.unlink()",
+    "pass",
+)
+CHECKPOINTS.edit(
+    "later checkpoints of an earlier run count",
+    FILES.a_new_run_in_an_old_folder_is_the_one_that_counts,
+    checkpoint.CheckpointFolder.save,
+    'if entry["step"] < step)',
+    'if entry["step"] != step)',
+)
+CHECKPOINTS.edit(
+    "another format is read all the same",
+    FILES.another_programs_file_is_refused,
+    checkpoint.load,
+    'content.get("format") != FORMAT',
+    'content.get("format") == FORMAT + 1',
+)
+CHECKPOINTS.edit(
+    "settings that differ are not looked at",
+    "tests/trainer/test_run.py::test_resuming_another_run_lists_every_difference",
+    checkpoint.check_identity,
+    "if saved.get(key) != wanted.get(key)",
+    "if key == ''",
+)
+
+DATA = Area("data")
+TEXT = TestsOf("tests/data/test_text_data.py")
+DATA.edit(
+    "every step sees the same batch",
+    TEXT.neighbouring_seeds_and_steps_draw_unlike,
+    batches.step_generator,
+    "step * 0xD1B54A32D192ED03",
+    "step * 0",
+    quick=True,
+)
+DATA.edit(
+    "seeds do not matter",
+    TEXT.neighbouring_seeds_and_steps_draw_unlike,
+    batches.step_generator,
+    "seed * 0x9E3779B97F4A7C15",
+    "seed * 0",
+)
+DATA.edit(
+    "data drawn from torch's generator",
+    (TEXT.drawing_data_leaves_torchs_generator_alone, TEXT.a_step_sees_the_same_whenever_it_is_asked_for),
+    batches.TextBatches.at,
+    ", generator=step_generator(self.seed, step))",
+    ")",
+)
+DATA.edit(
+    "the last positions are never drawn",
+    TEXT.every_position_can_be_drawn,
+    batches.TextBatches.at,
+    "len(self.text.train) - self.context",
+    "len(self.text.train) - self.context - 1",
+)
+DATA.edit(
+    "held-out batches from what is trained on",
+    TEXT.held_out_batches_are_fixed_and_never_trained_on,
+    batches.TextBatches.held_out,
+    "cut(self.text.held_out, row, self.context)",
+    "cut(self.text.train, row, self.context)",
+    quick=True,
+)
+DATA.edit(
+    "targets are the inputs", TEXT.targets_are_the_next_bytes, text.cut, "windows[:, 1:]", "windows[:, :-1]", quick=True
+)
+DATA.edit(
+    "held-out batches are those of step 0",
+    TEXT.a_recipe_can_make_its_own_batches,
+    batches.MadeBatches.held_out,
+    "step_generator(self.seed, _HELD_OUT_STREAM)",
+    "step_generator(self.seed, 0)",
+)
+
+OPTIMIZERS = Area("optimizers")
+STEPS = TestsOf("tests/compiler/test_optimizers.py")
+ERRORS = STEPS.the_error_is_no_larger_than_torchs
+OPTIMIZERS.edit(
+    "AdamW without the correction of its first mean",
+    f"{ERRORS}[adamw-torch.float32-]",
+    formulas._prepare_adamw,
+    'b.compute("div", v["lr"], corrected[0])',
+    'v["lr"]',
+)
+OPTIMIZERS.edit(
+    "AdamW's square of the old mean",
+    f"{ERRORS}[adamw-torch.float32-]",
+    formulas._update_adamw,
+    'b.compute("mul", gradient, gradient)',
+    'b.compute("mul", gradient, mean)',
+)
+OPTIMIZERS.edit(
+    "AdamW's decay is not decoupled from the sign",
+    f"{ERRORS}[adamw-torch.float32-]",
+    formulas._prepare_adamw,
+    '"decay": b.compute("sub", one,',
+    '"decay": b.compute("add", one,',
+)
+OPTIMIZERS.edit(
+    "Lion steps by the mean, not by its sign",
+    f"{ERRORS}[lion-torch.float32-]",
+    formulas._update_lion,
+    'b.compute("sign", mixed("beta1", "weight1"))',
+    'mixed("beta1", "weight1")',
+)
+OPTIMIZERS.edit(
+    "Nesterov's step is the plain one",
+    f"{ERRORS}[sgd nesterov-torch.float32-]",
+    formulas._update_sgd,
+    'b.test("ne", v["nesterov"], zero), ahead, momentum',
+    'b.test("ne", v["nesterov"], zero), momentum, momentum',
+)
+OPTIMIZERS.edit(
+    "the first momentum is dampened",
+    f"{ERRORS}[sgd dampening-torch.float32-]",
+    formulas._prepare_sgd,
+    'b.compute("where", first, one, b.compute("sub", one, v["dampening"]))',
+    'b.compute("sub", one, v["dampening"])',
+)
+OPTIMIZERS.edit(
+    "clipped up to the norm, not only down",
+    f"{STEPS.clipping_is_torchs}[given1-evaluate]",
+    formulas._clipping,
+    'b.compute("min", ratio, one)',
+    "ratio",
+    quick=True,
+)
+OPTIMIZERS.edit(
+    "a norm that is not finite is not skipped",
+    STEPS.a_step_is_left_out_where_it_is_told_to,
+    formulas._clipping,
+    'skip = b.test("or", skips,',
+    'skip = b.test("and", skips,',
+)
+OPTIMIZERS.edit(
+    "clipped gradients are not rounded to their type",
+    STEPS.a_clipped_gradient_is_rounded_as_if_it_had_been_written,
+    formulas._update,
+    'values["gradient"] = b.cast(b.cast(clipped, segment.dtype), kind)',
+    'values["gradient"] = b.cast(clipped, kind)',
+)
+OPTIMIZERS.edit(
+    "autograd does not hear of the update",
+    STEPS.autograd_hears_of_the_update,
+    plan.Plan.finish,
+    "zip(self.parameters, self._active, strict=True) if on",
+    "zip(self.parameters, self._active, strict=True) if not on",
+)
+OPTIMIZERS.edit(
+    "copies of parameters with gaps are not written back",
+    f"{STEPS.layouts}[with gaps]",
+    plan.Plan.finish,
+    "parameter.copy_(copy)",
+    "copy.copy_(parameter)",
+)
+OPTIMIZERS.edit(
+    "each device has its own norm",
+    STEPS.parameters_on_several_devices_have_one_norm,
+    step.GeneratedStep._run_all,
+    'plan.tables.tables["total"].copy_(total)',
+    "pass",
+)
+OPTIMIZERS.edit(
+    "vectors decay, too",
+    "tests/trainer/test_optimisation.py::test_only_matrices_decay",
+    optim.decay_groups,
+    '{"params": others, "weight_decay": 0.0}',
+    '{"params": others, "weight_decay": weight_decay}',
+    quick=True,
+)
