@@ -249,7 +249,7 @@ def _has_several_results(node: Any) -> bool:
 
 
 def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
-    """What the forward has saved. RuntimeError: a backward, maybe of other results, has come by and retained nothing."""
+    """What the forward has saved. RuntimeError: a backward, maybe of other results, has come by already."""
     try:
         return saved_tensors(node, reads)
     except RuntimeError as error:
