@@ -16,6 +16,7 @@ from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.build import build_job
 from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.signals import interruptible
 
 # Long, and on the HTML page.
 LONG = {"forward_text", "backward_text", "after", "live"}
@@ -23,19 +24,20 @@ LONG = {"forward_text", "backward_text", "after", "live"}
 
 def run(config: RunConfig) -> int:
     """Print the plan of one training step; write plan.json and compile_report.html. The engine is always aot."""
-    config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
-    job = build_job(config)
-    compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
-    compiled.prepare(*job.batches.at(1)[0])
-    report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
-    plan = describe(job.module, report, config)
-    directory = Path(config.output_dir)
-    (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-    html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
-    print(render(plan))
-    print()
-    print(report.explain())
-    print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
+    with interruptible():  # a compiler that runs ends with this process
+        config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
+        job = build_job(config)
+        compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
+        compiled.prepare(*job.batches.at(1)[0])
+        report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
+        plan = describe(job.module, report, config)
+        directory = Path(config.output_dir)
+        (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
+        print(render(plan))
+        print()
+        print(report.explain())
+        print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
     return 0
 
 
