@@ -77,6 +77,12 @@ class Program:
     build_cut: Callable[[Pattern, Pattern], Backward] | None = None
     _backwards: dict[Any, Backward] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Outputs in autograd's order: those that require gradients first. One that does so alone stands where the only
+        result of an op does; torch takes another's place for that one once it has been written to."""
+        self._order = sorted(range(len(self.differentiable)), key=lambda i: not self.differentiable[i])
+        self._places = [self._order.index(i) for i in range(len(self._order))]
+
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
         watch = Watch()
@@ -91,7 +97,8 @@ class Program:
                 given = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
                 given += [torch.empty(0, requires_grad=True)] * self.anchored
                 with torch.enable_grad():
-                    outputs = list(_CompiledFunction.apply(call, *given))
+                    found = _CompiledFunction.apply(call, *given)
+                outputs = [found[place] for place in self._places]
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
@@ -168,13 +175,14 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.save_for_backward(*residuals)
         ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return tuple(outputs[i] for i in program._order)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         """None for the call, gradients of the primals, and None for what anchors it."""
         call: _Call = ctx.call
         program = call.program
+        tangents = tuple(tangents[place] for place in program._places)
         look = call.watch.take() if program.links.links else WHOLE
         if torch.is_grad_enabled():
             return (None, *_differentiable_gradients(ctx, tangents, look), None)
