@@ -53,7 +53,8 @@ def work(rank: int, port: int) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for door in ("trace", "dynamo"):
         for program in PROGRAMS:
-            given, wanted = ([torch.full((3,), rank + i + 1.0) for i in range(program.__code__.co_argcount)] for _ in "12")
+            given = [torch.full((3,), rank + i + 1.0) for i in range(program.__code__.co_argcount)]
+            wanted = [value.clone() for value in given]
             call = aottrain.compile(program, capture=door, kernel="aten")
             got, expected = call(*given), program(*wanted)
             assert all(map(torch.equal, [torch.as_tensor(got), *given], [torch.as_tensor(expected), *wanted])), program
