@@ -14,7 +14,7 @@ from aottrain.compiler.codegen.programs import FusedGraph, fuse_graph
 from aottrain.compiler.links import CutBackward
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.undefined import check_constants, specialise_backward
-from aottrain.errors import CompilerError
+from aottrain.errors import CompilerError, UnsupportedError
 from aottrain.ir.graph import (
     InputKind,
     JointGraph,
@@ -60,6 +60,8 @@ def link(
     signature = parts.signature
     targets = tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT)
     cut_off = _cut_off(parts, targets)
+    if cut_off and len(cut_off) == len(targets) and analysis.links.links:
+        raise UnsupportedError("gradients pass between results, and reach none of the inputs")
     computed = analysis.computed
     replaced = [signature.inputs[i].spec for i in analysis.replaced]
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
