@@ -65,7 +65,11 @@ class NumericsError(AottrainError):
 
 
 class CheckpointError(AottrainError):
-    """A checkpoint is missing, damaged, or belongs to another run."""
+    """A checkpoint cannot be written, or, as ResumeError, not be used."""
+
+
+class ResumeError(CheckpointError):
+    """What a run shall go on from is missing, damaged, or of another run; the message says in which settings."""
 
 
 class BusyError(AottrainError):

@@ -72,6 +72,16 @@ def test_what_is_given_beside_it_stands_and_is_shown(first, capsys):
     assert len(losses("third")) == 1 and json.loads(Path("third/summary.json").read_text())["steps"] == 7
 
 
+def test_what_cannot_be_gone_on_from_is_bad_input(first, capsys):
+    assert main([f"resume={first}", "optimizer.lr=0.5", "hydra.run.dir=second"]) == 2
+    assert "optimizer.lr: " in capsys.readouterr().err
+    assert json.loads(Path("second/summary.json").read_text())["status"] == "failed"
+    (checkpoint,) = Path(first, "checkpoints").glob("*.pt")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    assert main([f"resume={first}", "hydra.run.dir=third"]) == 2
+    assert "none of its 1 checkpoints can be read" in capsys.readouterr().err
+
+
 def test_going_on_in_parts_is_bitwise_going_on_at_once(first):
     assert main([f"resume={first}", "trainer.steps=6", "hydra.run.dir=rest"]) == 0
     settings = configuration("rest")
@@ -89,7 +99,7 @@ def test_in_its_own_folder_a_run_goes_on_with_its_own_settings_too(first, capsys
 
 def test_an_option_of_a_group_replaces_the_group_and_an_experiment_what_it_sets(first, capsys):
     line = [f"resume={first}", "partition=min_cut", "experiment=bf16", "debug=fast", "hydra.run.dir=second"]
-    assert main(line) == 1  # bfloat16 is another run
+    assert main(line) == 2  # bfloat16 is another run
     printed = capsys.readouterr()
     found = differences(printed.out)
     assert "partition.strategy: budget in that run, min_cut here" in found
@@ -103,7 +113,7 @@ def test_an_option_of_a_group_replaces_the_group_and_an_experiment_what_it_sets(
 
 def test_without_a_record_the_defaults_are_taken_and_that_is_said(first, capsys):
     (Path(first) / ".hydra" / "config.yaml").unlink()
-    assert main([*FAST, f"resume={first}", "trainer.steps=4"]) == 1
+    assert main([*FAST, f"resume={first}", "trainer.steps=4"]) == 2
     assert "no .hydra/config.yaml beside it: what is not given here has its default" in capsys.readouterr().out
 
 

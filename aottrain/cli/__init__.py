@@ -13,13 +13,13 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError
+from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError, ResumeError
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
 
 # Errors of what was asked for, found before any step.
-REFUSALS = (BudgetError, BusyError, CapacityError)
+REFUSALS = (BudgetError, BusyError, CapacityError, ResumeError)
 # What a file system says that takes no more; other errors of the system are shown with their traceback.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 

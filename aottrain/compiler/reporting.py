@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, de
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
 from aottrain.ir.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.ir.text import graph_text
 from aottrain.ir.units import format_shape
 from aottrain.runtime.machine import describe_machine
@@ -118,14 +118,29 @@ def describe(
 
 def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[Any]) -> GraphReport:
     """`report` of a graph of TorchDynamo's, which hands a module's parameters and buffers in among the inputs: its
-    inputs are those of the call alone."""
+    inputs are those of the call alone, and so is its batch in memory."""
     names = [node.name for node in graph.graph.nodes if node.op == "placeholder"]
     tensors = {id(value): (name, value) for name, value in zip(names, inputs, strict=True) if isinstance(value, Tensor)}
-    parameters = [value for _, value in tensors.values() if isinstance(value, nn.Parameter)]
-    given = [v for name, v in tensors.values() if not isinstance(v, nn.Parameter) and "_buffers_" not in name]
+    parameters: list[Tensor] = [value for _, value in tensors.values() if isinstance(value, nn.Parameter)]
+    others = [(name, value) for name, value in tensors.values() if not isinstance(value, nn.Parameter)]
+    given = [value for name, value in others if "_buffers_" not in name]
+    state = {"parameters": parameters, "buffers": [value for name, value in others if "_buffers_" in name]}
     counts = [parameter.numel() for parameter in parameters]
     count = sum(count for count in counts if isinstance(count, int))  # reading a symbol would fix it
-    return replace(report, inputs=tuple(map(_type_of, given)), num_parameters=count)
+    timeline = report.timeline and replace(report.timeline, fixed=_with_state(report.timeline.fixed, state))
+    memory = _with_state(report.memory, state)
+    inputs_given = tuple(map(_type_of, given))
+    return replace(report, inputs=inputs_given, num_parameters=count, memory=memory, timeline=timeline)
+
+
+def _with_state(memory: dict[str, int], state: Mapping[str, Sequence[Tensor]]) -> dict[str, int]:
+    """Bytes by category, with those of the state taken from the batch's."""
+    memory = dict(memory)
+    for kind, tensors in state.items():
+        sizes = [tensor_spec(value).storage_bytes for value in tensors]
+        memory[kind] = memory.get(kind, 0) + sum(sizes)
+        memory["batch"] = memory.get("batch", 0) - sum(sizes)
+    return memory
 
 
 def _inputs(joint: JointGraph) -> tuple[str, ...]:

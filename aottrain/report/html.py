@@ -34,7 +34,7 @@ def fragment(report: CompileReport) -> str:
 
 def _body(report: CompileReport, summary: Mapping[str, Any], *, texts: bool) -> list[str]:
     report = with_optimizer(report, summary.get("optimizer_bytes") or 0)
-    body = [_header(report, summary), _fallbacks(report)]
+    body = [_header(report, summary), _fallbacks(report), _graph_breaks(report)]
     main = report.main_graph
     if main is not None:
         body += [_cards(main, report, summary), _saved_comparison(main, summary)]
@@ -74,6 +74,15 @@ def _fallbacks(report: CompileReport) -> str:
         f"<p>These calls were not compiled; their results are eager PyTorch's own.</p>"
         f"{table(columns, rows)}</section>"
     )
+
+
+def _graph_breaks(report: CompileReport) -> str:
+    """Where TorchDynamo cut the target into several graphs; a budget is of each."""
+    if not report.graph_breaks:
+        return ""
+    rows = [[format_count(found.count), escape(found.reason), mono(found.source)] for found in report.graph_breaks]
+    columns = [Column("times", number=True), Column("why"), Column("where")]
+    return f"{heading('Graph breaks', escape(report.breaks_text))}{table(columns, rows)}"
 
 
 def _cards(graph: GraphReport, report: CompileReport, summary: Mapping[str, Any]) -> str:

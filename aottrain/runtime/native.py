@@ -19,7 +19,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -132,11 +132,14 @@ def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
         return [_loaded[source] for source in sources]
     new: dict[Source, Library | CompilerError] = {}
     with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
+        futures = [pool.submit(_load_or_error, source) for source in missing]
         try:
-            new.update(zip(missing, pool.map(_load_or_error, missing), strict=True))
+            new.update(zip(missing, (future.result() for future in futures), strict=True))
         except BaseException:  # an interrupt: the pool waits for its threads, and they for their compilers
-            for process in list(_running):
-                _kill(process)
+            while not all([future.cancel() or future.done() for future in futures]):
+                for process in list(_running):  # more than once: a thread may have been about to start one
+                    _kill(process)
+                wait(futures, timeout=0.05)
             raise
     for source, found in new.items():
         _loaded[source] = found._replace(compiled=False) if isinstance(found, Library) else found

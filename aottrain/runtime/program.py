@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
@@ -43,11 +44,11 @@ class Program:
     for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
     that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
-    flow through. update_targets: the primal that each update is written to; unversioned: those
-    written behind autograd's back. gradient_targets: the primal of each
-    gradient. cut_off: primals that require a gradient and never get one, such as those that the program only detaches;
-    autograd does not see that they are inputs. differentiable, output_specs: of each output; a tangent is brought to
-    its output's strides.
+    flow through. update_targets: the primal that each update is written to; unversioned: those written behind
+    autograd's back. gradient_targets: the primal of each gradient. cut_off: primals that require a gradient and never
+    get one, such as those that the program only detaches; autograd does not see that they are inputs. anchored: it
+    would see none at all, and outputs require gradients. differentiable, output_specs: of each output; a tangent is
+    brought to its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
     links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
@@ -63,6 +64,7 @@ class Program:
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
     cut_off: frozenset[int]
+    anchored: bool
     output_specs: tuple[TensorSpec, ...]
     device: torch.device
     draws: bool
@@ -74,6 +76,12 @@ class Program:
     links: Links = NO_LINKS
     build_cut: Callable[[Pattern, Pattern], Backward] | None = None
     _backwards: dict[Any, Backward] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Outputs in autograd's order: those that require gradients first. One that does so alone stands where the only
+        result of an op does; torch takes another's place for that one once it has been written to."""
+        self._order = sorted(range(len(self.differentiable)), key=lambda i: not self.differentiable[i])
+        self._places = [self._order.index(i) for i in range(len(self._order))]
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
@@ -87,8 +95,10 @@ class Program:
             else:
                 call = _Call(self, state, sizes, updates, watch, tuple((weakref.ref(v), v._version) for v in primals))
                 given = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
+                given += [torch.empty(0, requires_grad=True)] * self.anchored
                 with torch.enable_grad():
-                    outputs = list(_CompiledFunction.apply(call, *given))
+                    found = _CompiledFunction.apply(call, *given)
+                outputs = [found[place] for place in self._places]
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
@@ -152,7 +162,7 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *primals: Tensor) -> Any:
         program = call.program
-        results = program.run_forward(call.state, call.sizes, primals, call.updates)
+        results = program.run_forward(call.state, call.sizes, primals[: len(call.inputs)], call.updates)
         # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
         outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
         residuals = results[program.num_outputs :]
@@ -165,31 +175,33 @@ class _CompiledFunction(torch.autograd.Function):
         ctx.save_for_backward(*residuals)
         ctx.mark_non_differentiable(*(o for o, flag in zip(outputs, program.differentiable, strict=True) if not flag))
         ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return tuple(outputs[i] for i in program._order)
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        """None for the call, gradients of the primals, and None for what anchors it."""
         call: _Call = ctx.call
         program = call.program
+        tangents = tuple(tangents[place] for place in program._places)
         look = call.watch.take() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            return (None, *_differentiable_gradients(ctx, tangents, look))
+            return (None, *_differentiable_gradients(ctx, tangents, look), None)
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
         if look.cut:
             # What has come to a link counts as its total; gradients of other results have passed through it already.
             gradients = _run_cut(ctx, list(tangents), program.wants_gradients)
             gradients = gradients[len(program.links.links) :]
-            return (None, *_by_primal(call, gradients))
+            return (None, *_by_primal(call, gradients), None)
         backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
-        inputs: list[Any] = [*program.symbols(call.sizes), *saved_tensors(ctx, backward.reads)]
+        inputs: list[Any] = [*program.symbols(call.sizes), *_unpacked(ctx, backward.reads)]
         # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
         inputs += [None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in given]
         del tangents, given
         with disable_autocast():
             gradients = backward.run(inputs)
-        return (None, *_by_primal(call, gradients))
+        return (None, *_by_primal(call, gradients), None)
 
 
 class _Relay(torch.autograd.Function):
@@ -223,6 +235,38 @@ class _Relay(torch.autograd.Function):
         return None, None, None, None, tangent, *(found[number] for number in reached)
 
 
+def _register_prehook(node: Any, hook: Any) -> Any:
+    if _has_several_results(node):
+        raise UnsupportedError(_ONE_NODE.format("of several results: a hook before it would see the gradients of all"))
+    return BackwardCFunction.register_prehook(node, hook)
+
+
+def _register_hook(node: Any, hook: Any) -> Any:
+    raise UnsupportedError(_ONE_NODE.format("of all its ops: a hook behind it would see the gradients of its inputs"))
+
+
+# Python asks these of the node that it holds; autograd itself calls neither.
+_ONE_NODE = "a compiled program is one node of autograd's graph, {}; Tensor.register_hook shows what it does in eager"
+_CompiledFunction._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
+for _function in (_CompiledFunction, _Relay):
+    _function._backward_cls.register_hook = _register_hook  # type: ignore[attr-defined]
+
+
+def _has_several_results(node: Any) -> bool:
+    return sum(node.call.program.differentiable) > 1
+
+
+def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
+    """What the forward has saved. RuntimeError: a backward, maybe of other results, has come by already."""
+    try:
+        return saved_tensors(node, reads)
+    except RuntimeError as error:
+        if "a second time" not in str(error) or not _has_several_results(node):
+            raise
+        why = "Results of a compiled program are one node of that graph: one of them after another needs it, too."
+        raise RuntimeError(f"{error} {why}") from None
+
+
 def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Pattern) -> list[Tensor | None]:
     """What the cut backward makes of the outputs' tangents; that of an output which is a link is its total there."""
     call: _Call = node.call
@@ -241,7 +285,7 @@ def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Pattern) -> list[
     given = [*outputs, *at_links]
     backward = program.cut_for(tuple(tangent is not None for tangent in given), wanted)
     with disable_autocast():
-        return backward.run([*program.symbols(call.sizes), *saved_tensors(node, backward.reads), *given])
+        return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *given])
 
 
 def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
@@ -287,6 +331,8 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], look:
         primals, outputs = _replayed(ctx, ctx.call.watch.stand_ins(look))
         pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
         wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
+        if not wanted:
+            return [None] * len(primals)
         gradients = torch.autograd.grad(
             [output for output, _ in pairs],
             [primals[i] for i in wanted],

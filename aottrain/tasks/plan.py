@@ -18,6 +18,7 @@ from aottrain.report import html
 from aottrain.tasks.build import build_job
 from aottrain.tasks.determinism import as_deterministic_as_asked
 from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.signals import interruptible
 
 # Long, and on the HTML page, or in a file of their own.
 LONG = {"forward_text", "backward_text", "after", "live", "decisions"}
@@ -26,22 +27,23 @@ LONG = {"forward_text", "backward_text", "after", "live", "decisions"}
 def run(config: RunConfig) -> int:
     """Print the plan of one training step; write plan.json, decisions.json and compile_report.html. The engine is
     always aot."""
-    config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
-    with as_deterministic_as_asked(config):
-        job = build_job(config)
-        compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
-        compiled.prepare(*job.batches.at(1)[0])
-    report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
-    plan = describe(job.module, report, config)
-    directory = Path(config.output_dir)
-    decisions = json.dumps(report.decisions.to_dict(), indent=1)
-    (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
-    (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-    html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
-    print(render(plan))
-    print()
-    print(report.explain())
-    print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
+    with interruptible():  # a compiler that runs ends with this process
+        config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
+        with as_deterministic_as_asked(config):
+            job = build_job(config)
+            compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
+            compiled.prepare(*job.batches.at(1)[0])
+        report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
+        plan = describe(job.module, report, config)
+        directory = Path(config.output_dir)
+        decisions = json.dumps(report.decisions.to_dict(), indent=1)
+        (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
+        (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
+        html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
+        print(render(plan))
+        print()
+        print(report.explain())
+        print(f"\nNo step was run. Every value, and the graphs: {directory / 'compile_report.html'}")
     return 0
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from aottrain.errors import CheckpointError
+from aottrain.errors import CheckpointError, ResumeError
 
 if TYPE_CHECKING:
     from aottrain.config import RunConfig
@@ -75,14 +75,14 @@ def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> No
 
 
 def check_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    """CheckpointError lists every setting in which the checkpoint and this run differ."""
+    """ResumeError lists every setting in which the checkpoint and this run differ."""
     differences = [
         f"  {key}: {saved.get(key)!r} in the checkpoint, {wanted.get(key)!r} in this run"
         for key in sorted(saved.keys() | wanted.keys())
         if saved.get(key) != wanted.get(key)
     ]
     if differences:
-        raise CheckpointError("\n".join([f"{path} is of another run; it differs in", *differences]))
+        raise ResumeError("\n".join([f"{path} is of another run; it differs in", *differences]))
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,16 @@ class CheckpointFolder:
     def newest(self, say: Callable[[str], None]) -> Loaded | None:
         """The newest checkpoint that is whole, saying which damaged ones were passed over; None if there are none.
 
-        CheckpointError: there are checkpoints, but all are damaged.
+        ResumeError: there are checkpoints, but all are damaged.
         """
         entries = self._entries()
         for entry in entries:
             try:
                 return load(self.directory / entry["file"])
-            except CheckpointError as error:
+            except ResumeError as error:
                 say(f"passing over a damaged checkpoint: {error}")
         if entries:
-            raise CheckpointError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
+            raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
         return None
 
     def _entries(self) -> list[dict[str, Any]]:
@@ -145,28 +145,28 @@ class CheckpointFolder:
 
 
 def load(path: Path) -> Loaded:
-    """Read one checkpoint file. CheckpointError: it is missing, damaged, or not one of ours."""
+    """Read one checkpoint file. ResumeError: it is missing, damaged, or not one of ours."""
     try:
         expected = CheckpointFolder(path.parent)._entries()
         digest = next((entry.get("sha256") for entry in expected if entry["file"] == path.name), None)
         if digest is not None and digest != _digest(path):
-            raise CheckpointError(f"{path}: is damaged: its checksum is not the one in {INDEX}")
+            raise ResumeError(f"{path}: is damaged: its checksum is not the one in {INDEX}")
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: there is no such checkpoint") from error
-    except CheckpointError:
+        raise ResumeError(f"{path}: there is no such checkpoint") from error
+    except ResumeError:
         raise
     except Exception as error:  # zip, pickle and torch each have their own for a file that is not whole
-        raise CheckpointError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
+        raise ResumeError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
+        raise ResumeError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
     return Loaded(path, content["step"], content)
 
 
 def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None]) -> Loaded | None:
     """What `resume` names: None; "auto" (this run's newest, or None); a checkpoint file; a run's or checkpoint folder.
 
-    CheckpointError: what was named is not there, or cannot be read.
+    ResumeError: what was named is not there, or cannot be read.
     """
     if resume is None:
         return None
@@ -178,7 +178,7 @@ def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None
     nested = path / folder.directory.name
     found = CheckpointFolder(nested if nested.is_dir() else path).newest(say)
     if found is None:
-        raise CheckpointError(f"resume={resume}: the folder has no checkpoint")
+        raise ResumeError(f"resume={resume}: the folder has no checkpoint")
     return found
 
 

@@ -94,6 +94,9 @@ def test_what_was_compiled_is_in_the_report_of_either_door():
         step(torch.ones(3, 4)).sum().backward()
         graph = step.report.graphs[0]
         assert graph.inputs == ("float32[3 x 4]",) and graph.num_parameters == 28 and graph.capture == capture
+        fixed = {name: graph.memory[name] for name in ("parameters", "buffers", "batch")}
+        assert fixed == {"parameters": 4 * 28, "buffers": 4 * 8 + 8, "batch": 4 * 12}
+        assert graph.timeline is None or fixed.items() <= graph.timeline.fixed.items()
         assert "torch " + torch.__version__ in graph.machine
         text = summarise(step.report)
         assert text.startswith("Compile report of Sequential\n") and f"captured by     {name}" in text

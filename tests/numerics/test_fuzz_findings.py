@@ -29,6 +29,16 @@ FOUND = {
         grad_mode=False,
         wanted="ran eagerly",
     ),
+    "what an input was computed from was let go, though no gradient reaches any input": runs(
+        "with torch.no_grad(): v0 = x1.view(4, 4)", "v0.triu()", setup=(SQUARE, "x1 = x0.sin()")
+    ),
+    "a gradient between results was lost where none reaches an input": runs(
+        "with torch.no_grad(): v0 = x0.view(4, 4)",
+        "v1 = v0.cumprod(0)",
+        "v1 * 2; v1",
+        backward="between",
+        wanted="ran eagerly",
+    ),
     "a leaf that is itself a view": programs.test_leaf_that_is_a_view,
     "a view of a leaf that is itself a view, written afterwards": runs(
         "x0.movedim(-1, 0)",

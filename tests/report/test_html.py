@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from aottrain.ir.decisions import Decision, Record, Timing
-from aottrain.ir.report import CompileReport
+from aottrain.ir.report import CompileReport, GraphBreak
 from aottrain.report import html
 from aottrain.report.charts import WIDTHS
 from tests.report import example
@@ -78,6 +78,14 @@ def test_fallbacks_are_prominent_and_escaped():
     page = html.render(example.report_with_fallbacks())
     assert 'class="alarm"' in page and "&lt;unbounded&gt;" in page and "<unbounded>" not in page
     assert 'class="alarm"' not in html.render(example.report())
+
+
+def test_graph_breaks_are_named_where_there_are_some():
+    report = example.report()
+    assert "Graph breaks" not in html.render(report)
+    report.graph_breaks.append(GraphBreak("call of print <here>", "model.py:7", count=2))
+    page = html.render(report)
+    assert "Graph breaks" in page and "model.py:7" in page and "&lt;here&gt;" in page and "<here>" not in page
 
 
 def test_the_same_report_gives_the_same_bytes(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import threading
@@ -19,9 +20,10 @@ from aottrain.compiler.codegen.multi_tensor import link_multi_tensor
 from aottrain.errors import CompilerError, UnsupportedError
 from aottrain.runtime import cache, native
 from aottrain.runtime.native import Source, compiler_obstacle, find_compiler, load_all, require_all
-from aottrain.tasks import train
+from aottrain.tasks import plan, train
 from aottrain.tasks.build import build_job
 from aottrain.trainer.loop import prepare
+from aottrain.trainer.signals import Interrupted
 from tests.runtime.conftest import isolated
 from tests.trainer.conftest import left_by, one_thread, tiny
 
@@ -172,6 +174,28 @@ def test_an_interrupt_does_not_wait_for_compilers(compiler, tmp_path):
         load_all(SOURCES)
     thread.join()
     assert time.monotonic() - start < 60 and _ends(int(child.read_text()))
+
+
+@pytest.mark.parametrize("task", [train, plan])
+def test_a_run_that_is_ended_while_it_compiles_ends_its_compilers(compiler, tiny, tmp_path, task):
+    compiler(f'[ "$1" = --version ] && exec "$GOOD" "$@"\necho $$ >"{tmp_path}/child"; sleep 1000')
+    child = tmp_path / "child"
+
+    def end() -> None:
+        while not (child.exists() and child.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread, start = threading.Thread(target=end), time.monotonic()
+    thread.start()
+    config = tiny("aot", kernel={"name": "cpp"})
+    with pytest.raises(Interrupted):
+        task.run(config)
+    thread.join()
+    assert time.monotonic() - start < 60 and _ends(int(child.read_text()))
+    if task is train:
+        summary = json.loads(Path(config.output_dir, "summary.json").read_text())
+        assert (summary["status"], summary["steps"], summary["error"]) == ("interrupted", 0, "Interrupted: by SIGTERM")
 
 
 def _ends(process: int) -> bool:

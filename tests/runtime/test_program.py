@@ -648,3 +648,20 @@ def test_threads_take_their_own_seeds():
     for thread in threads:
         thread.join()
     assert len({tuple(out.tolist()) for out in outs}) == 4
+
+
+def test_the_only_result_that_requires_a_gradient_keeps_it_through_a_write():
+    """Torch looks for the hook of `retain_grad` under the number that a result has after the write."""
+
+    def program(x):
+        return x.detach() * 3, x.sin()
+
+    found = []
+    for call in (program, compiled(program)):
+        x = torch.linspace(-1, 1, 4).requires_grad_()
+        count, out = call(x)
+        out.retain_grad()
+        out.neg_()
+        out.sum().backward()
+        found.append([count, out, out.grad, x.grad])
+    assert_same(found[1], found[0])

@@ -1,0 +1,57 @@
+"""Budgets in bytes, predictions alone: each is held, none smaller is predicted higher, also just below the peak of a
+plan, and below the lowest each is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aottrain
+from aottrain.errors import BudgetError
+
+NUM_BUDGETS = {"aten": 5, "cpp": 2}  # kernels of each are compiled
+
+
+class Blocks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layers = (nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+        self.blocks = nn.ModuleList(nn.Sequential(*layers) for _ in range(4))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stages = nn.Sequential(
+            *(layer for _ in range(3) for layer in (nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()))
+        )
+
+    def forward(self, x):
+        return self.stages(x).mean()
+
+
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+@pytest.mark.parametrize(("model", "shape"), [(Blocks, (64, 32)), (Images, (2, 4, 12, 12))])
+def test_a_smaller_budget_is_never_predicted_higher(model, shape, kernel):
+    target, x = model(), torch.ones(shape)
+
+    def peak(budget):
+        return aottrain.compile(target, capture="trace", kernel=kernel, budget=budget).prepare(x).predicted_peak_bytes
+
+    highest, lowest = peak(1.0), peak(0.0)
+    last, count = highest, NUM_BUDGETS[kernel]
+    for i in range(count):
+        budget = highest - i * (highest - lowest) // (count - 1)
+        found = peak(f"{budget}B")
+        assert lowest <= found <= min(budget, last)
+        if budget > lowest and kernel == "aten":
+            assert peak(f"{budget - 1}B") <= budget - 1
+        last = found
+    with pytest.raises(BudgetError):
+        peak(f"{lowest - 1}B")
