@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import DOORS, case, cases_of, check, grads, leaf, normal, raises
+from tests.conformance.harness import DOORS, PROGRAMS, case, cases_of, check, grads, leaf, normal, raises
 
 
 class Scale(torch.autograd.Function):
@@ -511,6 +511,6 @@ def custom_operator_that_writes(comp):
     return out, x
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+from tests.conformance.harness import PEERS, case, cases_of, check, fill, grads, leaf, normal, raises
 
 
 class Split(torch.autograd.Function):
@@ -515,6 +515,6 @@ def sorting_searching_and_counting(comp):
     return out, grads(x)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PEERS))
 def test_equals_eager(known, door):
     check(known, door)
