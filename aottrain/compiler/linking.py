@@ -58,6 +58,8 @@ def link(
     some.
     """
     signature = parts.signature
+    targets = tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT)
+    cut_off = _cut_off(parts, targets)
     computed = analysis.computed
     replaced = [signature.inputs[i].spec for i in analysis.replaced]
     device = signature.inputs[signature.input_indices(InputKind.RNG)[0]].spec.device
@@ -78,8 +80,9 @@ def link(
         unversioned=analysis.unversioned,
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
         differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
-        gradient_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT),
-        cut_off=_cut_off(parts),
+        gradient_targets=targets,
+        cut_off=cut_off,
+        anchored=bool(cut_off) and len(cut_off) == len(targets),
         output_specs=(*(known.spec for known in computed), *replaced),
         device=device,
         draws=parts.num_draws > 0,
@@ -96,12 +99,10 @@ def link(
     return program
 
 
-def _cut_off(parts: PartitionedGraph) -> frozenset[int]:
-    """Primals that no gradient reaches. All of them, and the outputs would not require gradients either."""
-    targets = [value.target for value in parts.signature.outputs if value.kind is OutputKind.GRADIENT]
+def _cut_off(parts: PartitionedGraph, targets: Sequence[int]) -> frozenset[int]:
+    """Primals that no gradient reaches."""
     values = [] if parts.backward is None else results(parts.backward)
-    missed = frozenset(i for i, value in zip(targets, values, strict=False) if value is None)
-    return missed if len(missed) < len(targets) else frozenset()
+    return frozenset(i for i, value in zip(targets, values, strict=False) if value is None)
 
 
 def _drawn_from(forward: fx.Graph) -> list[torch.device]:

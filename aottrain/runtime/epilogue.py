@@ -29,11 +29,11 @@ def assemble(
     made: dict[int, Tensor] = {}
     splits: dict[Any, Sequence[Tensor]] = {}
 
-    def make(number: int) -> Tensor:
+    def make(number: int) -> Tensor:  # does not call itself: a cycle would keep the results until they are collected
+        info = outputs[number]
+        number = number if info.twin is None else info.twin
         if number not in made:
             info = outputs[number]
-            if info.twin is not None:
-                return make(info.twin)
             if info.source is Source.PRIMAL and isinstance(computed, Chain):
                 computed.prepare(primals[info.index])
             source = primals if info.source is Source.PRIMAL else computed

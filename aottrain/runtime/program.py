@@ -43,11 +43,11 @@ class Program:
     for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
     that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
-    flow through. update_targets: the primal that each update is written to; unversioned: those
-    written behind autograd's back. gradient_targets: the primal of each
-    gradient. cut_off: primals that require a gradient and never get one, such as those that the program only detaches;
-    autograd does not see that they are inputs. differentiable, output_specs: of each output; a tangent is brought to
-    its output's strides.
+    flow through. update_targets: the primal that each update is written to; unversioned: those written behind autograd's
+    back. gradient_targets: the primal of each gradient. cut_off: primals that require a gradient and never get one, such
+    as those that the program only detaches; autograd does not see that they are inputs. anchored: it would see none at
+    all, and outputs require gradients. differentiable, output_specs: of each output; a tangent is brought to its
+    output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
     links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
@@ -63,6 +63,7 @@ class Program:
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
     cut_off: frozenset[int]
+    anchored: bool
     output_specs: tuple[TensorSpec, ...]
     device: torch.device
     draws: bool
@@ -87,6 +88,7 @@ class Program:
             else:
                 call = _Call(self, state, sizes, updates, watch, tuple((weakref.ref(v), v._version) for v in primals))
                 given = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
+                given += [torch.empty(0, requires_grad=True)] * self.anchored
                 with torch.enable_grad():
                     outputs = list(_CompiledFunction.apply(call, *given))
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
@@ -152,7 +154,7 @@ class _CompiledFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: _Call, *primals: Tensor) -> Any:
         program = call.program
-        results = program.run_forward(call.state, call.sizes, primals, call.updates)
+        results = program.run_forward(call.state, call.sizes, primals[: len(call.inputs)], call.updates)
         # A view would make views of it, too, views of a tensor inside that autograd takes for a leaf.
         outputs = [value.detach() if value._is_view() else value for value in results[: program.num_outputs]]
         residuals = results[program.num_outputs :]
@@ -169,17 +171,18 @@ class _CompiledFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor | None) -> Any:
+        """None for the call, gradients of the primals, and None for what anchors it."""
         call: _Call = ctx.call
         program = call.program
         look = call.watch.take() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            return (None, *_differentiable_gradients(ctx, tangents, look))
+            return (None, *_differentiable_gradients(ctx, tangents, look), None)
         given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
         if look.cut:
             # What has come to a link counts as its total; gradients of other results have passed through it already.
             gradients = _run_cut(ctx, list(tangents), program.wants_gradients)
             gradients = gradients[len(program.links.links) :]
-            return (None, *_by_primal(call, gradients))
+            return (None, *_by_primal(call, gradients), None)
         backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
         inputs: list[Any] = [*program.symbols(call.sizes), *saved_tensors(ctx, backward.reads)]
@@ -189,7 +192,7 @@ class _CompiledFunction(torch.autograd.Function):
         del tangents, given
         with disable_autocast():
             gradients = backward.run(inputs)
-        return (None, *_by_primal(call, gradients))
+        return (None, *_by_primal(call, gradients), None)
 
 
 class _Relay(torch.autograd.Function):
@@ -287,6 +290,8 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], look:
         primals, outputs = _replayed(ctx, ctx.call.watch.stand_ins(look))
         pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
         wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
+        if not wanted:
+            return [None] * len(primals)
         gradients = torch.autograd.grad(
             [output for output, _ in pairs],
             [primals[i] for i in wanted],

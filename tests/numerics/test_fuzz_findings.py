@@ -29,6 +29,9 @@ FOUND = {
         grad_mode=False,
         wanted="ran eagerly",
     ),
+    "what an input was computed from was let go, though no gradient reaches any input": runs(
+        "with torch.no_grad(): v0 = x1.view(4, 4)", "v0.triu()", setup=(SQUARE, "x1 = x0.sin()")
+    ),
     "a leaf that is itself a view": checks.leaf_that_is_a_view,
     "a view of a leaf that is itself a view, written afterwards": runs(
         "x0.movedim(-1, 0)",
