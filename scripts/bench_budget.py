@@ -12,11 +12,12 @@ Every run is in a process of its own; all take turns. Wants about 0.5 GB for eac
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
 from aottrain.ir.explain import table  # noqa: E402
-from aottrain.ir.units import format_seconds  # noqa: E402
+from aottrain.ir.units import format_bytes, format_seconds  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from aottrain.tasks.points import Point, Ratio, judged, ratio  # noqa: E402
 from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
 from aottrain.trainer.blocks import checkpointed, repeated_blocks  # noqa: E402
 from scripts.bench_models import GPT, VOCABULARY, Block  # noqa: E402
+from scripts.figures import record  # noqa: E402
 
 BUDGETS = "1.0,0.8,0.6,0.4,0.2,0.1,0.0"
 TORCH_BUDGETS = "1.0,0.5,0.2,0.1,0.0"
@@ -43,6 +45,9 @@ MODELS = {
     "llama": ["recipe.model.context=256", "data.batch_size=8"],
     "resnet": ["data.batch_size=32"],
 }
+RECORDED = (
+    "recipe", "eager", "per-block checkpointing", "torch.compile's own budgets, their lowest peak", "ours, lowest peak",
+)  # fmt: skip
 NUM_LAYERS, WIDTH, NUM_HEADS, SHAPE = 12, 128, 4, (4, 256)
 # MB (10^6 bytes) over what is alive before the step: a known prototype's points on this trunk.
 TRUNK_TARGETS_MB = (60, 43, 34, 25.5, 22.9, 19.5, 16.9)
@@ -84,6 +89,7 @@ def main() -> int:
     parser.add_argument("--kernel", default="aten", choices=("aten", "auto"), help="of ours; auto: generated kernels")
     parser.add_argument("--threads", type=whole, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_budget") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--point", help=argparse.SUPPRESS)  # a stack's run, in its own process
     options, overrides = parser.parse_known_args()
     torch.set_num_threads(options.threads)
@@ -122,7 +128,38 @@ def bench_recipe(name: str, options: argparse.Namespace, overrides: list[str]) -
         f"pareto.rounds={options.rounds}",
         f"hydra.run.dir={(options.out / name).absolute()}",
     ]
-    return subprocess.run([sys.executable, "-m", "aottrain", *settings, *overrides], cwd=ROOT).returncode
+    code = subprocess.run([sys.executable, "-m", "aottrain", *settings, *overrides], cwd=ROOT).returncode
+    if options.record and code == 0:
+        with (options.out / name / "pareto.csv").absolute().open(encoding="utf-8") as file:
+            record("budgets", RECORDED, [recorded(name, list(csv.DictReader(file)))])
+    return code
+
+
+def recorded(recipe: str, runs: Sequence[Mapping[str, str]]) -> list[str]:
+    """The row of the table in the texts: the lowest peak of each side, and our fastest run within it."""
+
+    def peak(run: Mapping[str, str]) -> int:
+        return int(run["peak_bytes"])
+
+    def rounds(run: Mapping[str, str]) -> list[float]:
+        return list(map(float, run["round_ms"].split()))
+
+    def beside(engine: str) -> str:
+        side = [run for run in runs if run["engine"] == engine and run["peak_bytes"]]
+        if not side:
+            return "-"
+        lowest = min(side, key=peak)
+        within = [run for run in ours if peak(run) <= peak(lowest)]
+        if engine == "eager" or not within:
+            return format_bytes(peak(lowest))
+        fastest = min(within, key=lambda run: statistics.median(rounds(run)))
+        ratios = [a / b for a, b in zip(rounds(fastest), rounds(lowest), strict=True)]
+        spread = f"{statistics.median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]"
+        return f"{format_bytes(peak(lowest))}; ours in {format_bytes(peak(fastest))} takes {spread} of that time"
+
+    ours = [run for run in runs if run["engine"] == "aot" and run["peak_bytes"]]
+    sides = [beside(engine) for engine in ("eager", "eager_checkpoint", "torch_compile")]
+    return [recipe, *sides, format_bytes(min(map(peak, ours)))]
 
 
 def begin_stack(name: str, point: str, kernel: str) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:

@@ -25,6 +25,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.figures import record  # noqa: E402
+
 HEADS, VOCABULARY, BATCH, CONTEXT = 4, 8192, 8, 256
 
 
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=64, help=f"a multiple of {HEADS}; costs go by calls, not by size")
     parser.add_argument("--repeats", type=int, default=1, help="of which the cheapest counts")
     parser.add_argument("--peers", action="store_true", help="torch.compile of the smallest depth, too")
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--child", help=argparse.SUPPRESS)  # the engine of one process
     given = parser.parse_args()
     if given.repeats < 1 or given.width < HEADS or given.width % HEADS or min(given.layers) < 1:
@@ -46,6 +49,8 @@ def main() -> int:
     print(_loading(next(iter(runs.values()))["warm"]))
     for state in ("cold", "warm"):
         print(f"\n{state}, processor seconds (by the clock)\n" + _table(state, runs))
+    if given.record:
+        record("compiling", ("", *(f"{depth} layers" for depth in depths)), recorded(runs))
     if given.peers:
         for state, run in _best(given, "torch_compile", depths[0]).items():
             ours = runs[depths[0]][state]["wall_s"]["all"]
@@ -138,6 +143,17 @@ def _table(state: str, runs: dict[int, dict[str, dict[str, Any]]]) -> str:
         rows.append((name, *(cell for run in runs.values() for cell in (f"{run[state][name]:,}", ""))))
     header = ["", *(cell for depth in runs for cell in (f"{depth} layers", ""))]
     return table(header, rows, right=range(1, len(header)))
+
+
+def recorded(runs: dict[int, dict[str, dict[str, Any]]]) -> list[list[str]]:
+    """The rows of the table in the texts: seconds by the clock."""
+    rows = []
+    for state in ("cold", "warm"):
+        for name, title in (("all", "all of it"), ("kernels", "of that scheduling, generating and compiling kernels")):
+            seconds = [f"{_rows(run[state])[name][1]:.2f} s" for run in runs.values()]
+            rows.append([f"{state}, {title}", *seconds])
+    counts = [f"{run['warm']['kernels']}, {run['warm']['functions']}" for run in runs.values()]
+    return [*rows, ["kernels launched, distinct functions", *counts]]
 
 
 def _rows(run: dict[str, Any]) -> dict[str, tuple[float, float]]:

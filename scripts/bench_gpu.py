@@ -38,8 +38,11 @@ from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
 from recipes import llama, resnet  # noqa: E402
 from scripts.bench_kernels import WithLoss, products  # noqa: E402
 from scripts.bench_models import GPT, Gates  # noqa: E402
+from scripts.figures import record  # noqa: E402
 
 ENGINES = ("eager", "torch_compile", "aot", "aot_graphs", "aot_budget", "products")
+RECORDED_ENGINES = ("eager", "torch_compile", "aot", "aot_graphs")
+RECORDED = ("model", "eager", "torch.compile", "aottrain (predicted peak)", "with CUDA graphs")
 _DEVICE = torch.device("cuda")
 Made = tuple[nn.Module, Callable[..., Tensor], tuple[Any, ...]]
 
@@ -96,6 +99,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10, help="timed steps of each engine in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_gpu") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--engine", help=argparse.SUPPRESS)  # one side, in its own process
     options = parser.parse_args()
     if unknown := set(options.engines.split(",")).difference(ENGINES):
@@ -149,6 +153,8 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
                 run.close()
     points = {engine: Point(engine, engine).timed(times[engine]) for engine in runs}
     _print(points, figures)
+    if options.record:
+        record("gpu", RECORDED, [_recorded(name, points, figures)])
     written = {engine: {**figures[engine], "round_ms": points[engine].round_ms} for engine in points}
     (options.out / f"{name}.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
@@ -168,6 +174,20 @@ def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]
             (engine, *spread, "-" if against is None else str(against), *peaks, f"{known['compile_s']:.1f} s")
         )
     print(table(header, rows, right=range(1, 8)), flush=True)
+
+
+def _recorded(name: str, points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The row of the table in the texts: of each engine the median step, the peak and what was predicted."""
+    make, autocast = MODELS[name]
+    cells = [f"{make.__doc__} {'bf16 autocast' if autocast else 'fp32'}"]
+    for engine in RECORDED_ENGINES:
+        if engine not in points:
+            cells.append("-")
+            continue
+        known = figures[engine]
+        predicted = "" if known["predicted_bytes"] is None else f" ({format_bytes(known['predicted_bytes'])})"
+        cells.append(f"{points[engine].step_ms_median or 0:.1f} ms, {format_bytes(known['peak_bytes'])}{predicted}")
+    return cells
 
 
 def _copy_rate() -> float:

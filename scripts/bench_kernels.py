@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,16 @@ from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from aottrain.tasks.points import Point, ratio  # noqa: E402
 from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
-from scripts.bench_models import MODELS  # noqa: E402
+from scripts.bench_models import MODELS, TITLES  # noqa: E402
+from scripts.figures import record  # noqa: E402
 
 ENGINES = ("eager", "torch_compile", "aot", "products")
+_SIDES = ("eager", "torch_compile", "aot")
+RECORDED = (
+    "model", "ms of a step: eager, torch.compile, aottrain", "torch.compile over aottrain", "eager over aottrain",
+    "aottrain over products and attention alone", "peak: eager, torch.compile, aottrain",
+    "first call: torch.compile, aottrain",
+)  # fmt: skip
 
 
 def main() -> int:
@@ -48,6 +55,7 @@ def main() -> int:
     parser.add_argument("--autocast", action="store_true", help="forward under bfloat16 autocast")
     parser.add_argument("--preload", default="", help="a library for LD_PRELOAD, such as tcmalloc's")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_kernels") / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--engine", help=argparse.SUPPRESS)  # one side, in its own process
     options = parser.parse_args()
     if unknown := set(options.engines.split(",")).difference(ENGINES):
@@ -94,6 +102,8 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
                 run.close()
     points = {engine: Point(engine, engine).timed(times[engine]) for engine in runs}
     _print(points, figures)
+    if options.record:
+        record("kernels", RECORDED, [_recorded(name, points, figures)])
     others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
     ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
     return {engine: found.median for engine, found in ratios.items() if found is not None}
@@ -110,6 +120,26 @@ def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]
         counts = [f"{known['page_faults']:,}", f"{known['compile_s']:.2f} s", str(known["kernels"])]
         rows.append((engine, *spread, "-" if against is None else str(against), peak, *counts))
     print(table(header, rows, right=range(1, 9)), flush=True)
+
+
+def _recorded(name: str, points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The row of the table in the texts; a dash for what was not measured."""
+
+    def over(engine: str, other: str) -> str:
+        return str(ratio(points[engine], points[other])) if {engine, other} <= points.keys() else "-"
+
+    def each(engines: Sequence[str], text: Callable[[str], str]) -> str:
+        return ", ".join(text(engine) if engine in points else "-" for engine in engines)
+
+    return [
+        TITLES[name],
+        each(_SIDES, lambda engine: f"{points[engine].step_ms_median or 0:.1f}"),
+        over("torch_compile", "aot"),
+        over("eager", "aot"),
+        over("aot", "products"),
+        each(_SIDES, lambda engine: format_bytes(figures[engine]["peak_bytes"])),
+        each(_SIDES[1:], lambda engine: f"{figures[engine]['compile_s']:.1f} s"),
+    ]
 
 
 class WithLoss(nn.Module):

@@ -15,17 +15,22 @@ import argparse
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import aottrain
-from aottrain.ir.units import format_bytes
-from aottrain.metrics.memory import watch_cpu_peak
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import aottrain  # noqa: E402
+from aottrain.ir.units import format_bytes  # noqa: E402
+from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
+from scripts.figures import record  # noqa: E402
 
 SIDES: dict[str, dict[str, Any]] = {
     "eager": {},
@@ -33,6 +38,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "cpp whole": {"kernel": "cpp", "loss_head": "whole"},
     "cpp chunked": {"kernel": "cpp", "loss_head": "chunked"},
 }
+RECORDED = ("", "ms", "of eager's time", "peak", "saved", "error against float64")
 
 
 class Head(nn.Module):
@@ -69,6 +75,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("rows", 2048), ("classes", 8192), ("width", 256), ("rounds", 9), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     return parser.parse_args()
 
@@ -126,8 +133,25 @@ def show(options: argparse.Namespace, facts: dict[str, Any], times: dict[str, li
         kept = "" if saved is None else format_bytes(saved)
         milliseconds = statistics.median(found) * 1e3
         print(f"{side:12}  {milliseconds:7.1f}  {ratio:>18}  {format_bytes(peak):>9}  {kept:>9}  {error:.1e}")
+    if options.record:
+        record("loss_head", RECORDED, recorded(options, facts, times))
     for line in facts["cpp chunked"][3]:
         print(line)
+
+
+def recorded(options: argparse.Namespace, facts: dict[str, Any], times: dict[str, list[float]]) -> list[list[str]]:
+    """The rows of the table in the texts."""
+    sizes = f"{options.rows} rows, {options.classes} classes, width {options.width}, {options.precision}"
+    rows = []
+    for side, found in times.items():
+        ratios = [a / b for a, b in zip(found, times["eager"], strict=True)]
+        peak, saved, error, _ = facts[side]
+        rows.append([
+            f"{sizes}: {side}", f"{statistics.median(found) * 1e3:.1f}",
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})", format_bytes(peak),
+            "" if saved is None else format_bytes(saved), f"{error:.1e}",
+        ])  # fmt: skip
+    return rows
 
 
 if __name__ == "__main__":

@@ -101,3 +101,9 @@ def _gates() -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
 
 # Each gives the model, how its loss is called, and what with.
 MODELS = {"gpt": _gpt, "llama": _llama, "resnet": _resnet, "gates": _gates}
+TITLES = {
+    "gpt": f"GPT, 4 layers of width 256, {BATCH} x {CONTEXT} tokens, vocabulary {VOCABULARY:,}",
+    "llama": "Llama shape of that size",
+    "resnet": "ResNet-20, 32 images",
+    "gates": "norms, gates and softmaxes, 4096 x 1024",
+}

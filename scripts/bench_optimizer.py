@@ -15,18 +15,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import aottrain
-from aottrain.ir.units import format_count
-from aottrain.runtime.lion import Lion
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import aottrain  # noqa: E402
+from aottrain.ir.units import format_count  # noqa: E402
+from aottrain.runtime.lion import Lion  # noqa: E402
+from scripts.figures import record  # noqa: E402
 
 CLIP_NORM = 1.0
+RECORDED = ("", "ours, ms", "loop", "foreach", "fused", "limit")  # times of ours in units of theirs
 GROUPS: dict[str, dict[str, Any]] = {
     "adamw": {"lr": 1e-3, "betas": (0.9, 0.95), "weight_decay": 0.1},
     "sgd": {"lr": 1e-2, "momentum": 0.9, "nesterov": True, "weight_decay": 1e-4},
@@ -52,6 +58,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("layers", 8), ("width", 512), ("vocab", 16384), ("rounds", 15), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--optimizer", choices=tuple(GROUPS), default="adamw")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--device", default="cpu")
@@ -93,6 +100,8 @@ def compare(options: argparse.Namespace, shapes: list[tuple[int, ...]], title: s
         streams = 2 + 2 * (1 + NUM_STATES[options.optimizer])
         times["limit"] = [min(seconds) / 2 * streams for seconds in moves]
     show(times, title)
+    if options.record:
+        record("optimizers", RECORDED, recorded(f"{options.optimizer}, {options.dtype}, {title}", times))
 
 
 def sides(name: str, parameters: list[nn.Parameter]) -> dict[str, Callable[[], Any]]:
@@ -139,6 +148,15 @@ def show(times: dict[str, list[float]], title: str) -> None:
         ratios = [a / b for a, b in zip(times["ours"], found, strict=True)]
         ratio = "" if name == "ours" else f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
         print(f"{name:8}  {statistics.median(found) * 1e3:9.3f}  {ratio}")
+
+
+def recorded(title: str, times: dict[str, list[float]]) -> list[list[str]]:
+    """The row of the table in the texts."""
+    cells = [title, f"{statistics.median(times['ours']) * 1e3:.3f}"]
+    for name in RECORDED[2:]:
+        ratios = [a / b for a, b in zip(times["ours"], times.get(name, ()), strict=False)]
+        cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})" if ratios else "-")
+    return [cells]
 
 
 if __name__ == "__main__":

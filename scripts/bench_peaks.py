@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,12 @@ sys.path.insert(0, str(ROOT))
 import aottrain  # noqa: E402
 from aottrain.ir.explain import table  # noqa: E402
 from aottrain.metrics.memory import distinct_bytes, watch_cpu_peak  # noqa: E402
+from scripts.figures import record  # noqa: E402
 
 ENGINES = ("eager", "torch.compile", "ours", "budget=1.0", "budget=0.5", "budget=0.0")
 TIMEOUT_S = 3600
 MIB = 2**20
+RECORDED = ("model", "batch", "eager, MiB", "torch.compile, MiB", "aottrain, MiB (predicted)")
 NUM_WARM_STEPS = 1
 # By the head, with its model type, what its configuration has instead of its defaults, and how large a batch is:
 # sequences and tokens, images and pixels, or recordings and samples.
@@ -182,6 +185,26 @@ def rows_of(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> list[li
     return rows
 
 
+def recorded(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> list[list[str]]:
+    """The rows of the table in the texts: models that every engine has run."""
+
+    def text(known: dict[str, Any]) -> str:
+        if "predicted" not in known:
+            return f"{known['peak'] / MIB:,.0f}"
+        predicted = f"{known['graphs']} graphs"
+        if known["predicted"] is not None:
+            predicted = f"{known['predicted'] / MIB:,.0f}"
+        return f"{known['peak'] / MIB:,.0f} ({predicted})"
+
+    rows = []
+    for name in names:
+        known = figures.get(name, {})
+        if all("peak" in known.get(engine, {}) for engine in ENGINES[:3]):
+            batch = " x ".join(map(str, MODELS[name][3]))
+            rows.append([name, batch, *(text(known[engine]) for engine in ENGINES[:3])])
+    return rows
+
+
 def went_well(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> bool:
     """No run failed, and no default of ours peaks above another engine."""
     for name in names:
@@ -200,6 +223,7 @@ def main() -> int:
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="engine")
     parser.add_argument("--out", type=Path, default=Path("peaks.json"), help="figures so far; kept up to date")
     parser.add_argument("--again", action="store_true", help="run what is there already, too")
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--measure", nargs=2, metavar=("name", "engine"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if importlib.util.find_spec("transformers") is None:
@@ -218,6 +242,8 @@ def main() -> int:
                 print(name, engine, found, flush=True)
     head = ["model", *(f"{engine}, MiB" for engine in ENGINES), "to eager", "to torch.compile"]
     print(table(head, rows_of(figures, options.names)))
+    if options.record:
+        record("peaks", RECORDED, recorded(figures, options.names), f"transformers {version('transformers')}")
     return 0 if went_well(figures, options.names) else 1
 
 

@@ -25,8 +25,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from scripts.figures import record  # noqa: E402
+
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
           "complex64", "complex128")  # fmt: skip
+
+RECORDED = ("", "equal", "of them with gradients", "equal, but ran eagerly", "wrong")
 
 
 def main() -> int:
@@ -38,6 +42,7 @@ def main() -> int:
     parser.add_argument("--kernel", choices=("auto", "aten", "cpp", "triton"), default="auto")
     parser.add_argument("--samples", type=int, default=2, help="how many samples of each entry")
     parser.add_argument("--part", type=_part, default=(0, 1), help="i/n: the i-th of n parts, counted from 0")
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("names", nargs="*", help="only entries of these names")
     options = parser.parse_args()
     try:
@@ -60,7 +65,18 @@ def main() -> int:
     for kind in checking.KINDS:
         if counts[kind]:
             print(f"{counts[kind]:5} {kind}, {gradients[kind]} of them with gradients")
+    if options.record and options.part == (0, 1) and not options.names:
+        record("operators", RECORDED, [_recorded(checking, options, counts, gradients)])
     return 1 if counts[checking.WRONG] else 0
+
+
+def _recorded(checking: Any, options: argparse.Namespace, counts: Counter[str], gradients: Counter[str]) -> list[str]:
+    """The row of the table in the texts."""
+    door = {"trace": "direct trace", "dynamo": "TorchDynamo"}[options.door]
+    known = f"{options.database}, {options.dtype}, {door}, kernel={options.kernel}, {options.device}"
+    wholly, eagerly = counts[checking.EQUAL], counts[checking.EAGER]
+    of = f"{gradients[checking.EQUAL]} of {sum(gradients.values())}"
+    return [known, str(wholly), of, str(eagerly), str(counts[checking.WRONG])]
 
 
 def _verdicts(checking: Any, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:

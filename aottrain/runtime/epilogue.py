@@ -29,11 +29,11 @@ def assemble(
     made: dict[int, Tensor] = {}
     splits: dict[Any, Sequence[Tensor]] = {}
 
-    def make(number: int) -> Tensor:  # does not call itself: a cycle would keep the results until they are collected
+    def make(number: int) -> Tensor:  # not recursive: a closure of itself is a cycle, and keeps the results alive
         info = outputs[number]
-        number = number if info.twin is None else info.twin
+        if info.twin is not None:
+            number, info = info.twin, outputs[info.twin]
         if number not in made:
-            info = outputs[number]
             if info.source is Source.PRIMAL and isinstance(computed, Chain):
                 computed.prepare(primals[info.index])
             source = primals if info.source is Source.PRIMAL else computed

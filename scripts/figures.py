@@ -1,0 +1,155 @@
+"""The tables of figures in the texts, each written from what its benchmark recorded.
+
+    python scripts/figures.py                 # write the tables into the texts
+    python scripts/figures.py --check         # exit code 1 where a text says otherwise
+    python scripts/figures.py --run kernels   # run that table's benchmark first; minutes to hours, on a quiet machine
+
+A benchmark that is given `--record` keeps each row of its table in scripts/recorded/<name>.json with the command, the
+machine, the versions and the date. Rows of one table may come from several runs. In a text a table stands between
+`<!-- figures: name -->` and `<!-- end of figures -->`; a footer under it says where its rows come from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDED = ROOT / "scripts" / "recorded"
+TEXTS = (ROOT / "README.md",)
+# Of each table the commands that make it.
+COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "budgets": ("scripts/bench_budget.py --recipe llama --recipe transformer --rounds 7 --steps 3",),
+    "compiling": ("scripts/bench_compile.py --layers 4 48",),
+    "gpu": ("scripts/bench_gpu.py --rounds 3 --steps 8",),
+    "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
+    "loss_head": ("scripts/bench_loss_head.py",),
+    "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --door dynamo"),
+    "optimizers": ("scripts/bench_optimizer.py", "scripts/bench_optimizer.py --dtype bfloat16"),
+    "peaks": ("scripts/bench_peaks.py --engines eager torch.compile ours",),
+}
+_BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Row:
+    """cells: the first one names the row. origin: machine, versions, date, as one line."""
+
+    cells: tuple[str, ...]
+    command: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A table as it was recorded."""
+
+    header: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def with_row(self, row: Row) -> Figures:
+        """In place of the row of that name, or after all others."""
+        names = [known.cells[0] for known in self.rows]
+        if row.cells[0] not in names:
+            return Figures(self.header, (*self.rows, row))
+        return Figures(self.header, tuple(row if known.cells[0] == row.cells[0] else known for known in self.rows))
+
+
+def record(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], versions: str = "") -> None:
+    """Keep rows of the table `name`, as the command that runs gave them; rows of other names stay."""
+    from aottrain.runtime.machine import describe_machine
+
+    known = load(name)
+    if known is None or known.header != tuple(header):
+        known = Figures(tuple(header), ())
+    command = shlex.join(word for word in (f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]) if word != "--record")
+    origin = ", ".join(filter(None, (describe_machine(), versions)))
+    for cells in rows:
+        known = known.with_row(Row(tuple(cells), command, origin))
+    save(name, known)
+
+
+def load(name: str) -> Figures | None:
+    path = RECORDED / f"{name}.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    rows = tuple(Row(tuple(row["cells"]), row["command"], row["origin"]) for row in found["rows"])
+    return Figures(tuple(found["header"]), rows)
+
+
+def save(name: str, figures: Figures) -> None:
+    RECORDED.mkdir(exist_ok=True)
+    (RECORDED / f"{name}.json").write_text(json.dumps(asdict(figures), indent=1) + "\n", encoding="utf-8")
+
+
+def markdown(figures: Figures) -> str:
+    """The table, and under it for each origin the command and, where there are several, the rows that it gave."""
+    lines = [figures.header, tuple("---" for _ in figures.header), *(row.cells for row in figures.rows)]
+    text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    origins: dict[tuple[str, str], list[str]] = {}
+    for row in figures.rows:
+        origins.setdefault((row.command, row.origin), []).append(row.cells[0])
+    footers = []
+    for (command, origin), names in origins.items():
+        of = "" if len(origins) == 1 else f"{', '.join(names)}: "
+        footers.append(f"<sub>{of}`python {command}`; {origin}</sub>\n")
+    return f"{text}\n{'<br>'.join(footers)}"
+
+
+def written(text: str) -> str:
+    """The text with each of its tables as recorded. Raises KeyError with the name of a table that is not recorded."""
+
+    def replace(found: re.Match[str]) -> str:
+        figures = load(found[2])
+        if figures is None:
+            raise KeyError(found[2])
+        return f"{found[1]}{markdown(figures)}{found[3]}"
+
+    return _BLOCK.sub(replace, text)
+
+
+def tables_in(text: str) -> list[str]:
+    return [found[2] for found in _BLOCK.finditer(text)]
+
+
+def run(name: str) -> int:
+    """The exit code of the first of the table's commands that fails, else 0."""
+    for command in COMMANDS[name]:
+        words = [sys.executable, *shlex.split(command), "--record"]
+        code = subprocess.run(words, cwd=ROOT).returncode
+        if code:
+            print(f"figures.py: `{command}` ended with exit code {code}", file=sys.stderr)
+            return code
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a text differs")
+    names = ", ".join(COMMANDS)
+    parser.add_argument("--run", nargs="+", choices=tuple(COMMANDS), default=[], metavar="table", help=names)
+    options = parser.parse_args()
+    codes = [run(name) for name in options.run]
+    stale = []
+    for path in TEXTS:
+        old = path.read_text(encoding="utf-8")
+        new = written(old)
+        if new != old:
+            stale.append(path)
+            if not options.check:
+                path.write_text(new, encoding="utf-8")
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'other figures than recorded' if options.check else 'written'}")
+    return max([*codes, int(options.check and bool(stale))], default=0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

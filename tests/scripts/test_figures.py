@@ -1,0 +1,123 @@
+"""Tables of figures in the texts are those that benchmarks recorded."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import bench_budget, bench_compile, bench_kernels, bench_peaks, figures
+from scripts.figures import COMMANDS, RECORDED, TEXTS, Figures, Row, markdown, tables_in, written
+
+TEXT = "before\n<!-- figures: speed -->\nold | figures\n<!-- end of figures -->\nafter\n"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "RECORDED", tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.name)
+def test_texts_have_what_was_recorded(path):
+    text = path.read_text(encoding="utf-8")
+    assert written(text) == text, "write the tables: python scripts/figures.py"
+
+
+def test_every_recorded_table_stands_in_a_text_and_has_its_commands():
+    shown = [name for path in TEXTS for name in tables_in(path.read_text(encoding="utf-8"))]
+    recorded = {path.stem for path in RECORDED.glob("*.json")}
+    assert sorted(shown) == sorted(recorded)
+    assert recorded <= COMMANDS.keys()
+
+
+def test_every_command_is_a_script_that_records():
+    for command in {command.split()[0] for commands in COMMANDS.values() for command in commands}:
+        assert '"--record"' in (figures.ROOT / command).read_text(encoding="utf-8"), command
+
+
+def test_no_other_table_has_measured_figures():
+    """Times, bytes and ratios of speed in a table come from a benchmark."""
+    for path in TEXTS:
+        rest = figures._BLOCK.sub("", path.read_text(encoding="utf-8"))
+        rows = [line for line in rest.splitlines() if line.startswith("|")]
+        assert [row for row in rows if re.search(r"\d(\.\d+)?x\b|\d (ms|s|MiB|GiB)\b", row)] == []
+
+
+def test_rows_of_several_runs_make_one_table(folder, monkeypatch):
+    for arguments, rows in ((["--model", "a"], [["a", "1 ms"], ["b", "2 ms"]]), (["--model", "b"], [["b", "3 ms"]])):
+        monkeypatch.setattr(sys, "argv", ["/some/where/bench_speed.py", *arguments, "--record"])
+        figures.record("speed", ("model", "time"), rows, "transformers 5")
+    found = figures.load("speed")
+    assert [row.cells for row in found.rows] == [("a", "1 ms"), ("b", "3 ms")]
+    text = written(TEXT)
+    assert "| a | 1 ms |\n| b | 3 ms |\n" in text and "old" not in text
+    assert "<sub>a: `python scripts/bench_speed.py --model a`; " in text and ", transformers 5</sub>" in text
+    assert text.startswith("before\n") and text.endswith("after\n") and written(text) == text
+
+
+def test_another_header_is_another_table(folder):
+    for header in (("model", "time"), ("model", "peak")):
+        figures.record("speed", header, [[header[1], "1"]])
+    assert [row.cells[0] for row in figures.load("speed").rows] == ["peak"]
+
+
+def test_one_origin_is_named_once():
+    known = Figures(("model", "time"), tuple(Row((name, "1 ms"), "bench.py", "a machine") for name in "ab"))
+    assert markdown(known).endswith("| b | 1 ms |\n\n<sub>`python bench.py`; a machine</sub>\n")
+
+
+def test_a_stale_text_fails_the_check(folder, monkeypatch, capsys):
+    text = folder / "text.md"
+    text.write_text(TEXT, encoding="utf-8")
+    figures.save("speed", Figures(("model", "time"), (Row(("a", "1 ms"), "bench.py", "a machine"),)))
+    monkeypatch.setattr(figures, "TEXTS", (text,))
+    monkeypatch.setattr(figures, "ROOT", folder)
+    for arguments, code, said in (["--check"], 1, "other figures"), ([], 0, "written"), (["--check"], 0, ""):
+        monkeypatch.setattr(sys, "argv", ["figures.py", *arguments])
+        assert figures.main() == code
+        assert said in capsys.readouterr().out
+
+
+def test_a_table_without_record_is_named():
+    with pytest.raises(KeyError, match="nowhere"):
+        written("<!-- figures: nowhere -->\n<!-- end of figures -->")
+
+
+def test_it_runs_as_a_script(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["figures.py", "--check"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(Path(figures.__file__)), run_name="__main__")
+    assert ended.value.code == 0
+
+
+def test_rows_of_each_benchmark():
+    points = {engine: bench_kernels.Point(engine, engine).timed(times) for engine, times in
+              (("eager", [4.0, 6.0]), ("aot", [2.0, 2.0]))}  # fmt: skip
+    known = {engine: {"peak_bytes": 1 << 20, "compile_s": 1.0} for engine in points}
+    assert bench_kernels._recorded("gates", points, known)[1:] == [
+        "5.0, -, 2.0", "-", "2.50x [2.00, 3.00]", "-", "1.00 MiB, -, 1.00 MiB", "-, 1.0 s",
+    ]  # fmt: skip
+    mib = bench_peaks.MIB
+    engines = {"eager": {"peak": 3 * mib}, "torch.compile": {"peak": 2 * mib},
+               "ours": {"peak": mib, "predicted": None, "graphs": 2}}  # fmt: skip
+    assert bench_peaks.recorded({"gpt2": engines, "vit-base": {"eager": {}}}, ["gpt2", "vit-base"]) == [
+        ["gpt2", "2 x 256", "3", "2", "1 (2 graphs)"]
+    ]
+    runs = [
+        {"engine": "eager", "peak_bytes": str(4 * mib), "round_ms": "3 3"},
+        {"engine": "eager_checkpoint", "peak_bytes": str(2 * mib), "round_ms": "4 4"},
+        {"engine": "aot", "peak_bytes": str(3 * mib), "round_ms": "2 2"},
+        {"engine": "aot", "peak_bytes": str(mib), "round_ms": "3 2"},
+    ]
+    assert bench_budget.recorded("llama", runs) == [
+        "llama", "4.00 MiB", "2.00 MiB; ours in 1.00 MiB takes 0.62x [0.50, 0.75] of that time", "-", "1.00 MiB",
+    ]  # fmt: skip
+    seconds = {name: 1.0 for name in ("aottrain", "prepare", "first step", "second step", "all")}
+    run = {"cpu_s": seconds, "wall_s": seconds, "stages": [("link", 0.5, 0.25)], "kernels": 8, "functions": 3}
+    rows = bench_compile.recorded({4: {"cold": run, "warm": run}})
+    assert rows[0] == ["cold, all of it", "1.00 s"] and rows[1][1] == "0.25 s"
+    assert rows[-1] == ["kernels launched, distinct functions", "8, 3"]
