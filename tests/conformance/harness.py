@@ -72,17 +72,14 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What one run of a case gave: a frozen observation, or the error that ended it; and what the compiler did."""
+    """What one run of a case gave: a frozen observation, or the error that ended it and its type ("" for none); and
+    what the compiler did."""
 
     observation: Any
     error: str | None
+    raised: str = ""
     num_graphs: int = 0
     fallbacks: tuple[str, ...] = ()
-
-    @property
-    def raised(self) -> str:
-        """The type of the error, "" for none."""
-        return (self.error or "").split(":")[0]
 
 
 _cases: dict[str, list[Case]] = {}
@@ -188,7 +185,7 @@ def run(known: Case, door: str | None = None) -> Outcome:
             warnings.simplefilter("ignore")
             result.observation = freeze(known.program(comp))
     except Exception as error:
-        result.error = f"{type(error).__name__}: {error}"
+        result.error, result.raised = f"{type(error).__name__}: {error}", _type_of(error)
     finally:
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
@@ -285,8 +282,14 @@ def raises(action: Callable[[], Any]) -> str:
     try:
         action()
     except Exception as error:
-        return type(error).__name__
+        return _type_of(error)
     return ""
+
+
+def _type_of(error: Exception) -> str:
+    """Its name; of one of TorchDynamo's own, which it gives for arguments that are wrong, that of what it is besides."""
+    known = (cls for cls in type(error).__mro__ if not cls.__module__.startswith("torch._dynamo"))
+    return next(known).__name__
 
 
 def shares(one: Tensor, other: Tensor) -> bool:

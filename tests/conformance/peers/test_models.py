@@ -412,13 +412,13 @@ def exception_in_forward_leaves_state_usable(comp):
 def threads_with_their_own_modules(comp):
     found = {}
 
-    def work(i):
-        m = fill(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), seed=i)
-        x = leaf(2, 3, seed=i)
+    def work(i, m, x):
         comp(m)(x).sum().backward()
         found[i] = (x.grad, m[0].weight.grad)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    # Made here: a trace in one thread takes random numbers that are drawn in another for the program's.
+    made = [(i, fill(nn.Sequential(nn.Linear(3, 3), nn.Tanh()), seed=i), leaf(2, 3, seed=i)) for i in range(3)]
+    threads = [threading.Thread(target=work, args=given) for given in made]
     for thread in threads:
         thread.start()
     for thread in threads:
