@@ -163,7 +163,7 @@ def _judged(
     found = difference(want[:1] + want[2:], got[:1] + got[2:]) or difference(want[1], got[1], layout=False)
     if found:
         noisy = may_round and "values differ" in found and _is_noise(want[:2], got[:2], run_eager)
-        return Verdict(NOISY if noisy else WRONG, found, differentiable, _num_kernels(compiled.report))
+        return Verdict(NOISY if noisy else WRONG, found, differentiable)
     report = compiled.report
     return Verdict(EAGER if report.num_fallbacks else EQUAL, _reasons(report), differentiable, _num_kernels(report))
 

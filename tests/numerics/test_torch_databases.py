@@ -52,9 +52,9 @@ def test_every_operator_of_torch(chunk):
 # One of each kind that kernels compute: pointwise by several formulas, types, reductions, norms, softmax, losses,
 # pooling, lookups, scatters, masks, and movements.
 BY_KERNELS = (
-    "nn.functional.gelu", "pow", "clamp", "where", "atan2", "floor_divide", "sum", "var", "amax", "logsumexp",
+    "nn.functional.gelu", "pow", "clamp", "where", "atan2", "floor_divide", "mean", "var", "amax", "logsumexp",
     "log_softmax", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.cross_entropy",
-    "nn.functional.smooth_l1_loss", "nn.functional.max_pool2d", "nn.functional.avg_pool2d", "nn.functional.embedding",
+    "nn.functional.smooth_l1_loss", "nn.functional.max_pool2d", "nn.functional.embedding", "cumsum",
     "gather", "index_select", "masked_fill", "cat", "flip", "tril",
 )  # fmt: skip
 
@@ -67,7 +67,7 @@ def test_operators_by_generated_kernels(part):
     assert found >= set(names)
     for op in operators(torch.float32):
         if op.name in names and not op.variant_test_name:
-            verdict = check_operator(op, torch.float32, "trace", 1, kernel="cpp")
+            verdict = check_operator(op, torch.float32, "trace", NUM_SAMPLES, kernel="cpp")
             assert verdict.kind in (EQUAL, NOISY), f"{op.name}: {verdict.why}"
             assert verdict.num_kernels > 0, f"{op.name}: no kernel was generated"
 
