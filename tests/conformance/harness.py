@@ -287,7 +287,7 @@ def raises(action: Callable[[], Any]) -> str:
 
 
 def _type_of(error: Exception) -> str:
-    """Its name; of one of TorchDynamo's own, which it gives for arguments that are wrong, that of what it is besides."""
+    """Its name; of TorchDynamo's own, which it raises where arguments are wrong, that of what it is besides."""
     known = (cls for cls in type(error).__mro__ if not cls.__module__.startswith("torch._dynamo"))
     return next(known).__name__
 
