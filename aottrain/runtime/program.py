@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
@@ -43,11 +44,11 @@ class Program:
     for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
     that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
     num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
-    flow through. update_targets: the primal that each update is written to; unversioned: those written behind autograd's
-    back. gradient_targets: the primal of each gradient. cut_off: primals that require a gradient and never get one, such
-    as those that the program only detaches; autograd does not see that they are inputs. anchored: it would see none at
-    all, and outputs require gradients. differentiable, output_specs: of each output; a tangent is brought to its
-    output's strides.
+    flow through. update_targets: the primal that each update is written to; unversioned: those written behind
+    autograd's back. gradient_targets: the primal of each gradient. cut_off: primals that require a gradient and never
+    get one, such as those that the program only detaches; autograd does not see that they are inputs. anchored: it
+    would see none at all, and outputs require gradients. differentiable, output_specs: of each output; a tangent is
+    brought to its output's strides.
     viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
     links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
@@ -185,7 +186,7 @@ class _CompiledFunction(torch.autograd.Function):
             return (None, *_by_primal(call, gradients), None)
         backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
-        inputs: list[Any] = [*program.symbols(call.sizes), *saved_tensors(ctx, backward.reads)]
+        inputs: list[Any] = [*program.symbols(call.sizes), *_unpacked(ctx, backward.reads)]
         # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
         inputs += [None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in given]
@@ -226,6 +227,38 @@ class _Relay(torch.autograd.Function):
         return None, None, None, None, tangent, *(found[number] for number in reached)
 
 
+def _register_prehook(node: Any, hook: Any) -> Any:
+    if _has_several_results(node):
+        raise UnsupportedError(_ONE_NODE.format("of several results: a hook before it would see the gradients of all"))
+    return BackwardCFunction.register_prehook(node, hook)
+
+
+def _register_hook(node: Any, hook: Any) -> Any:
+    raise UnsupportedError(_ONE_NODE.format("of all its ops: a hook behind it would see the gradients of its inputs"))
+
+
+# Python asks these of the node that it holds; autograd itself calls neither.
+_ONE_NODE = "a compiled program is one node of autograd's graph, {}; Tensor.register_hook shows what it does in eager"
+_CompiledFunction._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
+for _function in (_CompiledFunction, _Relay):
+    _function._backward_cls.register_hook = _register_hook  # type: ignore[attr-defined]
+
+
+def _has_several_results(node: Any) -> bool:
+    return sum(node.call.program.differentiable) > 1
+
+
+def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
+    """What the forward has saved. RuntimeError: a backward, maybe of other results, has come by already."""
+    try:
+        return saved_tensors(node, reads)
+    except RuntimeError as error:
+        if "a second time" not in str(error) or not _has_several_results(node):
+            raise
+        why = "Results of a compiled program are one node of that graph: one of them after another needs it, too."
+        raise RuntimeError(f"{error} {why}") from None
+
+
 def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Pattern) -> list[Tensor | None]:
     """What the cut backward makes of the outputs' tangents; that of an output which is a link is its total there."""
     call: _Call = node.call
@@ -244,7 +277,7 @@ def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Pattern) -> list[
     given = [*outputs, *at_links]
     backward = program.cut_for(tuple(tangent is not None for tangent in given), wanted)
     with disable_autocast():
-        return backward.run([*program.symbols(call.sizes), *saved_tensors(node, backward.reads), *given])
+        return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *given])
 
 
 def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:

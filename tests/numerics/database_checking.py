@@ -246,9 +246,9 @@ def check_module(
             except RuntimeError:
                 continue
             compiled = aottrain.compile(copied, capture=door, rng="eager", kernel=kernel)
-            noisy, runs = copy.deepcopy(made), []
-            for call, module in ((compiled, copied), (noisy, noisy)):
-                runs.append(lambda call=call, module=module, given=sample.forward_input: _run_module(call, module, given))
+            noisy, given = copy.deepcopy(made), sample.forward_input
+            pairs = (compiled, copied), (noisy, noisy)
+            runs = [lambda call=call, of=of, given=given: _run_module(call, of, given) for call, of in pairs]
             yield _judged(compiled, *runs, want, any(g is not None for g in want[1]), kernel != "aten")
 
     return _checked(verdicts, door)

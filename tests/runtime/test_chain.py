@@ -142,3 +142,38 @@ def test_second_derivatives_need_the_result_as_it_was():
         n.mul_(2)
     with pytest.raises((UnsupportedError, RuntimeError), match="as they were|modified"):
         torch.autograd.grad(m.sum(), n, create_graph=True)
+
+
+SEVERAL = {"linked": lambda x: ((n := x * 2), n * n), "apart": lambda x: (x * 2, x.exp())}
+
+
+@pytest.mark.parametrize("program", SEVERAL)
+def test_hooks_on_the_node_of_several_results_are_refused(program):
+    results = compiled(SEVERAL[program])(leaf(3))
+    with pytest.raises(UnsupportedError, match="one node .* of several results"):
+        results[0].grad_fn.register_prehook(lambda gradients: None)
+    for value in results:
+        with pytest.raises(UnsupportedError, match="one node .* of all its ops"):
+            value.grad_fn.register_hook(lambda inputs, outputs: None)
+
+
+def test_a_hook_before_a_node_of_one_result_is_eagers():
+    linked = SEVERAL["linked"]
+    for function, number in ((linked, 1), (lambda x: (x.exp(),), 0)):
+        found = []
+        for call in (function, compiled(function)):
+            x, seen = leaf(3), []
+            out = call(x)[number]
+            out.grad_fn.register_prehook(lambda gradients, seen=seen: seen.append(gradients) or (gradients[0] * 3,))
+            out.sum().backward()
+            found.append([*seen, x.grad])
+        assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("program", SEVERAL)
+def test_one_result_after_another_says_what_it_needs(program):
+    x = leaf(3)
+    first, second = compiled(SEVERAL[program])(x)
+    first.sum().backward()
+    with pytest.raises(RuntimeError, match="a second time .* one node of that graph"):
+        torch.autograd.grad(second.sum(), first if program == "linked" else x)
