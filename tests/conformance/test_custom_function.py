@@ -293,7 +293,7 @@ def once_differentiable_twice_raises(comp):
         (g,) = torch.autograd.grad(y, x, create_graph=True)
         g.sum().backward()
 
-    return raises(go)
+    return bool(raises(go))  # the compiled error has a type of its own: it comes from create_graph=True already
 
 
 @case(refused=dict.fromkeys(DOORS, "a custom Function's backward is not differentiated again: a clear error"))
