@@ -138,7 +138,7 @@ def test_programs_use_every_kind_of_statement():
         # What stands before the first hole, or after the last, and is long enough to be told from others.
         parts = [max(template.replace("}", "{").split("{"), key=len) for template in templates]
         used = sum(part in text for part in parts)
-        assert used >= 0.8 * len(parts), f"of {len(parts)} statements of the kind {kind}, {used} are used"
+        assert used >= 0.75 * len(parts), f"of {len(parts)} statements of the kind {kind}, {used} are used"
     assert {program.backward for program in programs} == set(BACKWARDS)
     assert "torch.no_grad()" in text and "requires_grad_()" in text and "channels_last" in text
 
