@@ -3,6 +3,7 @@ of the compiler are errors, and an interrupt is heard however the tests were sta
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -31,3 +32,10 @@ def no_memory_of_other_tests() -> None:
     arena = sys.modules.get("aottrain.runtime.arena")
     if arena is not None:
         arena.empty_cache()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def earlier_files_are_not_looked_through() -> None:
+    """What modules and caches hold by now lives on: the collections that many tests ask for need not look at it."""
+    gc.collect()
+    gc.freeze()

@@ -1,4 +1,4 @@
-"""The benchmark of compiling runs, and shows that depth adds no kernels."""
+"""The benchmark of compiling runs: every part of a compile, cold and warm."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def run(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
 
-def test_deeper_models_have_more_kernels_and_no_more_functions():
+def test_every_part_is_measured_cold_and_warm():
+    """That depth adds kernels and no functions is seen in tests/compiler/test_depth.py."""
     if find_compiler() is None:
         pytest.skip("there is no C++ compiler on this machine")
-    done = run("--layers", "4", "6", "--width", "32")
+    done = run("--layers", "2", "--width", "32")
     assert done.returncode == 0, done.stderr
     _, cold, warm = re.split(r"\n(?=cold|warm)", done.stdout)
     for table in (cold, warm):
         rows = {(cells := re.split(r"  +", line))[0]: cells[1:] for line in table.splitlines()}
-        kernels, functions = ([int(cell) for cell in rows[name] if cell] for name in ("kernels", "functions"))
-        assert len(kernels) == 2 and kernels[0] < kernels[1]
-        assert functions[0] == functions[1] > 0
+        (kernels,), (functions,) = ([int(cell) for cell in rows[name] if cell] for name in ("kernels", "functions"))
+        assert 0 < functions < kernels
         assert {"analyse", "trace_joint", "schedule", "make_kernels", "first step", "all"} <= rows.keys()
 
 
