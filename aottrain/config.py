@@ -21,6 +21,7 @@ from typing import Any
 
 from aottrain.errors import ConfigError
 from aottrain.ir.budget import ALLOWED, parse_budget
+from aottrain.ir.decisions import DEFAULT, MEASURED
 from aottrain.schema import Mistake, build, join, setting, show, suggest
 
 TASKS = ("train", "compare", "plan", "pareto")
@@ -117,6 +118,7 @@ class TrainerConfig:
     save_every: int = setting(0, low=0)
     sample_bytes: int = setting(300, low=0)
     num_threads: int | None = setting(None, low=1)
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +162,7 @@ class RunConfig:
     seed: int = setting(1234, low=0, below=2**63)
     device: str = "auto"
     resume: str | None = None
+    decisions: str = MEASURED
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
@@ -280,7 +283,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
 
     data = dataclasses.replace(config.data, path=absolute(config.data.path))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
-    return dataclasses.replace(config, data=data, resume=resume)
+    named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
+    return dataclasses.replace(config, data=data, resume=resume, decisions=named)
 
 
 def load_recipe(name: str) -> ModuleType:

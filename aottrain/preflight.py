@@ -8,6 +8,7 @@ from pathlib import Path
 
 from aottrain.config import RunConfig, load_recipe
 from aottrain.errors import ConfigError
+from aottrain.ir.decisions import DEFAULT, MEASURED, read_record
 from aottrain.schema import Mistake
 
 
@@ -20,6 +21,12 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         text = "no such file or folder; give the output directory of an earlier run, or auto"
         found.append(Mistake("resume", text, config.resume))
+    if config.decisions not in (MEASURED, DEFAULT):
+        try:
+            read_record(config.decisions)
+        except ValueError as error:
+            text = f"{error}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
+            found.append(Mistake("decisions", text, config.decisions))
     return found
 
 

@@ -35,6 +35,18 @@ PRIVATE_TORCH_MODULES = {
 # The one place that runs a peer's compiler on our graphs, for kernel=inductor.
 PEER = "aottrain/peers.py"
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
+# What a choice is made by is measured in one place; the others only tell a person how long something took.
+CLOCKS = {
+    "aottrain/runtime/measuring.py",
+    "aottrain/compiler/stages.py",
+    "aottrain/metrics/throughput.py",
+    "aottrain/trainer/loop.py",
+    "aottrain/trainer/progress.py",
+}
+CLOCK = re.compile(
+    r"(?:time\.(?:time|perf_counter|monotonic|process_time|thread_time|clock_gettime)(?:_ns)?|timeit(?:\..*)?"
+    r"|torch\.utils\.benchmark(?:\..*)?|datetime(?:\.datetime)?\.(?:now|utcnow))"
+)
 FORBIDDEN_TORCH = (
     "torch._inductor",
     "torch._functorch.aot_autograd",
@@ -107,6 +119,22 @@ def forbidden_torch_uses(root: Path) -> list[str]:
             if any(name == bad or name.startswith(bad + ".") for bad in FORBIDDEN_TORCH):
                 found.append(f"{path.relative_to(root)}:{line}: {name}")
     return found
+
+
+def clock_reads(root: Path) -> list[str]:
+    """Modules in which a choice could hang on a time that is in no record of decisions."""
+    found = []
+    for path in files(root, "aottrain", "recipes"):
+        where = path.relative_to(root).as_posix()
+        if where not in CLOCKS:
+            found += [f"{where}:{line}: {name}" for line, name in used_names(parse(path)) if CLOCK.fullmatch(name)]
+    return found
+
+
+def choices_by_the_environment(root: Path) -> list[str]:
+    """The environment says in one place that nothing is measured."""
+    paths = (path for path in files(root, "aottrain", "recipes") if path.name != "decisions.py")
+    return [str(path.relative_to(root)) for path in paths if '"AOTTRAIN_RATES"' in path.read_text(encoding="utf-8")]
 
 
 def unnamed_encodings(root: Path) -> list[str]:
@@ -244,6 +272,8 @@ def imported_contracts(root: Path) -> subprocess.CompletedProcess[str]:
 
 CHECKS = (
     private_torch_uses,
+    clock_reads,
+    choices_by_the_environment,
     forbidden_torch_uses,
     unnamed_encodings,
     long_files,
@@ -285,6 +315,10 @@ VIOLATIONS = [
     (forbidden_torch_uses, "aottrain/compiler/joint.py", "from torch._functorch import partitioners\n"),
     (forbidden_torch_uses, "aottrain/compiler/joint.py", "def f():\n    import torch._inductor.compile_fx\n"),
     (forbidden_torch_uses, "aottrain/compat.py", "x = importlib.import_module('functorch.compile')\n"),
+    (clock_reads, "aottrain/compiler/layouts.py", "import time\nx = time.perf_counter()\n"),
+    (clock_reads, "aottrain/runtime/rates.py", "from time import monotonic_ns\n"),
+    (clock_reads, "aottrain/compiler/api.py", "from torch.utils.benchmark import Timer\n"),
+    (choices_by_the_environment, "aottrain/runtime/rates.py", 'x = os.environ.get("AOTTRAIN_RATES")\n'),
     (unnamed_encodings, "aottrain/ir/text.py", "with open('x') as file:\n    pass\n"),
     (unnamed_encodings, "aottrain/ir/text.py", "path.open('w')\n"),
     (unnamed_encodings, "recipes/mlp.py", "path.write_text('x')\n"),

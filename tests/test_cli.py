@@ -103,6 +103,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("device=tpu", "device=tpu:", "cuda:N"),
     ("device=cuda:99", "device=cuda:99:", "CUDA"),
     ("resume=nowhere", "resume=", "no such file or folder"),
+    ("decisions=nowhere", "decisions=", "cannot be read"),
+    ("decisions=some_text.txt", "decisions=", "some_text.txt: "),
     ("recipe.name=nothing", "recipe.name=nothing:", "recipes: llama, resnet, transformer"),
     ("recipe.model.num_heads=5", "recipe.model.num_heads=5:", "width=192"),
     ("recipe.model.dropout=1.5", "recipe.model.dropout=1.5:", "below 1"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from aottrain.cli.compose import Composer
 
 RECORD = Path(".hydra", "config.yaml")
-NOT_TAKEN = ("task", "resume", "hydra")
+NOT_TAKEN = ("task", "resume", "hydra", "decisions")  # a checkpoint has the decisions themselves
 GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups, which are recorded there
 
 

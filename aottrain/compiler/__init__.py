@@ -47,6 +47,7 @@ from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.report import GraphReport, Tangents
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from aottrain.runtime.cache import say_once
+from aottrain.runtime.decisions import deciding
 from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.runtime.state import StateGuard, check_reachable
@@ -86,6 +87,20 @@ def compile_call(
 
     Raises UnsupportedError for what is not proven equal to eager.
     """
+    with deciding(options.decisions) as ledger:
+        program, step, analysis, report = _compile(function, module, args, kwargs, options, guard, sizes)
+        return program, step, analysis, replace(report, decisions=ledger.record(step.device))
+
+
+def _compile(
+    function: Callable[..., Any],
+    module: nn.Module | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    options: CompileOptions,
+    guard: StateGuard,
+    sizes: SymbolicSizes | None,
+) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     log = StageLog()
     step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
     functional = _functional(step, analysis, log, linked=True)

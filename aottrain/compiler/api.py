@@ -6,6 +6,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from aottrain.compiler.refusals import count_fallback, new_report
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.ir.budget import Budget
+from aottrain.ir.decisions import Record
 from aottrain.ir.report import CompileReport, GraphReport
 from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.guards import argument_objects, call_key, describe
@@ -288,6 +290,7 @@ def compile(
     workspaces: bool = False,
     loss_head: str = "auto",
     cuda_graphs: bool = False,
+    decisions: str | Path | Record = "measured",
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -314,6 +317,9 @@ def compile(
     cuda_graphs: True: on CUDA forward and backward are each recorded after a few calls and then replayed by one launch,
         where that is safe; their memory is held from step to step and is not part of the predicted peak.
         `.report.graphs[i].cuda_graphs` counts the calls, and says why one was no replay.
+    decisions: who answers what is decided by measuring (rates, libraries, layouts, attention). "measured": the clock,
+        or what it said before; "default": a fixed model without a clock, the same on every machine; or the path of a
+        record (`decisions.json`, or the folder of a run), whose answers are taken. `.report.decisions` is the record.
     capture: "dynamo": TorchDynamo traces any Python, breaks graphs and guards them. "trace": the call is traced
         directly, guarded by our own checks before every call; faster, for static steps.
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
@@ -329,7 +335,7 @@ def compile(
     a policy answers something else.
     """
     known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    options = check_options(*known, modules, workspaces, loss_head, cuda_graphs)
+    options = check_options(*known, modules, workspaces, loss_head, cuda_graphs, decisions)
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

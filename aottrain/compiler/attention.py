@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,13 @@ from torch import fx
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.compiler.rewriting import add_call, laid_out_as
 from aottrain.compiler.simplification import copy_graph, remove_dead_code
+from aottrain.ir.decisions import ONE_OP, PRODUCTS, Timing
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
 from aottrain.ir.tensor import TensorSpec
 from aottrain.runtime.calls import OpCall
+from aottrain.runtime.decisions import Timed, decide
 from aottrain.runtime.native import find_compiler
-from aottrain.runtime.timings import call_seconds, measures
+from aottrain.runtime.timings import calls_timed
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
@@ -37,7 +40,7 @@ _QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
 def fuse_attention(joint: JointGraph) -> JointGraph:
     """The same program, whose attention rounds otherwise than eager's. The graph itself where none is written out in a
     form that is known, or its products alone take less time; both are measured."""
-    if not measures() or not any(node.target in _SOFTMAXES for node in calls(joint.graph)) or find_compiler() is None:
+    if not any(node.target in _SOFTMAXES for node in calls(joint.graph)) or find_compiler() is None:
         return joint
     graph = copy_graph(joint.graph)
     fused = [_fuse(written) for node in list(calls(graph)) if (written := _match(node)) is not None]
@@ -338,9 +341,25 @@ def _is_faster(ours: Sequence[fx.Node], theirs: Sequence[fx.Node]) -> bool:
     """Than the products and the softmax. What mask and dropout take on either side is left out, but for our mask."""
     own_calls = [_without_dropout(call) for call in map(call_of, ours) if call is not None]
     their_calls = [call for call in map(call_of, theirs) if call is not None]
-    own_seconds, their_seconds = call_seconds(own_calls), call_seconds(their_calls)
-    known = [one for one in (*own_seconds, *their_seconds) if one is not None]
-    return len(known) == len(ours) + len(theirs) and sum(known) > 2 * sum(known[: len(ours)])
+    names = [call.plain_text for call in own_calls]
+    if None in names or len(own_calls) + len(their_calls) < len(ours) + len(theirs):
+        return False
+    measure = partial(_timed, {ONE_OP: own_calls, PRODUCTS: their_calls})
+    return decide("written attention", " and ".join(map(str, names)), PRODUCTS, measure, _prefer).choice == ONE_OP
+
+
+def _prefer(times: Mapping[str, Timing]) -> str:
+    return ONE_OP if times[PRODUCTS].seconds > times[ONE_OP].seconds else PRODUCTS
+
+
+def _timed(ways: Mapping[str, Sequence[OpCall]]) -> Timed:
+    """Of two ways that each are several calls, the sums; all calls take turns."""
+    numbered = {f"{way} {i}": call for way, together in ways.items() for i, call in enumerate(together)}
+    timed = calls_timed(numbered)
+    times = {way: [timed.times[f"{way} {i}"] for i in range(len(ways[way]))] for way in ways if timed.times}
+    spreads = {way: max(time.spread for time in found) for way, found in times.items()}
+    sums = {way: Timing(sum(time.seconds for time in found), spreads[way]) for way, found in times.items()}
+    return Timed(sums, timed.source)
 
 
 def _without_dropout(call: OpCall) -> OpCall:

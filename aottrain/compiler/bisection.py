@@ -41,9 +41,11 @@ from aottrain.compiler.settings import autocast_cache
 from aottrain.compiler.simplification import simplify
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import BudgetError
+from aottrain.ir.decisions import MEASURED, Record
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, module_of, source_of
 from aottrain.ir.kernel import KernelIR
 from aottrain.ir.text import node_text
+from aottrain.runtime.decisions import deciding
 from aottrain.runtime.launch import Launch
 from aottrain.runtime.philox import new_state
 from aottrain.runtime.rng import PhiloxMode
@@ -102,6 +104,7 @@ def bisect(
     reserved_bytes: int = 0,
     cost: str = "roofline",
     workspaces: bool = False,
+    decisions: str | Path | Record = MEASURED,
     folder: str | Path | None = None,
 ) -> Guilty:
     """Which stage first gives another value than eager for `target(*inputs)`; options as of `aottrain.compile`. One
@@ -112,7 +115,9 @@ def bisect(
     program cannot be compiled at all.
     """
     known = partition, budget, kernel, "trace", "philox", False, "error", reserved_bytes, cost
-    options = check_options(*known, modules=modules, workspaces=workspaces, loss_head=loss_head)
+    options = check_options(
+        *known, modules=modules, workspaces=workspaces, loss_head=loss_head, decisions=decisions
+    )
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
@@ -127,12 +132,13 @@ def bisect_step(step: CapturedStep, options: CompileOptions, folder: str | Path 
     state = new_state(step.device)
     tangents = _make_tangents(step, analysis)
     last = _Rung("eager", _run_eager(step, analysis, state, tangents), {}, {})
-    for build in _ladder(step, analysis, options, state, tangents):
-        rung = build()
-        found = _compare(last, rung, folder)
-        if found is not None:
-            return found
-        last = rung
+    with deciding(options.decisions):
+        for build in _ladder(step, analysis, options, state, tangents):
+            rung = build()
+            found = _compare(last, rung, folder)
+            if found is not None:
+                return found
+            last = rung
     return Guilty(None)
 
 

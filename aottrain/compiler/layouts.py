@@ -6,10 +6,11 @@ strides that eager gives it. Whether it pays is measured: each distinct convolut
 
 from __future__ import annotations
 
+import hashlib
 import math
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from aottrain.compat import tree_map
 from aottrain.compiler.partition.workspace import call_of
 from aottrain.compiler.rewriting import add_call, fake_result
 from aottrain.compiler.simplification import remove_dead_code
+from aottrain.ir.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.graph import (
     JointGraph,
     OutputKind,
@@ -35,8 +37,9 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.runtime.calls import OpCall
+from aottrain.runtime.decisions import Timed, decide
 from aottrain.runtime.rates import rates_for
-from aottrain.runtime.timings import call_seconds
+from aottrain.runtime.timings import calls_timed
 
 aten = torch.ops.aten
 
@@ -81,17 +84,29 @@ def choose_layouts(joint: JointGraph) -> LayoutChoice:
         return LayoutChoice()
     laid = _Rewriting(joint.graph, frozenset(joint.signature.output_indices(OutputKind.TOTAL))).run()
     what = f"{len(found)} convolutions, forward and backward,"
-    if os.environ.get("AOTTRAIN_RATES") == "default":
-        return LayoutChoice(laid.graph, f"{what} in channels_last: it is taken to be faster, nothing was measured")
-    pairs = [_timed(node) for node in found]
-    if any(a is None or b is None for a, b in pairs):
-        return LayoutChoice(None, f"{what} as the program has them: they could not be timed")
-    before, after = (sum(seconds or 0.0 for seconds in column) for column in zip(*pairs, strict=True))
-    copies = sum(_copy_seconds(node) for node in laid.copies)
-    times = f"{format_seconds(after)} and {format_seconds(copies)} of copies, as given {format_seconds(before)}"
-    if after + copies > (1 - _GAIN) * before:
-        return LayoutChoice(None, f"{what} as the program has them: in channels_last {times}")
-    return LayoutChoice(laid.graph, f"{what} in channels_last: {times}")
+    decision = decide("layouts", _question(found), CHANNELS_LAST, partial(_timed, found, laid.copies), _prefer)
+    if decision.choice == AS_GIVEN:
+        return LayoutChoice(None, f"{what} as the program has them: {_times_text(decision)}")
+    return LayoutChoice(laid.graph, f"{what} in channels_last: {_times_text(decision)}")
+
+
+def _question(found: Sequence[fx.Node]) -> str:
+    """The same for programs of the same convolutions."""
+    texts = sorted(str(call and call.plain_text) for call in map(call_of, found))
+    return f"{len(found)} convolutions {hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:12]}"
+
+
+def _prefer(times: Mapping[str, Timing]) -> str:
+    is_worth_it = times[CHANNELS_LAST].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds
+    return CHANNELS_LAST if is_worth_it else AS_GIVEN
+
+
+def _times_text(decision: Decision) -> str:
+    if not decision.times:
+        return SOURCES[decision.source]
+    laid, given = (format_seconds(decision.times[name].seconds) for name in (CHANNELS_LAST, AS_GIVEN))
+    busy = f"; {SOURCES[decision.source]}" if decision.source == "busy" else ""
+    return f"{laid} with copies, as given {given}{busy}"
 
 
 def _is_candidate(node: fx.Node) -> bool:
@@ -109,25 +124,43 @@ def _images(node: fx.Node) -> tuple[int, ...]:
     return _IMAGES.get(node.target, ())
 
 
-def _timed(node: fx.Node) -> tuple[float | None, float | None]:
-    """Seconds of the call as it is, and with its images in channels_last."""
+def _timed(found: Sequence[fx.Node], copies: Sequence[fx.Node]) -> Timed:
+    """All calls as they are, and with their images in channels_last and the copies that this takes. The spread is the
+    largest; nothing is measured where one call is not."""
+    convolutions, moves = [_convolution_timed(node) for node in found], [_copy_timed(node) for node in copies]
+    given = [timed.times.get(AS_GIVEN, Timing(0.0)) for timed in convolutions]
+    laid = [timed.times.get(CHANNELS_LAST, Timing(0.0)) for timed in (*convolutions, *moves)]
+    sources = {timed.source for timed in (*convolutions, *moves)}
+    if "model" in sources:
+        return Timed()
+    source = next(source for source in ("busy", "measured", "cache") if source in sources)
+    return Timed({AS_GIVEN: _total(given), CHANNELS_LAST: _total(laid)}, source)
+
+
+def _total(times: Sequence[Timing]) -> Timing:
+    return Timing(sum(time.seconds for time in times), max(time.spread for time in times))
+
+
+def _convolution_timed(node: fx.Node) -> Timed:
     call = call_of(node)
     assert call is not None
     images = _images(node)
     args = tuple(_in_channels_last(arg) if i in images else arg for i, arg in enumerate(call.args))
-    return call_seconds([call, OpCall(call.target, args, call.kwargs, call.result_bytes)])  # type: ignore[return-value]
+    return calls_timed({AS_GIVEN: call, CHANNELS_LAST: OpCall(call.target, args, call.kwargs, call.result_bytes)})
 
 
-def _copy_seconds(node: fx.Node) -> float:
-    """Of a copy from one layout into the other: measured, for it may run at a tenth of what memory gives. Twice, for
-    the kernel that it becomes a part of goes across memory in its place, and that of a norm in two passes."""
+def _copy_timed(node: fx.Node) -> Timed:
+    """A copy from one layout into the other: measured, for it may run at a tenth of what memory gives. Twice, for the
+    kernel that it becomes a part of goes across memory in its place, and that of a norm in two passes."""
     call = call_of(node)
     assert call is not None
-    (seconds,) = call_seconds([call])
-    if seconds is not None:
-        return 2 * seconds
-    rates = rates_for(torch.device("cpu"))
-    return 4 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s
+    timed = calls_timed({"copy": call})
+    if timed.source == "model":
+        rates = rates_for(torch.device("cpu"))
+        seconds = 2 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
+        timed = Timed({"copy": Timing(seconds)}, "cache")  # by rates that were measured before
+    copy = timed.times["copy"]
+    return Timed({CHANNELS_LAST: Timing(2 * copy.seconds, copy.spread)}, timed.source)
 
 
 def _in_channels_last(facts: TensorSpec) -> TensorSpec:

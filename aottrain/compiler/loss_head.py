@@ -28,6 +28,7 @@ from aottrain.ir.graph import (
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_bytes
 from aottrain.runtime import loss_head as _op  # defines the op
+from aottrain.runtime.products import multiplies_by_onednn
 
 aten = torch.ops.aten
 
@@ -262,7 +263,8 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
         if layer.transposed:
             weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
         types = head.softmax_dtype, dtype
-        arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *types, head.chunk, wanted)
+        rule = (*types, head.chunk, wanted, _by_onednn(_spec(hidden)))
+        arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *rule)
         op = torch.ops.aottrain.linear_cross_entropy.default
         fused = add_call(new[layer.product], op, arguments, "loss_head")
         items = [add_call(fused, operator.getitem, (fused, i), name) for i, name in enumerate(_RESULTS)]
@@ -283,6 +285,11 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
                 scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=_spec(result).dtype)
             scaled = laid_out_as(scaled, result) or scaled
         result.replace_all_uses_with(scaled)
+
+
+def _by_onednn(hidden: TensorSpec) -> bool:
+    """Whether its products are oneDNN's: decided once, for each run of the program."""
+    return hidden.device.type == "cpu" and hidden.dtype is torch.float32 and multiplies_by_onednn()
 
 
 def _untransposed(node: fx.Node) -> fx.Node:

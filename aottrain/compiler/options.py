@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aottrain.compiler.partition.policy import Policy, policy_name
 from aottrain.errors import ConfigError
 from aottrain.ir.budget import Budget, parse_budget
+from aottrain.ir.decisions import DEFAULT, MEASURED, Record, read_record
 
 STRATEGIES = ("save_all", "min_cut", "budget", "checkpoint", "recompute_all")
 KERNELS = ("auto", "cpp", "triton", "aten", "inductor")
@@ -45,6 +47,7 @@ class CompileOptions:
 
     loss_head: str = "auto"
     cuda_graphs: bool = False
+    decisions: str | Record = MEASURED
 
     @property
     def chunks_loss_head(self) -> bool:
@@ -66,7 +69,7 @@ class CompileOptions:
 def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
     allowed = ["partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost"]
-    allowed += ["modules", "workspaces", "loss_head", "cuda_graphs"]
+    allowed += ["modules", "workspaces", "loss_head", "cuda_graphs", "decisions"]
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
@@ -88,6 +91,7 @@ def check_options(
     workspaces: bool = False,
     loss_head: str = "auto",
     cuda_graphs: bool = False,
+    decisions: str | Path | Record = MEASURED,
 ) -> CompileOptions:
     """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
     mistakes = []
@@ -122,7 +126,14 @@ def check_options(
         mistakes.append(f"loss_head={loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
     if on_unsupported not in ON_UNSUPPORTED:
         mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
+    if decisions not in (MEASURED, DEFAULT) and not isinstance(decisions, Record):
+        try:
+            decisions = read_record(decisions)
+        except (ValueError, TypeError) as error:
+            allowed = f"{MEASURED}, {DEFAULT}, or the path of a record"
+            mistakes.append(f"decisions={str(decisions)!r}: {error}; allowed: {allowed}")
     if mistakes:
         raise ConfigError(mistakes)
     known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    return CompileOptions(*known, tuple(modules), workspaces, loss_head, cuda_graphs)
+    chosen = decisions if isinstance(decisions, Record) else str(decisions)
+    return CompileOptions(*known, tuple(modules), workspaces, loss_head, cuda_graphs, chosen)

@@ -98,6 +98,7 @@ def describe(
         curve=plan.curve,
         kernel_reason=decided.kernel_reason,
         library_calls=_library_calls(decided.fused),
+        tuned_calls=_tuned_calls(parts),
         kernels=tuple(call.kernel.name for part in decided.fused for call in part.schedule.kernels),
         num_kernel_functions=decided.fused[0].num_functions if decided.fused else 0,
         arena_bytes=max((part.memory.arena_bytes for part in decided.fused if part.memory is not None), default=0),
@@ -155,6 +156,13 @@ def _library_calls(fused: Sequence[FusedGraph]) -> dict[str, int]:
                 library, _ = part.schedule.libraries.get(call, ("", ""))
                 found[f"{info(call).name} ({library})" if library else info(call).name] += 1
     return dict(found.most_common())
+
+
+def _tuned_calls(parts: PartitionedGraph) -> dict[str, int]:
+    """Products, convolutions, attention, factorisations, transforms: what libraries have several codes for."""
+    graphs = [parts.forward, *([] if parts.backward is None else [parts.backward])]
+    nodes = [node for graph in graphs for node in calls(graph)]
+    return dict(Counter(info(node).name for node in nodes if info(node).kind is OpKind.COMPUTE).most_common())
 
 
 def _saved(node: fx.Node, plan: PartitionPlan, worth: Marginal | None) -> ValueRecord:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aottrain.ir.budget import Budget, budget_text
+from aottrain.ir.decisions import Record, merged
 from aottrain.ir.units import format_bytes
 
 
@@ -196,6 +197,8 @@ class GraphReport:
     arena_bytes: int = 0
     kernel_reason: str = ""  # why `kernel` is not what was asked for
     library_calls: dict[str, int] = field(default_factory=dict)  # calls outside of generated kernels, by operator
+    # Calls whose code hangs on the model of the processor, not on its instructions alone, by operator.
+    tuned_calls: dict[str, int] = field(default_factory=dict)
     timeline: MemoryTimeline | None = None
     counts_workspaces: bool = True
     loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
@@ -207,6 +210,7 @@ class GraphReport:
     inputs: tuple[str, ...] = ()  # types and shapes of what a call is given, parameters and buffers not among them
     num_parameters: int = 0  # elements of the parameters that it reads
     machine: str = ""  # on which it was compiled, and when: a line
+    decisions: Record = field(default_factory=Record)  # what was decided by measuring, or instead of it
 
     @property
     def compile_s(self) -> float:
@@ -273,6 +277,11 @@ class CompileReport:
     @property
     def compile_s(self) -> float:
         return sum(graph.compile_s for graph in self.graphs)
+
+    @property
+    def decisions(self) -> Record:
+        """Of all programs, each question once."""
+        return merged(graph.decisions for graph in self.graphs)
 
     @property
     def main_graph(self) -> GraphReport | None:

@@ -14,6 +14,7 @@ from aottrain.ir.units import format_bytes, format_count, format_flops, format_p
 WIDTH = 100
 _NUM_VALUES = 8
 _NUM_STAGES = 5
+_NUM_DECISIONS = 12
 _NUM_INPUTS = 4
 _NUM_LIBRARY_CALLS = 4
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=[A-Za-z%])")  # where a line shall not end
@@ -29,6 +30,8 @@ def summarise(report: CompileReport) -> str:
     if report.fallbacks:
         parts.append("\n".join(["Ran eagerly, not compiled", *_fallbacks(report.fallbacks)]))
     if graph is not None:
+        if graph.decisions.decisions:
+            parts.append("\n".join(["Decided by measuring, or by a model in its place", *_decided(graph)]))
         if graph.saved:
             parts.append("\n".join(_largest(by_size(graph.saved))))
         others = [other for other in report.graphs if other is not graph]
@@ -123,6 +126,12 @@ def _fallbacks(fallbacks: Iterable[Fallback]) -> list[str]:
         lines.append(f"  {calls}{f' at {fallback.source}' if fallback.source else ''}")
         lines += _wrapped(fallback.reason, indent=6)
     return lines
+
+
+def _decided(graph: GraphReport) -> list[str]:
+    rows = [(f"{asked}: {answer}", times, source) for asked, answer, times, source in graph.decisions.rows()]
+    lines = [line for row in rows[:_NUM_DECISIONS] for line in _wrapped("; ".join(filter(None, row)), 2)]
+    return lines + ([f"  and {len(rows) - _NUM_DECISIONS} more"] if len(rows) > _NUM_DECISIONS else [])
 
 
 def _largest(values: Sequence[ValueRecord]) -> list[str]:

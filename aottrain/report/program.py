@@ -51,6 +51,7 @@ def render_program(graph: GraphReport, number: int, total: int, *, texts: bool) 
             f'<h2>{name}: {kind}</h2><p class="dim">{escape(f"{inputs}{sizes}; {draws}; {_kernels(graph)}.")}</p>',
             _memory(graph),
             *(f"<p>{escape(text)}.</p>" for text in _decisions(graph)),
+            _decided(graph),
             _saved(graph),
             _recomputed(graph),
             _stages(graph, texts=texts),
@@ -62,6 +63,16 @@ def render_program(graph: GraphReport, number: int, total: int, *, texts: bool) 
 def _decisions(graph: GraphReport) -> list[str]:
     replays = [] if graph.cuda_graphs is None else [f"CUDA graphs: {graph.cuda_graphs}"]
     return [*graph.loss_heads, *([graph.layouts] if graph.layouts else []), *replays]
+
+
+def _decided(graph: GraphReport) -> str:
+    """What was measured to decide, or what stood in for it."""
+    rows = [[mono(asked), *map(escape, row)] for asked, *row in graph.decisions.rows()]
+    if not rows:
+        return ""
+    columns = [Column("what"), Column("choice"), Column("times (longest run above the best)"), Column("from")]
+    title = heading("Decided by measuring", f"{graph.decisions}; fingerprint {graph.decisions.fingerprint}")
+    return f"{title}{long_table(columns, rows, shown=NUM_ROWS, rest=f'{len(rows) - NUM_ROWS} more')}"
 
 
 def _kernels(graph: GraphReport) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -119,8 +120,8 @@ def processor() -> str:
 
 
 class Table:
-    """Numbers by text, in memory and in one JSON file. Of two processes that measure the same thing the first to write
-    is believed by both, so that what is decided from the numbers is the same everywhere on the machine.
+    """Numbers, or groups of them, by text, in memory and in one JSON file. Of two processes that measure the same thing
+    the first to write is believed by both, so that what is decided is the same everywhere on the machine.
 
     A file that is missing, damaged or not writable only costs measuring again.
     """
@@ -129,18 +130,19 @@ class Table:
         self.path = path
         self._values = _read(path)
 
-    def get(self, key: str) -> float | None:
+    def get(self, key: str) -> Any:
         return self._values.get(key)
 
-    def add(self, values: Mapping[str, float]) -> None:
-        """Keep new numbers; those that another process has written meanwhile replace them."""
+    def add(self, values: Mapping[str, Any], *, replacing: bool = False) -> None:
+        """Keep new ones; those that another process has written meanwhile replace them, unless these are `replacing`
+        what was found to be wrong."""
         self._values.update(values)
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
-                known = _read(self.path)
+                known = _read(self.path) | (dict(values) if replacing else {})
                 self._values.update(known)
-                if any(key not in known for key in values):
+                if replacing or any(key not in known for key in values):
                     _write(self.path, {**values, **known})
 
 
@@ -159,21 +161,21 @@ def forget_tables() -> None:
     _table.cache_clear()
 
 
-def _read(path: Path) -> dict[str, float]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     if not isinstance(values, dict):
         return {}
-    return {key: value for key, value in values.items() if _is_number(value)}
+    return {key: value for key, value in values.items() if isinstance(value, dict) or _is_number(value)}
 
 
 def _is_number(value: object) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and value >= 0  # type: ignore[arg-type]
 
 
-def _write(path: Path, values: Mapping[str, float]) -> None:
+def _write(path: Path, values: Mapping[str, Any]) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         written = Path(scratch) / path.name
         written.write_text(json.dumps(values, indent=0, sort_keys=True), encoding="utf-8")

@@ -41,10 +41,16 @@ class OpCall:
     def text(self) -> str | None:
         """The call in words, the same for calls that run alike; None where an argument cannot be described.
         An op of our own has with it what says whether it is still the same code: figures by this text outlive it."""
+        text = self.plain_text
+        own = text is not None and getattr(self.target, "namespace", "") == "aottrain"
+        return f"{text} {own_code()}" if own else text
+
+    @cached_property
+    def plain_text(self) -> str | None:
+        """The same whatever the code of our own op is: what a record of decisions calls it."""
         try:
             named = [f"{name}={_text(value)}" for name, value in self.kwargs.items()]
-            text = f"{self.target}({', '.join([*map(_text, self.args), *named])})"
-            return f"{text} {own_code()}" if getattr(self.target, "namespace", "") == "aottrain" else text
+            return f"{self.target}({', '.join([*map(_text, self.args), *named])})"
         except TypeError:
             return None
 

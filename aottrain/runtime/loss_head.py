@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from aottrain.runtime.native import Source, load
-from aottrain.runtime.products import onednn_speed, product
+from aottrain.runtime.products import product
 
 aten = torch.ops.aten
 
@@ -30,7 +30,7 @@ MEAN, SUM = 1, 2  # ATen's numbers for reductions
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int reduction, int ignore_index, "
-    "ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] wanted) -> "
+    "ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] wanted, bool by_onednn=False) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -46,13 +46,15 @@ def _linear_cross_entropy(
     loss_dtype: torch.dtype,
     chunk: int,
     wanted: Sequence[bool],
+    by_onednn: bool = False,
 ) -> tuple[Tensor, ...]:
     """hidden (rows, width), weight (classes, width), bias (classes) or None, target (rows) of class numbers.
 
     reduction: MEAN over the rows whose target is not ignore_index, or SUM; chunk: rows at a time; wanted: which
-    gradients to compute, of hidden, weight and bias. Returns the loss and the number of rows that count, both 0-dim of
-    loss_dtype, and the three gradients, those of weight and bias in float32 at least; one that is not wanted has no
-    elements. Raises IndexError for a target that is no class.
+    gradients to compute, of hidden, weight and bias; by_onednn: that library multiplies, float32 on a CPU alone.
+    Returns the loss and the number of rows that count, both 0-dim of loss_dtype, and the three gradients, those of
+    weight and bias in float32 at least; one that is not wanted has no elements. Raises IndexError for a target that is
+    no class.
     """
     rows = len(hidden)
     counted = (target != ignore_index).sum().to(loss_dtype)
@@ -60,7 +62,7 @@ def _linear_cross_entropy(
     sums = _Gradients(hidden, weight, wanted)
     rule = _native_rule(hidden, target, softmax_dtype, loss_dtype) or _triton_rule(hidden, target, loss_dtype)
     rule = rule or _aten_rule
-    sums.by_onednn = by_onednn = _prefers_onednn(hidden)
+    sums.by_onednn = by_onednn
     shape = min(chunk, rows), len(weight)
     memory = None if by_onednn else torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
     with torch.no_grad():
@@ -72,10 +74,6 @@ def _linear_cross_entropy(
         total = losses.sum(dtype=torch.float64)
         loss = (total / counted if reduction == MEAN else total).to(loss_dtype)
     return loss, counted, *sums.results()
-
-
-def _prefers_onednn(hidden: Tensor) -> bool:
-    return hidden.device.type == "cpu" and hidden.dtype is torch.float32 and onednn_speed() > 1
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor | None) -> Tensor:
@@ -177,6 +175,9 @@ def _triton_rule(hidden: Tensor, target: Tensor, loss_dtype: torch.dtype) -> Any
 def _triton_rows(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
     from aottrain.runtime.triton_loss_rows import loss_rows  # Triton takes a second to import
 
+    if logits.is_cuda and logits.device.index != torch.cuda.current_device():
+        with torch.cuda.device(logits.device):  # Triton launches on the current one
+            return _triton_rows(logits, losses, rows)
     mean, low = rows.reduction == MEAN, rows.softmax_dtype == torch.bfloat16
     loss_rows(logits, rows.target.contiguous(), losses, rows.counted, rows.ignore_index, mean, low, rows.wanted)
     return logits if rows.wanted else None
@@ -313,6 +314,7 @@ def _(
     loss_dtype: torch.dtype,
     chunk: int,
     wanted: Sequence[bool],
+    by_onednn: bool = False,
 ) -> tuple[Tensor, ...]:
     number = hidden.new_empty((), dtype=loss_dtype)
     shapes = hidden.shape, weight.shape, (len(weight),)

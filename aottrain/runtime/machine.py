@@ -8,6 +8,8 @@ from functools import cache
 
 import torch
 
+from aottrain.runtime.calls import own_code
+
 
 def describe_machine(device: torch.device | None = None) -> str:
     """`AMD EPYC (AVX2), 2 threads, torch 2.13.0+cpu, 2026-11-22`; of a GPU its name goes before."""
@@ -17,6 +19,15 @@ def describe_machine(device: torch.device | None = None) -> str:
     if device is not None and device.type == "cuda":
         parts.insert(0, torch.cuda.get_device_name(device))
     return ", ".join([*parts, f"torch {torch.__version__}", date.today().isoformat()])
+
+
+def machine_facts(device: torch.device | None = None) -> dict[str, str]:
+    """What measured figures hang on, by name, and the day."""
+    facts = {"processor": _processor_name(), "instruction set": torch.backends.cpu.get_cpu_capability()}
+    if device is not None and device.type == "cuda":
+        facts["device"] = torch.cuda.get_device_name(device)
+    versions = {"threads": str(torch.get_num_threads()), "torch": str(torch.__version__), "code": own_code()}
+    return {**facts, **versions, "python": platform.python_version(), "date": date.today().isoformat()}
 
 
 @cache

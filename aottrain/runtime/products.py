@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
+from collections.abc import Mapping
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from aottrain.ir.decisions import ATEN, ONEDNN, Decision, Timing
 from aottrain.ir.schedule import is_dense
-from aottrain.runtime.cache import table
-from aottrain.runtime.calls import environment, quiet
-from aottrain.runtime.timings import seconds_of
+from aottrain.runtime.decisions import decide
+from aottrain.runtime.measuring import Run
+from aottrain.runtime.timings import timed
 
 # Of the product that the two libraries are compared by: large enough to be bound by arithmetic, done in milliseconds.
 _SIDES = (512, 256, 1024)
 _CPU = torch.device("cpu")
-_known: dict[str, float] = {}
+_FASTER = 1.05
 
 
-def onednn_speed() -> float:
-    """How many times faster oneDNN multiplies than aten.mm, under the present settings. Measured once, kept on disk.
-
-    0 where this build of torch has no oneDNN; 1 under AOTTRAIN_RATES=default, where nothing is measured.
-    """
+def choose_library() -> Decision | None:
+    """Which library multiplies float32 matrices on a CPU, ATEN or ONEDNN. None: this build of torch has no oneDNN."""
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return 0.0
-    if os.environ.get("AOTTRAIN_RATES") == "default":
-        return 1.0
-    name = f"products-{hashlib.sha256(environment(_CPU).encode()).hexdigest()[:16]}"
-    if name not in _known:
-        kept = table(name)
-        found = kept.get("onednn_speed")
-        if found is None:
-            with quiet() as allowed:
-                if not allowed:
-                    return 1.0  # for this time
-                found = _compare()
-            kept.add({"onednn_speed": found})
-        _known[name] = found
-    return _known[name]
+        return None
+    return decide("products", "float32", ATEN, partial(timed, "products", "float32", _runs, _CPU), _prefer)
 
 
-def _compare() -> float:
-    """The best times of both, measured in turns."""
+def multiplies_by_onednn() -> bool:
+    decision = choose_library()
+    return decision is not None and decision.choice == ONEDNN
+
+
+def _prefer(times: Mapping[str, Timing]) -> str:
+    return ONEDNN if times[ATEN].seconds > _FASTER * times[ONEDNN].seconds else ATEN
+
+
+def _runs() -> dict[str, Run]:
     rows, inner, columns = _SIDES
     a, b = torch.ones(rows, inner), torch.ones(inner, columns)
-    best = [float("inf")] * 2
-    for _ in range(3):
-        for i, run in enumerate((partial(torch.mm, a, b), partial(product, a, b))):
-            best[i] = min(best[i], *seconds_of(run, _CPU, max_runs=3, max_seconds=0.02))
-    return best[0] / best[1]
+    return {ATEN: Run(partial(torch.mm, a, b)), ONEDNN: Run(partial(product, a, b))}
 
 
 def product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -1,27 +1,30 @@
-"""What this machine can do: arithmetic by dtype, memory traffic, the fixed cost of a call. Measured once, kept on disk.
+"""What this machine can do: arithmetic by dtype, memory traffic, the fixed cost of a call.
 
-AOTTRAIN_RATES=default takes fixed figures instead, so that plans are the same on every machine.
+Plans hang on the ratios of these figures, and a plan should not turn on the last few percent of one: they are taken in
+steps of a factor of two from those of a fixed model, which stand where nothing is measured.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from aottrain.runtime.cache import Table, table
-from aottrain.runtime.calls import environment, free_bytes, quiet
-from aottrain.runtime.timings import seconds_of
+from aottrain.ir.decisions import OVERHEAD, TRAFFIC, Timing
+from aottrain.runtime.calls import free_bytes
+from aottrain.runtime.decisions import decide
+from aottrain.runtime.measuring import Run
+from aottrain.runtime.timings import timed
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _COPIED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}  # larger than caches are; on a CPU first touching it takes longest
-_SIDES = {"cpu": (256, 512, 1024, 2048), "cuda": (1024, 2048, 4096, 8192, 16384)}
-_PRODUCT_SECONDS = 0.01
+# Of the square products that are timed; on a CPU for each of these numbers of threads and more, float32 alone.
+_SIDES = {"cpu": {1: 512, 8: 1024, 32: 2048}, "cuda": {1: 8192}}
+_SIDE_OF_OTHERS = {"cpu": 128, "cuda": 8192}  # a type that a CPU has no instructions for takes a hundred times as long
+_OTHERS = (torch.bfloat16, torch.float16)
 _NUM_SMALL_OPS = 200
 
 
@@ -40,66 +43,64 @@ class Rates:
 
 
 DEFAULT_RATES = Rates()
-_known: dict[str, Rates] = {}
 
 
 def rates_for(device: torch.device) -> Rates:
     """The rates of a device under the present settings (threads, precision); DEFAULT_RATES where it has none."""
-    if os.environ.get("AOTTRAIN_RATES") == "default" or device.type not in _COPIED_BYTES:
+    if device.type not in _COPIED_BYTES:
         return DEFAULT_RATES
-    name = f"rates-{hashlib.sha256(environment(device).encode()).hexdigest()[:16]}"
-    if name not in _known:
-        kept = table(name)
-        if kept.get("bytes_per_s") is None:
-            with quiet() as allowed:
-                if not allowed:
-                    return DEFAULT_RATES  # for this time
-                _measure(kept, device)
-        _known[name] = _rates(kept)
-    return _known[name]
+    measure = partial(timed, "rates", "rates", partial(_runs, device), device)
+    figures = decide("rates", device.type, _figures(DEFAULT_RATES), measure, _prefer).choice
+    assert isinstance(figures, Mapping)
+    return _rates(figures)
 
 
-def _rates(kept: Table) -> Rates:
-    figures = {name: kept.get(name) for name in ("bytes_per_s", "op_overhead_s", *map(str, _DTYPES))}
-    if not all(figures[name] for name in ("bytes_per_s", "op_overhead_s", "torch.float32")):
+def _figures(rates: Rates) -> dict[str, float]:
+    by_dtype = {str(dtype): rate for dtype, rate in rates.flops_by_dtype.items()}
+    return {TRAFFIC: rates.bytes_per_s, OVERHEAD: rates.op_overhead_s, **by_dtype}
+
+
+_DEFAULT_FIGURES = _figures(DEFAULT_RATES)
+
+
+def _rates(figures: Mapping[str, float]) -> Rates:
+    """Of figures by name; the fixed model's where one is missing that every device has."""
+    if figures == _DEFAULT_FIGURES or not all(figures.get(name) for name in _DEFAULT_FIGURES):
         return DEFAULT_RATES
-    by_dtype = {dtype: rate for dtype in _DTYPES if (rate := figures[str(dtype)])}
-    return Rates(figures["bytes_per_s"], figures["op_overhead_s"], by_dtype)  # type: ignore[arg-type]
+    by_dtype = {dtype: rate for dtype in (torch.float32, *_OTHERS) if (rate := figures.get(str(dtype)))}
+    return Rates(figures[TRAFFIC], figures[OVERHEAD], by_dtype)
 
 
-def _measure(kept: Table, device: torch.device) -> None:
-    runs: dict[str, Callable[[], float]] = {str(dtype): partial(_product_rate, dtype, device) for dtype in _DTYPES}
-    runs |= {"bytes_per_s": partial(_copy_rate, device), "op_overhead_s": partial(_overhead, device)}
-    found: dict[str, float] = {}
-    for name, run in runs.items():
-        with suppress(RuntimeError):  # too little memory, or a dtype without a kernel
-            found[name] = run()
-    kept.add(found)
+def _prefer(times: Mapping[str, Timing]) -> dict[str, float]:
+    figures = {}
+    for name, timing in times.items():
+        model = _DEFAULT_FIGURES.get(name, _DEFAULT_FIGURES[str(torch.float32)])
+        found = timing.seconds if name == OVERHEAD else 1 / max(timing.seconds, 1e-18)
+        figures[name] = _stepped(found, model)
+    return figures
 
 
-def _product_rate(dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of square matrix products, up to one that takes long enough to be timed: the best of all sizes."""
-    best = 0.0
-    for side in _SIDES[device.type]:
-        a = torch.ones(side, side, dtype=dtype, device=device)
-        seconds = _best(partial(torch.mm, a, a), device)
-        best = max(best, 2 * side**3 / seconds)
-        if seconds >= _PRODUCT_SECONDS:
-            break
-    return best
+def _stepped(figure: float, model: float) -> float:
+    """The figure in steps of two from the model's."""
+    return model * 2.0 ** round(math.log2(max(figure, 1e-30) / model))
 
 
-def _copy_rate(device: torch.device) -> float:
-    """Bytes read and written in a second."""
+def _runs(device: torch.device) -> dict[str, Run]:
+    """By the figures' names. The float32 product first, which is held against kept figures: it takes little time."""
+    side = max(side for threads, side in _SIDES[device.type].items() if torch.get_num_threads() >= threads)
+    runs = {str(torch.float32): _product(torch.float32, side, device)}
+    for dtype in _OTHERS:
+        with suppress(RuntimeError):  # a dtype without a kernel
+            runs[str(dtype)] = _product(dtype, _SIDE_OF_OTHERS[device.type], device)
     num_bytes = min(_COPIED_BYTES[device.type], free_bytes(device) // 8)
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
-    return 2 * num_bytes / _best(partial(torch.empty_like(source).copy_, source), device)
-
-
-def _overhead(device: torch.device) -> float:
     one = torch.ones(1, device=device)
-    return _best(lambda: [one.neg() for _ in range(_NUM_SMALL_OPS)], device) / _NUM_SMALL_OPS
+    runs[TRAFFIC] = Run(partial(torch.empty_like(source).copy_, source), 2 * num_bytes)
+    runs[OVERHEAD] = Run(lambda: [one.neg() for _ in range(_NUM_SMALL_OPS)], _NUM_SMALL_OPS)
+    return runs
 
 
-def _best(run: Callable[[], object], device: torch.device) -> float:
-    return min(seconds_of(run, device, max_runs=8, max_seconds=0.04))
+def _product(dtype: torch.dtype, side: int, device: torch.device) -> Run:
+    a = torch.ones(side, side, dtype=dtype, device=device)
+    torch.mm(a, a)
+    return Run(partial(torch.mm, a, a), 2.0 * side**3)

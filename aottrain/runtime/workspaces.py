@@ -1,7 +1,7 @@
 """Bytes that library calls allocate inside themselves, which no graph shows: measured once for each distinct call.
 
 A call runs on made-up inputs under torch's profiler, which reports every allocation and release of torch's allocators.
-The figures are kept on disk.
+The figures are kept on disk. No clock is read, but they hang on libraries and threads: so they are decisions, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from aottrain.compat import free_cublas_workspaces
 from aottrain.ir.ops import op_info
 from aottrain.runtime.cache import Table, table
 from aottrain.runtime.calls import OpCall, distinct, environment, quiet, synchronize
+from aottrain.runtime.decisions import note, recorded
 
+_KIND = "workspace bytes"
 _MARK = "aottrain workspace "
 _failed: set[tuple[str, str]] = set()
 
@@ -45,6 +47,9 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
     for i, call in enumerate(calls):
         if needs_none(call):
             answers[i] = 0
+        elif call.plain_text is not None and (told := recorded(_KIND, call.plain_text)) is not None:
+            answers[i] = None if told.choice is None else int(told.choice)  # type: ignore[arg-type]
+            note(_KIND, told.key, told.choice, told.source)
         else:
             by_device.setdefault(call.device, []).append(i)
     for device, indices in by_device.items():
@@ -53,10 +58,13 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
         runs = [call for call in new if call.may_run]
         if runs:
             num_run += _measure(runs, device, known)
+        measured = {call.text for call in runs}
         for i in indices:
             text = calls[i].text
             found = None if text is None else known.get(text)
             answers[i] = None if found is None else int(found)
+            if (name := calls[i].plain_text) is not None:
+                note(_KIND, name, answers[i], "measured" if text in measured else "cache")
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
     return Workspaces(tuple(answers[i] or 0 for i in range(len(calls))), unknown, num_run)
 

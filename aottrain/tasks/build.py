@@ -16,10 +16,12 @@ from aottrain.config import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, UnsupportedError
+from aottrain.ir.decisions import Record
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
 from aottrain.tasks.capacity import check_weights
+from aottrain.tasks.determinism import decisions_asked, num_threads
 from aottrain.tasks.optimizer import choose_optimizer
 from aottrain.trainer.blocks import checkpointed, repeated_blocks
 from aottrain.trainer.engines import LossModule, ModuleStep
@@ -30,14 +32,16 @@ from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
 SAMPLE_PROMPT = b"The "
 
 
-def build_job(config: RunConfig) -> Job:
-    """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data."""
+def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
+    """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data.
+
+    decisions: those that a run goes on with, instead of what `config.decisions` says."""
     recipe = load_recipe(config.recipe.name)
     options = config.recipe.model if config.recipe.model is not None else recipe.Options()
     if mistakes := options.check():
         raise ConfigError([f"recipe.model.{mistake}" for mistake in mistakes])
-    if config.trainer.num_threads is not None:
-        torch.set_num_threads(config.trainer.num_threads)
+    if (threads := num_threads(config)) is not None:
+        torch.set_num_threads(threads)
     device = find_device(config.device)
     if device.type == "cuda":
         # By its number, as tensors name it. Events and streams belong to the current device.
@@ -55,7 +59,7 @@ def build_job(config: RunConfig) -> Job:
     return Job(
         name=config.recipe.name,
         module=module,
-        step=build_step(config, module, batches.tokens_per_batch, reserved),
+        step=build_step(config, module, batches.tokens_per_batch, reserved, decisions),
         optimizer=optimizer,
         optimizer_kernel=optimizer_kernel,
         torch_optimizer=partial(build_optimizer, module, config.optimizer) if may_run_eagerly else None,
@@ -107,8 +111,15 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     return TextBatches(text, size, options.context, accumulate, config.seed, device)
 
 
-def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, reserved_bytes: int = 0) -> TrainStep:
-    """The training step of `engine.name`; reserved_bytes: in memory beside what the step sees.
+def build_step(
+    config: RunConfig,
+    module: LossModule,
+    tokens_per_batch: int,
+    reserved_bytes: int = 0,
+    decisions: str | Record | None = None,
+) -> TrainStep:
+    """The training step of `engine.name`; reserved_bytes: in memory beside what the step sees; decisions: see
+    `build_job`.
 
     Nothing is compiled yet: that happens at the first call, see `prepare`."""
     engine = config.engine.name
@@ -133,6 +144,7 @@ def build_step(config: RunConfig, module: LossModule, tokens_per_batch: int, res
         "reserved_bytes": reserved_bytes,
         "cost": config.partition.cost,
         "workspaces": True,
+        "decisions": decisions_asked(config) if decisions is None else decisions,
     }
     options = {"on_unsupported": config.engine.on_unsupported, "cuda_graphs": config.kernel.cuda_graphs}
     compiled = aottrain.compile(module, capture="trace", **options, **plan)

@@ -9,7 +9,8 @@ import warnings
 from pathlib import Path
 
 from aottrain.config import KernelConfig, PartitionConfig, RunConfig
-from aottrain.ir.report import GraphReport
+from aottrain.ir.decisions import COUNTED, FILE
+from aottrain.ir.report import CompileReport, GraphReport
 from aottrain.runtime.cache import cache_obstacle
 
 
@@ -44,6 +45,13 @@ def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
     if graph is None or not expected or graph.kernel != "aten" or not graph.kernel_reason:
         return []
     return [f"no generated kernels, PyTorch's operators run one by one: {graph.kernel_reason}"]
+
+
+def unmeasured(report: CompileReport) -> list[str]:
+    """How decisions were made, where it was not by measuring."""
+    record = report.decisions
+    known = {decision.source for decision in record.decisions if decision.kind not in COUNTED}
+    return [] if known <= {"measured", "cache"} else [f"{record} ({FILE})"]
 
 
 def resume_command(directory: str) -> str:

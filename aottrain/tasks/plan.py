@@ -10,26 +10,32 @@ from typing import Any
 from torch import nn
 
 from aottrain.config import RunConfig
+from aottrain.ir.decisions import FILE
 from aottrain.ir.figures import with_optimizer
 from aottrain.ir.report import CompileReport
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.build import build_job
+from aottrain.tasks.determinism import as_deterministic_as_asked
 from aottrain.trainer.optim import optimizer_state_bytes
 
-# Long, and on the HTML page.
-LONG = {"forward_text", "backward_text", "after", "live"}
+# Long, and on the HTML page, or in a file of their own.
+LONG = {"forward_text", "backward_text", "after", "live", "decisions"}
 
 
 def run(config: RunConfig) -> int:
-    """Print the plan of one training step; write plan.json and compile_report.html. The engine is always aot."""
+    """Print the plan of one training step; write plan.json, decisions.json and compile_report.html. The engine is
+    always aot."""
     config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
-    job = build_job(config)
-    compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
-    compiled.prepare(*job.batches.at(1)[0])
+    with as_deterministic_as_asked(config):
+        job = build_job(config)
+        compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
+        compiled.prepare(*job.batches.at(1)[0])
     report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
     plan = describe(job.module, report, config)
     directory = Path(config.output_dir)
+    decisions = json.dumps(report.decisions.to_dict(), indent=1)
+    (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
     (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
     html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
     print(render(plan))

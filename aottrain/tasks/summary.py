@@ -45,6 +45,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "saved_bytes": None,
         "eager_saved_bytes": None,
         "fallbacks": 0,
+        "decisions": None,
         "verify_max_error": 0.0 if config.engine.name in ("eager", "eager_checkpoint") else None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": None,
@@ -88,6 +89,8 @@ def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dic
         return {}
     figures: dict[str, Any] = {"fallbacks": report.num_fallbacks}
     graph = train_graph(with_optimizer(report, summary["optimizer_bytes"]))
+    if report.graphs:
+        figures["decisions"] = f"{report.decisions.fingerprint}, {report.decisions}"
     if graph is not None:
         figures["predicted_peak_bytes"] = graph.predicted_peak_bytes
         figures["saved_bytes"] = graph.saved_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
@@ -12,14 +13,17 @@ from typing import Any
 import torch
 
 from aottrain.config import RunConfig
-from aottrain.errors import OutputError
+from aottrain.errors import CheckpointError, OutputError
+from aottrain.ir.decisions import FILE, MEASURED, record_from
+from aottrain.ir.decisions import Record as Decisions
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
 from aottrain.tasks.build import build_job
 from aottrain.tasks.capacity import allocator_errors, check_peak
-from aottrain.tasks.notes import ignored, resume_command, without_cache, without_kernels
+from aottrain.tasks.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
+from aottrain.tasks.notes import ignored, resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures, train_graph
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.console import shown
@@ -77,7 +81,7 @@ def run(config: RunConfig) -> int:
     with interruptible():
         try:
             record.write_summary()
-            with allocator_errors(record.doing):
+            with allocator_errors(record.doing), as_deterministic_as_asked(config):
                 record.exit_code = _train(record)
         except BaseException as error:
             _fail(record, error)
@@ -92,12 +96,13 @@ def _train(record: Record) -> int:
     config, summary = record.config, record.summary
     for line in (*ignored(config), *without_cache()):
         say(line)
+    checkpoints = CheckpointFolder(record.directory / "checkpoints")
+    resume = find(config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
-    job = record.job = build_job(config)
+    job = record.job = build_job(config, decisions_of(config, resume))
     for line in job.batches.notes:
         say(line)
-    checkpoints = CheckpointFolder(record.directory / "checkpoints")
-    resume = _find_checkpoint(config, job, checkpoints)
+    _check_checkpoint(config, job, checkpoints, resume)
     summary.update(job_summary(config, job))
     record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
     record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps=resume.step if resume else 0, say=say))
@@ -138,6 +143,7 @@ def _prepare(record: Record, job: Job) -> None:
             inside.enter_context(stages_told(status.tell))
         summary["compile_s"], summary["compile_peak_bytes"] = prepare(job, check)
     summary.update(compile_figures(job, summary))
+    _write_decisions(record)
 
 
 def _fail(record: Record, error: BaseException) -> None:
@@ -164,7 +170,7 @@ def _close(record: Record) -> None:
             html.write(report, record.directory / "compile_report.html", record.summary)
 
     ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks]
-    for end in (record.write_summary, *ends, page):
+    for end in (record.write_summary, *ends, page, partial(_write_decisions, record)):
         try:
             end()
         except OutputError as error:
@@ -179,6 +185,18 @@ def _close(record: Record) -> None:
         raise errors[0]
 
 
+def _write_decisions(record: Record) -> None:
+    """What was decided so far, for another run to take; nothing where nothing was compiled."""
+    report = None if record.job is None else record.job.step.report
+    if report is None or not report.graphs:
+        return
+    try:
+        text = json.dumps(report.decisions.to_dict(), indent=1)
+        (record.directory / FILE).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{record.directory / FILE}: cannot be written: {error.strerror}") from error
+
+
 def _say_how_to_go_on(record: Record) -> None:
     if record.summary["status"] != "interrupted":
         return
@@ -187,17 +205,26 @@ def _say_how_to_go_on(record: Record) -> None:
     say(f"go on with: {resume_command(target)}" if target else "no step was finished: there is nothing to go on with")
 
 
-def _find_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder) -> Loaded | None:
-    resume = find(config.resume, checkpoints, say)
+def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Decisions:
+    """Those of the checkpoint that this goes on from, unless `decisions` says otherwise. CheckpointError: damaged."""
+    if resume is None or config.decisions != MEASURED or not resume.state.get("decisions"):
+        return decisions_asked(config)
+    try:
+        return record_from(resume.state["decisions"])
+    except ValueError as error:
+        raise CheckpointError(f"{resume.path}: {error}") from error
+
+
+def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder, resume: Loaded | None) -> None:
+    """CheckpointError: it is of another run."""
     if resume is None:
         if config.resume is not None:
             say(f"resume={config.resume}: no checkpoint in {checkpoints.directory} yet, so this starts at step 1")
-        return None
+        return
     check_identity(resume.state["identity"], identity(config, job.batches.fingerprint), resume.path)
     say(f"going on after step {resume.step} from {resume.path}")
     if resume.step >= config.trainer.steps:
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")
-    return resume
 
 
 def open_wandb(config: RunConfig, directory: Path, resume: Loaded | None) -> WandbSink | None:
@@ -245,7 +272,9 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     if config.optimizer.kernel == "auto" and job.optimizer_kernel.startswith("torch"):
         lines.append(f"optimizer {config.optimizer.name} runs as {job.optimizer_kernel}")
     if job.step.report is not None:
-        lines += without_kernels(config, train_graph(job.step.report))
+        graph = train_graph(job.step.report)
+        lines += without_kernels(config, graph) + unmeasured(job.step.report)
+        lines += what_hangs_on_the_model(config, graph)
     for fallback in job.step.report.fallbacks if job.step.report else ():
         lines.append(f"runs eagerly: {fallback.reason} {fallback.source}".rstrip())
     return lines

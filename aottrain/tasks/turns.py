@@ -23,6 +23,7 @@ from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
 from aottrain.report import html
 from aottrain.tasks.build import build_job
+from aottrain.tasks.determinism import as_deterministic_as_asked
 from aottrain.tasks.summary import compile_figures, first_summary, report_figures
 from aottrain.tasks.worker import CONFIG_FILE, LOG_FILE, dump, end, end_with_parent, last_words, load
 from aottrain.trainer.job import Job
@@ -162,5 +163,11 @@ def begin_training(config: RunConfig) -> tuple[Mapping[str, Any], Callable[[int]
     return summary, steps.take
 
 
+def main(path: Path) -> int:
+    config = load(path)
+    with as_deterministic_as_asked(config):
+        return serve(lambda: begin_training(config))
+
+
 if __name__ == "__main__":
-    sys.exit(serve(lambda: begin_training(load(Path(sys.argv[1])))))
+    sys.exit(main(Path(sys.argv[1])))

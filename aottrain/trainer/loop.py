@@ -254,6 +254,7 @@ def save(
         "optimizer": job.optimizer.state_dict(),
         "random": random_state(),
         "wandb_id": output.wandb_id(),
+        "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
     try:

@@ -17,8 +17,10 @@ from aottrain.compiler.retention import keep_memory
 from aottrain.compiler.scheduling import attention, order
 from aottrain.compiler.scheduling.memory import plan_memory
 from aottrain.ir.attention import scratch_floats
+from aottrain.ir.decisions import ATEN, OWN, Decision, Timing
 from aottrain.ir.graph import storage_bytes
 from aottrain.metrics.memory import watch_cpu_peak
+from aottrain.runtime.decisions import Timed
 from aottrain.runtime.native import find_compiler
 from tests.numerics.tolerance import RTOL_ATOL
 
@@ -42,7 +44,7 @@ class Attention(nn.Module):
 
 @pytest.fixture
 def faster(monkeypatch):
-    monkeypatch.setattr(attention, "_seconds", lambda node: (2.0, 1.0))
+    monkeypatch.setattr(attention, "_decision", lambda node: Decision("attention", "", OWN, "measured"))
 
 
 def run(call, model, x, dtype):
@@ -79,7 +81,8 @@ def test_gradients_are_as_exact_as_those_of_eager(faster, dtype):
 
 
 def test_each_is_decided_on_its_own(monkeypatch):
-    monkeypatch.setattr(attention, "_seconds", lambda node: (2.0, 1.0 if node.target is attention._BACKWARD else 1.99))
+    known = {True: Decision("attention", "", OWN, "measured"), False: Decision("attention", "", ATEN, "measured")}
+    monkeypatch.setattr(attention, "_decision", lambda node: known[node.target is attention._BACKWARD])
     model, call = compiled()
     run(call, model, torch.randn(2, 70, 64), torch.bfloat16)
     assert library_calls(call)[FORWARD] == 1 and library_calls(call)[f"{BACKWARD} (own attention backward)"] == 1
@@ -119,7 +122,8 @@ def test_says_both_times(monkeypatch):
     found = {}
     choose = attention.choose_attentions
     monkeypatch.delenv("AOTTRAIN_RATES")
-    monkeypatch.setattr(attention, "call_seconds", lambda calls: (2e-3, 1e-3))
+    timed = Timed({ATEN: Timing(2e-3), OWN: Timing(1e-3)}, "measured")
+    monkeypatch.setattr(attention, "calls_timed", lambda calls: timed)
     monkeypatch.setattr(order, "choose_attentions", lambda graph: found.update(choose(graph)) or found)
     model, call = compiled()
     run(call, model, torch.randn(2, 70, 64), torch.float32)

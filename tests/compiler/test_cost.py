@@ -11,6 +11,7 @@ from aottrain.compiler.partition.cost import node_bytes, node_seconds, price_of
 from aottrain.ir.graph import calls
 from aottrain.runtime.rates import Rates
 from tests.compiler.programs import joint_of, leaf
+from tests.runtime.clocks import Clock
 
 
 def program(x, w):
@@ -62,6 +63,7 @@ def test_measured_prices_fall_back_to_the_roofline(nodes, monkeypatch):
 
 def test_measured_prices_of_a_program(nodes, tmp_path, monkeypatch):
     monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    Clock(monkeypatch)
     price = price_of("measured", nodes["mm"].graph)
     seconds = {name: price(node) for name, node in nodes.items()}
     assert all(value >= 0 for value in seconds.values()) and seconds["mm"] > 0

@@ -11,7 +11,9 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler import layouts
+from aottrain.ir.decisions import AS_GIVEN, CHANNELS_LAST, Timing
 from aottrain.runtime.convolutions import can_convolve_into, convolve_into
+from aottrain.runtime.decisions import Timed
 from aottrain.runtime.native import find_compiler
 from aottrain.runtime.rates import DEFAULT_RATES
 from tests.numerics.tolerance import RTOL_ATOL
@@ -124,10 +126,22 @@ def test_the_oracle_keeps_the_programs_own_layouts():
     assert call.report.graphs[0].layouts == ""
 
 
+def times(monkeypatch, given, laid, copy, source="measured"):
+    """Seconds of each convolution in either layout, and of each copy; None: it cannot be timed."""
+
+    def calls_timed(calls):
+        found = {"copy": copy} if "copy" in calls else {AS_GIVEN: given, CHANNELS_LAST: laid}
+        known = {name: Timing(seconds, 0.1) for name, seconds in found.items() if seconds is not None}
+        return Timed(known, source) if known else Timed()
+
+    monkeypatch.delenv("AOTTRAIN_RATES")
+    monkeypatch.setattr(layouts, "calls_timed", calls_timed)
+    monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
+
+
 @pytest.mark.parametrize(("slower", "words"), ((0.5, "in channels_last: "), (2.0, "as the program has them: ")))
 def test_the_decision_is_by_measured_times(monkeypatch, slower, words):
-    monkeypatch.setenv("AOTTRAIN_RATES", "measured")
-    monkeypatch.setattr(layouts, "call_seconds", lambda calls: (0.1, 0.1 * slower) if len(calls) == 2 else (0.0,))
+    times(monkeypatch, 0.1, 0.1 * slower, 0.0)
     call = aottrain.compile(Block(True), capture="trace", kernel="cpp")
     assert words in call.prepare(torch.randn(4, 8, 16, 16)).layouts
 
@@ -136,12 +150,19 @@ def test_the_decision_is_by_measured_times(monkeypatch, slower, words):
                                                 (1.2, "as the program has them: ")))  # fmt: skip
 def test_what_copies_between_layouts_take_counts(monkeypatch, seconds, words):
     """A group norm works on contiguous images: with convolutions in channels_last each one is copied twice."""
-    monkeypatch.setenv("AOTTRAIN_RATES", "measured")
-    monkeypatch.setattr(layouts, "call_seconds", lambda calls: (1.0, 0.2) if len(calls) == 2 else (seconds,))
-    monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
+    times(monkeypatch, 1.0, 0.2, seconds)
     model = nn.Sequential(nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3))
     call = aottrain.compile(model, capture="trace", kernel="cpp")
     assert words in call.prepare(torch.randn(4, 8, 16, 16, requires_grad=True)).layouts
+
+
+@pytest.mark.parametrize("source", ("busy", "model"))
+def test_where_nothing_can_be_measured_the_fixed_model_decides(monkeypatch, source):
+    times(monkeypatch, None if source == "model" else 0.1, 0.3, 0.0, source)
+    report = aottrain.compile(Block(True), capture="trace", kernel="cpp").prepare(torch.randn(4, 8, 16, 16))
+    (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
+    assert (decision.choice, decision.source) == (CHANNELS_LAST, source)
+    assert "by the fixed model" in report.layouts and bool(decision.times) == (source == "busy")
 
 
 def test_a_budget_may_leave_no_room_for_another_layout():

@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from aottrain.ir.decisions import Decision, Record, Timing
 from aottrain.ir.report import CompileReport
 from aottrain.report import html
 from aottrain.report.charts import WIDTHS
@@ -131,3 +132,21 @@ def test_a_figure_that_is_not_there_is_not_shown_as_zero():
 def test_the_machine_stands_beside_the_times():
     graph = replace(example.train_graph(), machine="a processor, 2 threads, torch 2.13, 2026-11-22")
     assert "times are of a processor, 2 threads, torch 2.13, 2026-11-22" in outline(html.render(CompileReport([graph])))
+
+
+def test_decisions_are_named_with_times_spread_and_source():
+    times = {"ATen": Timing(0.012, 0.05), "oneDNN": Timing(0.006, 0.031)}
+    decided = (
+        Decision("products", "float32", "oneDNN", "measured", times),
+        Decision("rates", "cpu", {"bytes_per_s": 2**33, "op_overhead_s": 2e-6, "torch.float32": 90e9}, "busy"),
+        *(Decision("workspace bytes", f"aten.mm({i})", 0, "cache") for i in range(3)),
+    )
+    report = CompileReport([replace(example.train_graph(), decisions=Record(decided))])
+    page, text = html.render(report).replace("<wbr>", ""), " ".join(str(report).split())
+    for part in (
+        "products of float32", "ATen 12.0 ms (+5.00 %), oneDNN 6.00 ms (+3.10 %)", "measured now", "rates of cpu",
+        "memory 8.00 GiB/s, a call 2 us, float32 90.0 GFLOP/s", "by the fixed model, for the machine was busy",
+        "workspace bytes of calls", "3 figures",
+    ):  # fmt: skip
+        assert part in page and part in text, part
+    assert "2 decisions: 1 measured now, 1 by the fixed model" in page and report.decisions.fingerprint in page

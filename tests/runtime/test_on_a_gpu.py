@@ -13,7 +13,10 @@ import aottrain
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; tests/simulated walks the path without"),
+]
 
 
 class Block(nn.Module):
@@ -29,13 +32,13 @@ class Block(nn.Module):
         return (x + F.gelu(self.batch_norm(self.convolution(x.mT)).mT)).square().mean()
 
 
-def train(model, steps, precision, hold=()):
+def train(model, steps, precision, width=128):
     """Losses, and the state at the end; every third step has two micro-batches, the fifth two forwards at once."""
     torch.manual_seed(7)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
     for step in range(steps):
-        batches = [torch.randn(4, 32, 128, device="cuda") for _ in range(2)]
+        batches = [torch.randn(4, 32, width, device="cuda") for _ in range(2)]
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=precision == "bf16"):
             if step == 5:
                 loss = model(batches[0]) + model(batches[1])

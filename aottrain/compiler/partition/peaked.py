@@ -21,6 +21,7 @@ from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storag
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.units import format_bytes
+from aottrain.runtime.decisions import note, recorded
 
 # Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them, and
 # of all these some whatever the budget is.
@@ -43,7 +44,7 @@ class Family:
         lowest = self.frontier.lowest.peak_bytes
         if isinstance(budget, str):
             # The reserved bytes and the inputs are in memory already.
-            return self._at_least(self.fixed_bytes + free_bytes(self.device), "auto")
+            return self._at_least(self.fixed_bytes + self.free_bytes(), "auto")
         if isinstance(budget, float):
             return lowest + int(budget * max(self.reference - lowest, 0))
         return self._at_least(budget, format_bytes(budget))
@@ -56,6 +57,17 @@ class Family:
                 f" {format_bytes(smallest)} ({smallest}B)"
             )
         return total - self.fixed_bytes
+
+    def free_bytes(self) -> int:
+        """What the device could still give when this was first asked, or what a record says that it could."""
+        question = "free bytes", f"{self.device.type} beside {self.fixed_bytes} bytes"
+        told = recorded(*question)
+        if told is not None and isinstance(told.choice, (int, float)):
+            note(*question, told.choice, told.source)
+            return int(told.choice)
+        found = free_bytes(self.device)
+        note(*question, found, "measured")
+        return found
 
     def curve(self) -> tuple[tuple[int, float], ...]:
         """(peak in bytes, seconds of recompute) of every plan that no other one beats, from the highest peak down."""
@@ -141,7 +153,7 @@ class _Ladder:
                     return None
                 limit = lowest + int(budget * (limit - lowest))
         elif isinstance(budget, str):
-            limit = free_bytes(self._family.device)
+            limit = self._family.free_bytes()
         else:
             limit = budget - self._family.fixed_bytes
         rung = self._first(limit)

@@ -6,19 +6,23 @@ It takes a few times as much memory as ATen's while it runs, so not where memory
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
 from aottrain.compiler.partition.workspace import call_of
+from aottrain.ir.decisions import ATEN, OWN, SOURCES, Decision, Timing
 from aottrain.ir.graph import calls, spec_of
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.runtime.attention import DTYPES
 from aottrain.runtime.calls import OpCall
+from aottrain.runtime.decisions import decide
 from aottrain.runtime.native import find_compiler
-from aottrain.runtime.timings import call_seconds, measures
+from aottrain.runtime.timings import calls_timed
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
@@ -37,20 +41,31 @@ def choose_attentions(graph: fx.Graph) -> dict[fx.Node, tuple[str, str]]:
     found: dict[fx.Node, tuple[str, str]] = {}
     for node in calls(graph):
         if node.target in _OWN and _is_plain(node):
-            theirs, ours = _seconds(node)
-            if theirs is not None and ours is not None and theirs > _FASTER * ours:
-                reason = f"{format_seconds(ours)}, ATen's own {format_seconds(theirs)}"
-                found[node] = _OWN[node.target][1], reason
+            decision = _decision(node)
+            if decision is not None and decision.choice == OWN:
+                found[node] = _OWN[node.target][1], _reason(decision)
     return found
 
 
-def _seconds(node: fx.Node) -> tuple[float | None, float | None]:
-    """Of ATen's call and of ours; unknown where nothing is to be measured, or no compiler is found."""
+def _decision(node: fx.Node) -> Decision | None:
+    """ATEN or OWN; ATen's where nothing is measured. None where there is nothing to decide: no compiler is found."""
     given = call_of(node)
-    if given is None or not measures() or find_compiler() is None:
-        return None, None
+    if given is None or given.plain_text is None or find_compiler() is None:
+        return None
     ours = OpCall(_OWN[node.target][0], given.args, given.kwargs, given.result_bytes)
-    return call_seconds([given, ours])  # type: ignore[return-value]
+    measure = partial(calls_timed, {ATEN: given, OWN: ours})
+    return decide("attention", given.plain_text, ATEN, measure, _prefer)
+
+
+def _prefer(times: Mapping[str, Timing]) -> str:
+    return OWN if times[ATEN].seconds > _FASTER * times[OWN].seconds else ATEN
+
+
+def _reason(decision: Decision) -> str:
+    if not decision.times:
+        return SOURCES[decision.source]
+    ours, theirs = (format_seconds(decision.times[name].seconds) for name in (OWN, ATEN))
+    return f"{ours}, ATen's own {theirs}"
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -7,16 +7,16 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.ir.decisions import ATEN, ONEDNN, SOURCES, Decision
 from aottrain.ir.graph import calls, spec_of
 from aottrain.ir.schedule import copied_bytes
 from aottrain.runtime.convolutions import can_convolve_into
-from aottrain.runtime.products import onednn_speed
+from aottrain.runtime.products import choose_library
 
 aten = torch.ops.aten
 
 # A smaller product is over before a library's choice matters.
 _SMALLEST_FLOPS = 1 << 20
-_FASTER = 1.05
 # Below so many terms of a sum, the copies that a transposed product needs take longer than what it saves.
 _MANY_TERMS = 1024
 
@@ -30,10 +30,10 @@ def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tup
     candidates = [node for node in calls(graph) if _is_plain(node)]
     if not candidates:
         return found
-    speed = onednn_speed()
-    if speed < _FASTER:
+    decision = choose_library()
+    if decision is None or decision.choice != ONEDNN:
         return found
-    reason = f"oneDNN multiplies {speed:.2f} times as fast as aten.mm on this processor"
+    reason = _reason(decision)
     for node in candidates:
         if node.target is aten.addmm.default:
             found[node] = "onednn with bias", reason
@@ -42,6 +42,13 @@ def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tup
         else:
             found[node] = "onednn", reason
     return {node: how for node, how in found.items() if may_copy or not copied_bytes(node, how[0])}
+
+
+def _reason(decision: Decision) -> str:
+    if not decision.times:
+        return f"oneDNN multiplies, {SOURCES[decision.source]}"
+    speed = decision.times[ATEN].seconds / decision.times[ONEDNN].seconds
+    return f"oneDNN multiplies {speed:.2f} times as fast as aten.mm, {SOURCES[decision.source]}"
 
 
 def _is_plain(node: fx.Node) -> bool:

@@ -1,0 +1,293 @@
+"""The CUDA path on devices that are not there: run by test_simulated.py in a process of its own.
+
+What is compared is what a device would compute by the same kernels, run on the host; what is asserted beside it is what
+only a device shows: where work is queued, what a graph records, what memory is whose.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aottrain
+from aottrain.compiler import loss_head
+from aottrain.compiler.optimizers import SGD, AdamW, Lion
+from aottrain.runtime import triton_launch
+from tests.numerics.comparison import assert_same
+from tests.numerics.tolerance import assert_close
+from tests.runtime.test_on_a_gpu import Block, train
+from tests.simulated.driver import LaunchError
+from tests.simulated.judging import CHIPS, judge
+
+pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
+WIDTH = 32
+
+
+@pytest.fixture(autouse=True)
+def on_the_first(device):
+    """Every test leaves the first device and its default stream current."""
+    yield
+    assert torch.cuda.current_device() == 0 and torch.cuda.current_stream().cuda_stream == 0
+
+
+def compiled(target, **options):
+    known = {"capture": "trace", "kernel": "triton", "on_unsupported": "error", **options}
+    return aottrain.compile(target, **known)
+
+
+def batch(device="cuda", rows=2):
+    return torch.randn(rows, 8, WIDTH, device=device)
+
+
+def gradients(module):
+    found = [parameter.grad for parameter in module.parameters()]
+    module.zero_grad(set_to_none=True)
+    return found
+
+
+def same_step(model, call, x, dropout=0.0):
+    """Loss and gradients of one call are eager's."""
+    mine = call(x, dropout)
+    mine.backward()
+    found = gradients(model)
+    wanted = model(x, dropout)
+    wanted.backward()
+    assert_close(mine, wanted)
+    for got, right in zip(found, gradients(model), strict=True):
+        assert_close(got, right)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_training_by_graphs_is_that_by_the_same_kernels(precision, launches):
+    """Bit for bit: eight steps, with micro-batches and two forwards at once."""
+    model = Block(WIDTH).cuda()
+    plain = compiled(copy.deepcopy(model))
+    graphs = compiled(copy.deepcopy(model), cuda_graphs=True)
+    wanted = train(plain, 8, precision, WIDTH)
+    launches.clear()
+    assert_same(train(graphs, 8, precision, WIDTH), wanted)
+    counts = graphs.report.graphs[0].cuda_graphs
+    assert counts.recordings == 2 and counts.replays > 10
+    captured = [launch for launch in launches.launches if launch.captured]
+    assert captured and {launch.stream for launch in captured}.isdisjoint({0})
+    library = "flash" if precision == "bf16" else "efficient"
+    calls = plain.report.graphs[0].library_calls
+    assert sum(count for name, count in calls.items() if f"{library}_attention" in name) == 2
+
+
+@pytest.mark.parametrize(("capture", "graphs"), [("trace", False), ("dynamo", True)])
+def test_a_model_on_a_device_that_is_not_the_current_one(capture, graphs, device, launches):
+    model = Block(WIDTH).to("cuda:1")
+    call = compiled(model, capture=capture, cuda_graphs=graphs)
+    for _ in range(4):
+        same_step(model, call, batch("cuda:1"))
+    assert {launch.device for launch in launches.launches} == {1}
+    assert all(done.devices <= {1} for done in device.done)
+    if graphs:
+        assert call.report.graphs[0].cuda_graphs.replays == 4
+
+
+def test_the_guard_is_what_makes_that_so(monkeypatch):
+    """Without it the simulation refuses the launch, as a device would."""
+
+    def unguarded(steps, tensors):
+        for start, places, options in steps:
+            start(*[tensors[place] for place in places], **options)
+
+    monkeypatch.setattr(triton_launch, "_launched", unguarded)
+    call = compiled(lambda x: x.sin() * 2 + 1)
+    with pytest.raises(LaunchError, match="is on device 1, and 0 is current"):
+        call(torch.ones(64, device="cuda:1"))
+
+
+def test_with_one_device_launches_are_not_guarded(monkeypatch, launches):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    call = compiled(lambda x: x.sin() * 2 + 1)
+    for _ in range(3):
+        x = batch()
+        assert_close(call(x), x.sin() * 2 + 1)
+    assert [launch.device for launch in launches.launches] == [0] * 3
+
+
+def test_forward_and_backward_are_queued_on_the_current_stream(device, launches):
+    model = Block(WIDTH).cuda()
+    call, x, stream = compiled(model), batch(), torch.cuda.Stream()
+    call(x, 0.1).backward()
+    gradients(model)  # fresh ones are made on the stream that the backward runs on
+    device.clear()
+    launches.clear()
+    with torch.cuda.stream(stream):
+        call(x, 0.1).backward()
+    assert len(launches.launches) > 8 and {launch.stream for launch in launches.launches} == {stream.cuda_stream}
+    assert {done.stream for done in device.done} == {stream.cuda_stream}
+    assert len({done.thread for done in device.done}) == 2  # autograd's own, which gets its stream from the forward
+
+
+def test_a_recording_is_not_replayed_on_another_stream(device):
+    model = Block(WIDTH).cuda()
+    call, x = compiled(model, cuda_graphs=True), batch()
+    for _ in range(4):
+        call(x, 0.0).backward()
+    counts = call.report.graphs[0].cuda_graphs
+    assert counts.replays == 4
+    gradients(model)
+    device.clear()
+    with torch.cuda.stream(torch.cuda.Stream()) as _:
+        same_step(model, call, x)
+    assert counts.replays == 4 and counts.plain["another stream"] == 2
+    assert "replay" not in {done.name for done in device.done}
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        call(x, 0.0)
+    assert counts.plain["a larger CUDA graph is being recorded"] == 1
+
+
+def test_replays_read_and_write_no_memory_that_was_freed(device):
+    """Other models run and memory is freed between them: a replay's is its own, its parameters', or a residual's."""
+    calls = []
+    for _ in range(2):
+        model = Block(WIDTH).cuda()
+        calls.append((model, compiled(model, cuda_graphs=True)))
+    for turn in range(4):
+        for model, call in calls:
+            same_step(model, call, batch())
+            aottrain.empty_cache()
+            held = [torch.full((1 << 12,), float(turn), device="cuda") for _ in range(8)]  # takes what is free
+        assert all(bool((value == turn).all()) for value in held)
+    for _, call in calls:
+        assert call.report.graphs[0].cuda_graphs.replays == 4
+
+
+def test_what_a_capture_forbids_is_not_recorded(device):
+    """A program that asks the device for a value while it is captured runs kernel by kernel, counted."""
+
+    def check(x):
+        torch._assert_async((x > -100).all())
+        return x.sin() * 2
+
+    call = compiled(lambda x: check(x).sum(), cuda_graphs=True)
+    x = torch.randn(64, device="cuda")
+    for _ in range(4):
+        assert_close(call(x), (x.sin() * 2).sum())
+    assert call.report.graphs[0].cuda_graphs.replays == 0
+
+
+def test_unaligned_memory_gets_a_kernel_of_its_own(launches):
+    call = compiled(lambda x: F.layer_norm(x * 2, (64,)))
+    memory = torch.randn(64 * 16 + 1, device="cuda")
+    for start in (0, 1, 0, 1):
+        x = memory[start : start + 64 * 16].view(16, 64)
+        assert_close(call(x), F.layer_norm(x * 2, (64,)))
+    keys = [launch.kernel for launch in launches.launches]
+    assert len(set(keys)) == 2 and keys[0] == keys[2] and keys[1] == keys[3]
+
+
+@pytest.mark.parametrize("options", [{}, {"budget": 0.5}, {"budget": 0.0}], ids=str)
+def test_the_predicted_peak_is_what_the_allocator_saw(options, device):
+    """At a size that no host would compute: nothing is computed, and every allocation is that of a device."""
+    device.compute(False)
+    gc.collect()
+    others = torch.cuda.memory_allocated()
+    model = Block(512).cuda()
+    call = compiled(model, workspaces=True, **options)
+    x = torch.randn(16, 256, 512, device="cuda")
+    for _ in range(2):
+        model.zero_grad(set_to_none=True)
+        torch.cuda.reset_peak_memory_stats()
+        call(x).backward()
+    predicted, measured = call.report.graphs[0].predicted_peak_bytes, torch.cuda.max_memory_allocated() - others
+    print(f"predicted {predicted}, measured {measured}: {measured / predicted:.4f}")
+    # The allocator rounds each of some hundred blocks up to 512 bytes.
+    assert abs(measured - predicted) < 0.01 * predicted
+
+
+def test_a_budget_that_fits_the_device(device):
+    device.compute(False)
+    free, _ = torch.cuda.mem_get_info()
+    model = Block(512).cuda()
+    call = compiled(model, budget="auto")
+    call(torch.randn(16, 256, 512, device="cuda")).backward()
+    assert call.report.graphs[0].predicted_peak_bytes < free
+
+
+@pytest.mark.parametrize("place", ["cuda:0", "cuda:1"])
+def test_the_loss_head_in_chunks(place, monkeypatch, launches):
+    monkeypatch.setitem(loss_head._CHUNKS, "cuda", (4096, 16))
+    head = nn.Linear(64, 40).to(place)
+    call = compiled(lambda x, t: F.cross_entropy(head(x), t), loss_head="chunked")
+    x, target = torch.randn(100, 64, device=place), torch.randint(40, (100,), device=place)
+    target[3] = -100
+    mine = call(x, target)
+    mine.backward()
+    found = gradients(head)
+    wanted = F.cross_entropy(head(x), target)
+    wanted.backward()
+    assert_close(mine, wanted)
+    for got, right in zip(found, gradients(head), strict=True):
+        assert_close(got, right)
+    rows = [launch for launch in launches.launches if launch.name == "triton_loss_rows"]
+    assert [launch.programs for launch in rows] == [25] * 4
+    assert {launch.device for launch in rows} == {torch.device(place).index}
+
+
+@pytest.mark.parametrize("make", [AdamW, SGD, Lion])
+def test_an_optimizers_step_is_the_evaluated_one(make, launches):
+    """On both devices at once: the norm is of all gradients."""
+    found = []
+    for kernel in ("evaluate", "triton"):
+        torch.manual_seed(1)
+        sizes = (5, 5000, 4096)
+        parameters = [nn.Parameter(torch.randn(n, device=f"cuda:{i % 2}")) for i, n in enumerate(sizes)]
+        optimizer = make(parameters, lr=0.1, clip_norm=1.0, kernel=kernel)
+        optimizer.prepare()
+        for _ in range(2):
+            for parameter in parameters:
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+        found.append([parameter.detach() for parameter in parameters])
+    for mine, wanted in zip(*found, strict=True):
+        assert_close(mine, wanted)
+    assert {launch.device for launch in launches.launches} == {0, 1} and not launches.skipped
+
+
+@pytest.mark.parametrize("arch", CHIPS)
+def test_kernels_become_machine_code(arch, launches):
+    """Of a block's step the kernels with most arguments, for each architecture; scripts/judge_kernels.py does all."""
+    x = batch()
+    compiled(Block(WIDTH).cuda())(x, 0.1).backward()
+    known = {launch.kernel: launches.compiled[launch.kernel] for launch in launches.launches}
+    largest = sorted(known.values(), key=lambda kernel: -len(kernel.source.signature))[:4]
+    for kernel in largest:
+        found = judge(kernel.source, kernel.metadata, arch)
+        assert not found.spilled and found.shared <= CHIPS[arch].most_shared and found.resident > 0
+        assert 0 < found.registers <= 255 and found.loads[1] == 16
+
+
+def test_what_triton_is_launched_through_is_its_own(launches):
+    """With machine code, as on a device: Triton loads it, checks it against the device's limits, and launches it."""
+    launches.compiles = True
+    try:
+        call = compiled(lambda x: x.softmax(-1) * 3 + 1)
+        x = torch.randn(24, 48, device="cuda")
+        for _ in range(3):
+            assert_close(call(x), x.softmax(-1) * 3 + 1)
+    finally:
+        launches.compiles = False
+    assert len(launches.launches) == 3 and not launches.skipped
+
+
+def test_the_script_that_judges_kernels(launches):
+    from scripts.judge_kernels import KERNEL, MODEL, Verdicts, kernel_rows, model_row
+
+    compiled(lambda x: x.softmax(-1) * 3 + 1)(torch.randn(256, 512, device="cuda"))
+    verdicts = Verdicts()
+    (line,) = kernel_rows(launches.launches, 90, verdicts)
+    row = dict(zip(KERNEL, line, strict=True))
+    assert row["launches"] == "1" and row["spilled"] == "0" and 8 <= int(row["registers"]) <= 255
+    assert row["load"] == row["store"] == "16" and float(row["waves"]) < 1
+    row = dict(zip(MODEL, model_row("softmax", 0, launches.launches, 90, verdicts), strict=True))
+    assert row["launches"] == row["kernels"] == row["launches under a wave"] == "1" and row["spilling"] == "0"
