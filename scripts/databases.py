@@ -4,10 +4,13 @@
     python scripts/databases.py --door dynamo --part 1/4             # the second quarter of it, through TorchDynamo
     python scripts/databases.py --dtype bfloat16 --samples 1
     python scripts/databases.py --database module_db                 # training, then evaluation mode
-    python scripts/databases.py --device cuda --kernel triton        # on a GPU, by kernels however small
+    python scripts/databases.py --kernel cpp                         # by generated kernels however small
+    python scripts/databases.py --device cuda --kernel triton        # and on a GPU
 
-An entry's verdict is the worst of its samples'; all but the equal ones are named with the reason. Random entries run
-under rng="eager", bit for bit. Exit code 1 where anything is WRONG, 2 where the input is. It needs `expecttest`.
+An entry's verdict is the worst of its samples'; all but the equal ones are named with the reason. Samples are below the
+size from which kernels pay, so --kernel auto is mostly eager's operators; the last line says how many had kernels.
+Random entries run under rng="eager", bit for bit. Exit code 1 where anything is WRONG, 2 where the input is. It needs
+`expecttest`.
 """
 
 from __future__ import annotations
@@ -54,9 +57,11 @@ def main() -> int:
     start = time.perf_counter()
     counts: Counter[str] = Counter()
     gradients: Counter[str] = Counter()
+    generated = 0
     for name, verdict in _verdicts(checking, options):
         counts[verdict.kind] += 1
         gradients[verdict.kind] += verdict.differentiable
+        generated += verdict.num_kernels > 0
         if verdict.kind not in (checking.EQUAL, checking.NOTHING):
             print(f"{name}: {verdict.kind}: {verdict.why}", flush=True)
     part = "" if options.part == (0, 1) else f", part {options.part[0]}/{options.part[1]}"
@@ -65,6 +70,7 @@ def main() -> int:
     for kind in checking.KINDS:
         if counts[kind]:
             print(f"{counts[kind]:5} {kind}, {gradients[kind]} of them with gradients")
+    print(f"{generated:5} by generated kernels, in part or whole")
     if options.record and options.part == (0, 1) and not options.names:
         record("operators", RECORDED, [_recorded(checking, options, counts, gradients)])
     return 1 if counts[checking.WRONG] else 0

@@ -10,6 +10,13 @@ import sys
 
 import pytest
 
+from tests.skips import (  # noqa: F401  # what a run left out is said at its end
+    pytest_collectreport,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
+
 os.environ["AOTTRAIN_RATES"] = "default"
 os.environ["AOTTRAIN_FAULTS"] = "raise"
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import enum
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,6 +26,8 @@ from aottrain.compat import (
 from aottrain.errors import UnsupportedError
 from aottrain.ir.values import PLAIN_TYPES
 
+# Arguments that a key knows by identity; a `StateGuard` looks into them, and knows when they are gone.
+BY_IDENTITY = (nn.Module, types.FunctionType)
 FORWARD_MODE = "the call is inside a level of forward-mode differentiation"
 
 
@@ -86,21 +91,28 @@ def is_another(tensor: Callable[[], Tensor | None], facts: tuple[Any, ...]) -> b
 
 
 def argument_objects(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """The modules and dataclasses among a call's arguments, whose insides its key does not hold."""
-    return [
-        leaf for leaf in flatten_values((tuple(args), kwargs))[0] if isinstance(leaf, nn.Module) or _is_record(leaf)
-    ]
+    """A call's modules, functions, dataclasses and members of enums, whose insides its key does not hold."""
+    leaves = flatten_values((tuple(args), kwargs))[0]
+    return [leaf for leaf in leaves if isinstance(leaf, (*BY_IDENTITY, enum.Enum)) or _is_record(leaf)]
 
 
 def _constant(value: Any) -> Any:
-    if isinstance(value, PLAIN_TYPES):
+    if isinstance(value, (*PLAIN_TYPES, numpy.number, numpy.bool_)):
         # 1, 1.0 and True are equal in Python but not to a program; nan is not equal to itself.
         return (type(value), repr(value))
-    if isinstance(value, nn.Module):
+    if isinstance(value, BY_IDENTITY):
         return (type(value), id(value))
+    if isinstance(value, (types.MethodDescriptorType, enum.Enum)) or _is_plain_builtin(value):
+        return (type(value), value)
     if _is_record(value):
         return (type(value), *(_constant(getattr(value, known.name)) for known in fields(value)))
     raise UnsupportedError(f"an argument of type {type(value).__name__} cannot be guarded by value")
+
+
+def _is_plain_builtin(value: Any) -> bool:
+    """Whether it is a function of C, such as torch.sin, and not a method of some object."""
+    owner = getattr(value, "__self__", None)
+    return isinstance(value, types.BuiltinFunctionType) and isinstance(owner, (type(None), types.ModuleType, type))
 
 
 def _is_record(value: Any) -> bool:

@@ -23,7 +23,7 @@ from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
 from aottrain.ir.values import PLAIN_TYPES
 from aottrain.runtime.codes import codes_of, globals_of, names_of
-from aottrain.runtime.guards import describe, is_another
+from aottrain.runtime.guards import BY_IDENTITY, describe, is_another
 from aottrain.runtime.lifetimes import Loss, can_die
 from aottrain.runtime.ownership import is_users
 from aottrain.runtime.tables import (
@@ -99,7 +99,7 @@ class StateGuard:
         self._watched: list[Any] = []
         self._lasting = True  # False: where it starts at what may be let go though the program is still the same
         for value in (target, *arguments):
-            self._lasting = value is target or isinstance(value, nn.Module)
+            self._lasting = value is target or isinstance(value, BY_IDENTITY)
             self._visit(value, 0)
         self._lasting = True
 

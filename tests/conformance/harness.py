@@ -4,7 +4,10 @@ Generated kernels are C++; `TRITON_INTERPRET=1 python -m pytest tests/conformanc
 
 A case is a function of `comp`, which compiles a function or module (and for eager's turn hands it back as it is). The
 case builds its own inputs and returns an observation: any nest of tensors and plain values. Tensors are compared
-bitwise, and in dtype, shape, strides, requires_grad and is_leaf; where a case says `close`, within rounding.
+bitwise, and in dtype, shape, strides, requires_grad and is_leaf; where a case says `close`, within rounding. How far it
+compiles is compared with the record, see `record`.
+
+A test takes each case through the doors that it is about; `scripts/conformance.py` takes every case through all.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -23,9 +27,18 @@ from torch import Tensor
 
 import aottrain
 from aottrain.runtime.native import find_compiler
+from tests.conformance import record
 from tests.numerics.tolerance import RTOL_ATOL, sum_error
+from tests.recorded import on_recorded_torch
+from tests.skips import NO_COMPILER
 
 DOORS = ("dynamo", "trace")
+# The doors of a module's cases, by turns: of those about what is computed, about Python, and about what a compiler does
+# to a program; and of programs that were brought from elsewhere. Every case goes through every door in the script.
+VALUES = ("trace cpp",)
+PYTHON = ("trace dynamo", "trace")
+PROGRAMS = ("trace dynamo", "trace cpp")
+PEERS = ("trace", "dynamo", "cpp")
 # The second once more, with generated kernels however small the program: their results are compared closely.
 GENERATED = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "cpp"
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
@@ -34,13 +47,15 @@ Compile = Callable[[Any], Any]
 
 @dataclass
 class Case:
-    """close: why the values may differ by rounding. refused: why, per door, an error is due where eager gives none.
+    """raises: the type of the error that ends it in eager, too, and then both ways. close: why the values may differ by
+    rounding. refused: why, per door, an error is due where eager gives none.
     dynamo_blind: what TorchDynamo itself does not guard, also with its own eager backend: that door is not tried.
     dynamo_was_blind, eager_was_wrong: what it, or eager, did wrong before torch 2.13: there that door, or all, is left.
     kernels_differ: why generated kernels give something else, within what they promise: they are not tried.
     additions: how many numbers, about standard normal ones, a sum of it adds: kernels may do so in another order."""
 
     program: Callable[[Compile], Any]
+    raises: str = ""
     close: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     dynamo_blind: str = ""
@@ -57,10 +72,12 @@ class Case:
 
 @dataclass
 class Outcome:
-    """What one run of a case gave: a frozen observation, or the error that ended it; and what the compiler did."""
+    """What one run of a case gave: a frozen observation, or the error that ended it and its type ("" for none); and
+    what the compiler did."""
 
     observation: Any
     error: str | None
+    raised: str = ""
     num_graphs: int = 0
     fallbacks: tuple[str, ...] = ()
 
@@ -76,29 +93,70 @@ def case(program: Any = None, **known: Any) -> Any:
     return program
 
 
-def cases_of(module: str) -> list[Any]:
-    """Every case of a module with every door, and with generated kernels, as parameters (known, door)."""
-    pairs = [(value, door) for value in _cases[module] for door in DOORS if door == "trace" or not value.dynamo_blind]
-    if GENERATED == "triton" or find_compiler() is not None:
-        pairs += [(value, GENERATED) for value in _cases[module] if not value.kernels_differ]
-    return [pytest.param(value, door, id=f"{value.name}-{door}", marks=_skips(value, door)) for value, door in pairs]
+def cases(module: str) -> list[Case]:
+    return _cases.get(module, [])
+
+
+def takes(known: Case, door: str) -> bool:
+    """Whether a door is tried: not where TorchDynamo sees too little, or kernels promise something else."""
+    unfit = {"dynamo": known.dynamo_blind, GENERATED: known.kernels_differ}.get(door)
+    return not (unfit or (BEFORE_2_13 and _was_wrong(known, door)))
+
+
+def cases_of(module: str, turns: Sequence[str]) -> list[Any]:
+    """Every case of a module with the doors of one of the turns, by its name; as parameters (known, door)."""
+    found = []
+    for known in cases(module):
+        doors = turns[zlib.crc32(known.name.encode()) % len(turns)].split()
+        doors = [door for door in doors if _is_worth(known, door)] or ["trace"]
+        if GENERATED == "triton":
+            doors += [GENERATED] * (not known.kernels_differ)
+        found += [pytest.param(known, door, id=f"{known.name}-{door}", marks=_skips(known, door)) for door in doors]
+    return found
+
+
+def _is_worth(known: Case, door: str) -> bool:
+    """Not what TorchDynamo does not see, and no kernels where they promise something else, or where there are none."""
+    if door == "cpp":
+        no_kernels = on_recorded_torch() and record.recorded(known.program.__module__, known.name, door)[:5] == "eager"
+        return not (known.kernels_differ or no_kernels)
+    return door == "trace" or not known.dynamo_blind
 
 
 def _skips(known: Case, door: str) -> list[Any]:
-    why = known.eager_was_wrong or (known.dynamo_was_blind if door == "dynamo" else "")
-    return [pytest.mark.skipif(BEFORE_2_13, reason=f"torch {torch.__version__}: {why}")] if why else []
+    why = _was_wrong(known, door)
+    marks = [pytest.mark.skipif(BEFORE_2_13, reason=f"torch {torch.__version__}: {why}")] if why else []
+    return marks + [pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)] * (door == "cpp")
+
+
+def _was_wrong(known: Case, door: str) -> str:
+    return known.eager_was_wrong or (known.dynamo_was_blind if door == "dynamo" else "")
 
 
 def check(known: Case, door: str) -> None:
     wanted, got = run(known), run(known, door)
-    if wanted.error or got.error:
-        if _capture(door) in known.refused and not wanted.error:
-            return
-        assert wanted.error and got.error, f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}"
-        return
-    close, added = bool(known.close) or door == GENERATED, sum_error(known.additions, torch.float32)
-    found = difference(wanted.observation, got.observation, close, added=added)
+    found = disagreement(known, door, wanted, got)
     assert found is None, found
+    if on_recorded_torch() and door != "triton":
+        found = record.change(known.program.__module__, known.name, door, standing(wanted, got))
+        assert found is None, found
+
+
+def disagreement(known: Case, door: str, wanted: Outcome, got: Outcome) -> str | None:
+    """In words, what eager's run and the compiled one differ in, or what the case does not say of eager's; or None."""
+    if wanted.raised != known.raises:
+        return f"eager: {wanted.error or 'no error'}; the case says: {known.raises or 'no error'}"
+    if wanted.raised != got.raised:
+        refused = _capture(door) in known.refused and got.raised and not wanted.raised
+        return None if refused else f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}"
+    if wanted.error:
+        return None
+    close, added = bool(known.close) or door == GENERATED, sum_error(known.additions, torch.float32)
+    return difference(wanted.observation, got.observation, close, added=added)
+
+
+def standing(wanted: Outcome, got: Outcome) -> record.Standing:
+    return record.standing(got.num_graphs, got.fallbacks, None if wanted.error else got.error)
 
 
 def _capture(door: str) -> str:
@@ -121,17 +179,21 @@ def run(known: Case, door: str | None = None) -> Outcome:
     torch.manual_seed(0)
     random.seed(0)
     numpy.random.seed(0)
+    # TorchDynamo turns these checks off for good when it is first used; its door finds them so from the start.
+    checks = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(door != "dynamo")
     result = Outcome(None, None)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result.observation = freeze(known.program(comp))
     except Exception as error:
-        result.error = f"{type(error).__name__}: {error}"
+        result.error, result.raised = f"{type(error).__name__}: {error}", _type_of(error)
     finally:
         torch.set_grad_enabled(True)
         torch.set_default_dtype(torch.float32)
         torch.use_deterministic_algorithms(False)
+        torch.distributions.Distribution.set_default_validate_args(checks)
     result.num_graphs = sum(len(report.graphs) for report in reports)
     result.fallbacks = tuple(value.reason for report in reports for value in report.fallbacks)
     return result
@@ -200,7 +262,7 @@ def _close(wanted: Tensor, got: Tensor, added: float) -> bool:
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     """Standard normal numbers that depend on nothing but the arguments."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+    return torch.randn(*(shape or ((),)), generator=generator, dtype=torch.float64).to(dtype)
 
 
 def leaf(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -219,12 +281,19 @@ def fill(module: Any, seed: int = 7) -> Any:
     return module
 
 
-def raises(action: Callable[[], Any]) -> bool:
+def raises(action: Callable[[], Any]) -> str:
+    """The type of the error that ends an action, "" where there is none."""
     try:
         action()
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return _type_of(error)
+    return ""
+
+
+def _type_of(error: Exception) -> str:
+    """Its name; of TorchDynamo's own, which it raises where arguments are wrong, that of what it is besides."""
+    known = (cls for cls in type(error).__mro__ if not cls.__module__.startswith("torch._dynamo"))
+    return next(known).__name__
 
 
 def shares(one: Tensor, other: Tensor) -> bool:

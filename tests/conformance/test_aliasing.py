@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises, shares
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal, raises, shares
 
 
 @case
@@ -569,6 +569,6 @@ def unsafe_parts_of_what_the_program_changes(comp):
     return a, c, x, grads(b)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

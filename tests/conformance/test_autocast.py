@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import VALUES, case, cases_of, check, fill, grads, leaf, normal
 
 
 def half():
@@ -236,6 +236,6 @@ def training_loop_with_switching(comp):
     return list(m.parameters())
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
 def test_equals_eager(known, door):
     check(known, door)

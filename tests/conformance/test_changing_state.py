@@ -1,6 +1,6 @@
 """Programs that change their own state at each call: no trace fits the next one, and nothing may be kept of them.
 
-Each kind is called a thousand times by the direct trace. Its answers are eager's, the attempts end at the limit, and
+Each kind is called hundreds of times by the direct trace. Its answers are eager's, the attempts end at the limit, and
 after that neither objects nor bytes grow by more than they do where the same module runs eagerly.
 """
 
@@ -18,7 +18,9 @@ from torch import nn
 import aottrain
 from aottrain.compiler import api
 
-NUM_CALLS = 1000
+# So many that an object kept at each call is more than twice what the allocator's own tables come and go by.
+NUM_CALLS = 500
+SLACK_BYTES = 4096
 _num_calls = 0
 
 
@@ -106,7 +108,7 @@ KINDS = [
 
 
 def growth(call, x):
-    """Objects and bytes that a thousand calls leave behind, after those in which programs are compiled or refused.
+    """Objects and bytes that so many calls leave behind, after those in which programs are compiled or refused.
     Older objects are set aside: that some of them, other tests' say, go meanwhile takes nothing off the count.
     """
     for _ in range(api.RECOMPILE_LIMIT + 4):
@@ -134,7 +136,7 @@ def test_one_small_object_a_call_is_seen_whatever_else_goes_meanwhile(make):
         del older[-2:]
 
     num_objects, num_bytes = growth(leak, None)
-    assert num_bytes > 4 * 4096 and (make is object or num_objects >= NUM_CALLS)
+    assert num_bytes > 2 * SLACK_BYTES and (make is object or num_objects >= NUM_CALLS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -152,7 +154,7 @@ def test_nothing_grows(kind, monkeypatch):
         assert torch.equal(call(x), eager(x))
     assert len(traced) == api.RECOMPILE_LIMIT
     assert call.report.num_fallbacks == NUM_CALLS + api.RECOMPILE_LIMIT + 5 and len(call.report.fallbacks) == 2
-    assert got[0] <= wanted[0] + 20 and got[1] <= wanted[1] + 4096, (got, wanted)
+    assert got[0] <= wanted[0] + 20 and got[1] <= wanted[1] + SLACK_BYTES, (got, wanted)
     assert module.calls == eager.calls and module.log == eager.log and module.table == eager.table
 
 
@@ -191,9 +193,11 @@ class Plain(Base):
         pass
 
 
-@pytest.mark.parametrize("capture", ["trace", "dynamo"])
-@pytest.mark.parametrize("replace", [replace_weight, replace_buffer, replace_layer, replace_inner])
-def test_what_is_replaced_is_let_go(capture, replace):
+REPLACEMENTS = [(replace, "trace") for replace in (replace_weight, replace_buffer, replace_layer, replace_inner)]
+
+
+@pytest.mark.parametrize(("replace", "capture"), [*REPLACEMENTS, (replace_weight, "dynamo"), (replace_inner, "dynamo")])
+def test_what_is_replaced_is_let_go(replace, capture):
     module = Plain()
     call = aottrain.compile(module, capture=capture)
     seen = []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+from tests.conformance.harness import PYTHON, case, cases_of, check, fill, grads, leaf, normal, raises
 
 _SEEN = []
 
@@ -920,6 +920,6 @@ def tensor_memoised_between_calls(comp):
     return a, b, grads(x)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)

@@ -1,5 +1,6 @@
 """What may change between two calls: a compiled program that was right once must not be used when it is no longer."""
 
+import enum
 import functools
 import types
 
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 import aottrain
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import PYTHON, case, cases_of, check, fill, grads, leaf, normal
 
 _SCALE = 2.0
 _TABLE = {"k": 2.0}
@@ -861,6 +862,83 @@ def function_as_argument(comp):
 
 
 @case
+def function_as_argument_that_reads_its_own_state(comp):
+    def scaled(by):
+        def f(x):
+            return x * by * table["factor"] + offset[0]
+
+        return f
+
+    table, offset = {"factor": 2.0}, [leaf(2, seed=3)]
+    g, one, other = comp(lambda x, f: f(x).sin()), scaled(2.0), scaled(3.0)
+    found = [g(normal(2), one), g(normal(2), other), g(normal(2), one)]
+    table["factor"] = 5.0
+    found.append(g(normal(2), one))
+    offset[0] = leaf(2, seed=4)
+    found += [g(normal(2), one), g(normal(2), other)]
+    found[-1].sum().backward()
+    return found, grads(*offset)
+
+
+@case
+def function_as_argument_with_defaults_that_change(comp):
+    def f(x, by=2.0, *, more=None):
+        return x * by + (0 if more is None else more)
+
+    g = comp(lambda x, f: f(x))
+    found = [g(normal(2), f)]
+    f.__defaults__ = (3.0,)
+    found.append(g(normal(2), f))
+    f.__kwdefaults__ = {"more": 1.0}
+    return found, g(normal(2), f)
+
+
+@case
+def function_as_argument_that_counts(comp):
+    seen = []
+    g = comp(lambda x, f: f(x) * 2)
+    return [g(normal(2), lambda x: (seen.append(1), x + 1)[1]) for _ in range(3)], len(seen)
+
+
+class Kind(enum.Enum):
+    PLAIN = 1.0
+    SCALED = 2.0
+
+    @property
+    def factor(self):
+        return self.value * getattr(self, "more", 1.0)
+
+
+@case
+def member_of_an_enum_as_argument(comp):
+    g = comp(lambda x, kind: x * kind.factor if kind is not Kind.PLAIN else x.sin())
+    found = [g(normal(2), kind) for kind in (Kind.PLAIN, Kind.SCALED, Kind.PLAIN)]
+    Kind.SCALED.more = 3.0
+    found.append(g(normal(2), Kind.SCALED))
+    del Kind.SCALED.more
+    return found, g(normal(2), Kind.SCALED)
+
+
+@case
+def method_of_a_list_as_argument(comp):
+    seen = []
+    g = comp(lambda x, note: (note(1), x * 2)[1])
+    return [g(normal(2), seen.append) for _ in range(2)], seen
+
+
+@case
+def functions_of_c_as_arguments(comp):
+    g = comp(lambda x, f: f(x) * 2)
+    return [g(normal(2), f) for f in (torch.sin, torch.nn.functional.relu, abs, torch.sin)]
+
+
+@case(dynamo_blind="which of a class's methods an argument is")
+def methods_of_tensor_as_arguments(comp):
+    g = comp(lambda x, f: f(x) * 2)
+    return [g(normal(2), f) for f in (torch.Tensor.cos, torch.Tensor.sin, torch.sin, torch.Tensor.cos)]
+
+
+@case
 def module_as_argument(comp):
     g = comp(lambda x, m: m(x))
     a, b = fill(nn.Linear(2, 2)), fill(nn.Linear(2, 2), 30)
@@ -1051,6 +1129,6 @@ def test_an_attribute_is_not_the_global_of_its_name():
     assert len(compiled.report.graphs) == 1
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)

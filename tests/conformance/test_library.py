@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, run
+from tests.conformance.harness import PYTHON, case, cases_of, check, fill, grads, leaf, normal
 
 logger = logging.getLogger(__name__)
 _SERIAL = iter(range(100))
@@ -201,20 +201,6 @@ def leaf_made_inside_with_a_hook(comp):
     return out, w.grad, len(seen)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)
-
-
-WHOLE = (
-    "name_in_capitals",
-    "constant_beside_a_mutation",
-    "library_of_which_little_runs",
-    "global_read_by_a_helper",
-    "leaf_made_inside_and_forgotten",
-)
-
-
-@pytest.mark.parametrize(("known", "door"), [case for case in cases_of(__name__) if case.values[0].name in WHOLE])
-def test_nothing_runs_eagerly(known, door):
-    assert not run(known, door).fallbacks

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal
 
 NUM_THREADS = 8
 
@@ -411,6 +411,6 @@ def half_trained_copy_goes_on(comp):
     return list(g.parameters()), list(h.parameters())
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

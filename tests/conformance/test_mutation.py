@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises, shares
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal, raises, shares
 
 
 @case
@@ -1100,6 +1100,6 @@ def lazily_initialised_buffer(comp):
     return g(normal(2)), g(normal(2, seed=1)), m.s, m.ready
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

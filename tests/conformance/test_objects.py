@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import PYTHON, case, cases_of, check, fill, grads, leaf, normal
 
 
 def mlp():
@@ -503,6 +503,6 @@ def module_as_an_argument_gets_a_hook(comp):
     return a, g(normal(2, 3), layer)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)

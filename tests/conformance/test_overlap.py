@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+from tests.conformance.harness import VALUES, case, cases_of, check, fill, grads, leaf, normal, raises
 
 
 def written(comp, program, x):
@@ -152,6 +152,6 @@ def views_name_their_base(comp):
     return [view._base is x for view in views], [view._is_view() for view in views], under._is_view()
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
 def test_equals_eager(known, door):
     check(known, door)

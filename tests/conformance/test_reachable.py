@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, normal
+from tests.conformance.harness import PYTHON, case, cases_of, check, normal
 
 SCALE = contextvars.ContextVar("SCALE", default=2.0)
 
@@ -238,6 +238,6 @@ def attribute_lookup_that_fails_in_its_own_way(comp):
     return changed(comp, lambda x: x * box.k, lambda: box.table.update(k=5.0))
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal, raises
 
 
 def squared(x):
@@ -558,6 +558,6 @@ def result_given_back_in_another_call(comp):
     return seen, grads(x)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import VALUES, case, cases_of, check, fill, grads, leaf, normal
 
 EAGER = {"rng": "eager"}
 
@@ -514,6 +514,6 @@ def masks_do_not_depend_on_the_budget(comp):
     return torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
 def test_equals_eager(known, door):
     check(known, door)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import aottrain
 from aottrain.errors import UnsupportedError
-from tests.conformance.harness import case, cases_of, check, grads, leaf, normal, run
+from tests.conformance.harness import VALUES, case, cases_of, check, grads, leaf, normal, run
 
 EAGER = {"rng": "eager"}
 LEAST = {"rng": "eager", "budget": 0.0}
@@ -121,7 +121,7 @@ def module_that_seeds_itself(comp):
     return comp(M())(x), x, torch.rand(1)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
 def test_equals_eager(known, door):
     check(known, door)
     assert run(known, door).fallbacks == ()

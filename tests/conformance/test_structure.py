@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aottrain
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+from tests.conformance.harness import PYTHON, case, cases_of, check, fill, grads, leaf, normal, raises
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -565,6 +565,6 @@ def test_a_shape_as_an_argument_compiles(door, dynamic):
     assert g.report.num_fallbacks == 0
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)

@@ -8,7 +8,7 @@ from torch.masked import masked_tensor
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import PYTHON, case, cases_of, check, fill, grads, leaf, normal
 
 # TorchDynamo gives a result of some subclass inputs (closed over, in a list) as a plain tensor, with any backend: of
 # those the values are compared alone.
@@ -311,6 +311,6 @@ def dispatch_mode_around(comp):
     return a, b, g(normal(3))
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
 def test_equals_eager(known, door):
     check(known, door)

@@ -6,7 +6,7 @@ import torch.autograd.forward_ad as fwAD
 from torch import nn
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal
+from tests.conformance.harness import PROGRAMS, case, cases_of, check, fill, grads, leaf, normal
 
 
 def scalar(x):
@@ -387,6 +387,6 @@ def gradcheck_around(comp):
     return torch.autograd.gradcheck(g, (x,)), torch.autograd.gradgradcheck(g, (x,))
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

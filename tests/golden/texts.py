@@ -33,7 +33,16 @@ NAMES = (*PROGRAMS, *(f"optimizer_{name}_{backend}" for name in OPTIMIZERS for b
 
 
 def text_of(name: str) -> str:
-    """The text of NAMES' entry, as it is made now."""
+    """The text of NAMES' entry, as it is made now, for two threads: plans count what each of them computes in."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        return _text_of(name)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _text_of(name: str) -> str:
     if name == "library":
         return LIBRARY
     if name in PROGRAMS:

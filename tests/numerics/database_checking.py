@@ -34,11 +34,12 @@ UNDEFINED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empt
 
 @dataclass(frozen=True)
 class Verdict:
-    """differentiable: whether gradients were compared, too."""
+    """differentiable: whether gradients were compared, too. num_kernels: how many generated kernels it took."""
 
     kind: str
     why: str = ""
     differentiable: bool = False
+    num_kernels: int = 0
 
 
 def operators(dtype: torch.dtype, device: str = "cpu") -> list[Any]:
@@ -95,7 +96,8 @@ def _difference_of_leaves(a: Any, b: Any, layout: bool) -> str | None:
 def _worst(verdicts: Iterator[Verdict]) -> Verdict:
     found = list(verdicts)
     worst = max(found, key=lambda verdict: KINDS.index(verdict.kind), default=Verdict(NOTHING))
-    return Verdict(worst.kind, worst.why, any(verdict.differentiable for verdict in found))
+    num_kernels = sum(verdict.num_kernels for verdict in found)
+    return Verdict(worst.kind, worst.why, any(verdict.differentiable for verdict in found), num_kernels)
 
 
 def _run_sample(function: Callable[..., Any], sample: Any) -> tuple[Any, ...]:
@@ -163,7 +165,11 @@ def _judged(
         noisy = may_round and "values differ" in found and _is_noise(want[:2], got[:2], run_eager)
         return Verdict(NOISY if noisy else WRONG, found, differentiable)
     report = compiled.report
-    return Verdict(EAGER if report.num_fallbacks else EQUAL, _reasons(report), differentiable)
+    return Verdict(EAGER if report.num_fallbacks else EQUAL, _reasons(report), differentiable, _num_kernels(report))
+
+
+def _num_kernels(report: Any) -> int:
+    return sum(len(graph.kernels) for graph in report.graphs)
 
 
 def _is_noise(want: Any, got: Any, run_eager: Callable[[], Any]) -> bool:

@@ -5,17 +5,19 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections import Counter
 
 import pytest
 import torch
 from torch import Tensor
 
+from aottrain.runtime.native import find_compiler
 from tests.numerics.fuzz_checking import (
     EAGER,
     EQUAL,
     LENIENT,
+    NOISY,
     PARTLY,
     REFUSED,
     ROUNDED,
@@ -30,12 +32,42 @@ from tests.numerics.fuzz_checking import (
 from tests.numerics.fuzz_ops import KINDS, RANDOM_KINDS, WRITES
 from tests.numerics.fuzzing import BACKWARDS, Program, generate, minimise
 from tests.numerics.rounding_noise import RandomRounding
+from tests.recorded import on_recorded_torch
+from tests.skips import NO_COMPILER
 
-NUM_PROGRAMS = 200
-NUM_DYNAMO_PROGRAMS = 12
-NUM_KERNEL_PROGRAMS = 12
-PART = 20
-_counts: Counter[str] = Counter()
+# Where torch.cond is called eager itself is traced by TorchDynamo, for a second or more: two such programs do here.
+SEEDS = [*(seed for seed in range(80) if seed not in (42, 75, 76, 77)), 143]
+DYNAMO_SEEDS = range(1000, 1006)
+KERNEL_SEEDS = range(2000, 2012)
+PART = 11
+STALE, VALUE, OPERATOR = "modified by an inplace operation", "_local_scalar_dense", "torch.cond and its like"
+VIEWS = "Output 0 of Split is a view and its base or another view of its base has"
+# What runs eagerly, or is refused, and a part of the reason: programs that write to what their own gradients need,
+# that look at a value, that call torch's operators of functions, or whose views eager alone may write. All others are
+# compiled. Which programs seeds stand for is eager's to say, and so torch's: those of other versions are not recorded.
+NOT_COMPILED = {
+    1: STALE, 6: VALUE, 10: STALE, 20: STALE, 26: STALE, 30: STALE, 40: STALE, 54: VALUE, 69: OPERATOR, 73: VALUE,
+    143: OPERATOR, 1002: STALE, 2003: OPERATOR, 2005: VIEWS,
+}  # fmt: skip
+
+
+@functools.cache
+def program_of(seed: int) -> Program:
+    return legal(generate(seed))
+
+
+def check_seed(seed: int, door: str = "trace", kernel: str = "aten") -> None:
+    program = program_of(seed)
+    verdict = check(program, door, kernel)
+    if verdict.kind == WRONG:
+        shown = minimised(program) if (door, kernel) == ("trace", "aten") else program
+        raise AssertionError(f"seed {seed}: {verdict.detail}\n{shown}")
+    assert verdict.kind in {EQUAL, ROUNDED, STRIDED, EAGER, REFUSED, LENIENT, PARTLY, *[NOISY] * (kernel != "aten")}
+    if on_recorded_torch():
+        why = verdict.detail if verdict.kind in (EAGER, REFUSED) else ""
+        wanted = NOT_COMPILED.get(seed, "")
+        assert bool(why) == bool(wanted), f"seed {seed} {verdict.kind}: {why}; recorded: {wanted or 'is compiled'}"
+        assert wanted in why, f"seed {seed}: {why}; recorded: {wanted}"
 
 
 @pytest.fixture(autouse=True)
@@ -47,33 +79,21 @@ def quiet():
     logger.setLevel(level)
 
 
-@pytest.mark.parametrize("first", range(0, NUM_PROGRAMS, PART))
+@pytest.mark.parametrize("first", range(0, len(SEEDS), PART))
 def test_random_programs_are_eagers(first):
-    for seed in range(first, first + PART):
-        program = legal(generate(seed))
-        verdict = check(program)
-        _counts[verdict.kind] += 1
-        if verdict.kind == WRONG:
-            raise AssertionError(f"seed {seed}: {verdict.detail}\n{minimised(program)}")
+    for seed in SEEDS[first : first + PART]:
+        check_seed(seed)
 
 
-def test_few_of_them_ran_eagerly():
-    assert _counts.keys() <= {EQUAL, ROUNDED, STRIDED, EAGER, REFUSED, LENIENT, PARTLY}
-    assert _counts[EAGER] + _counts[REFUSED] <= 0.1 * sum(_counts.values())
-
-
-@pytest.mark.parametrize("seed", range(1000, 1000 + NUM_DYNAMO_PROGRAMS))
+@pytest.mark.parametrize("seed", DYNAMO_SEEDS)
 def test_random_programs_through_dynamo(seed):
-    program = legal(generate(seed))
-    verdict = check(program, "dynamo")
-    assert verdict.kind != WRONG, f"{verdict.detail}\n{program}"
+    check_seed(seed, "dynamo")
 
 
-@pytest.mark.parametrize("seed", range(2000, 2000 + NUM_KERNEL_PROGRAMS))
+@pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
+@pytest.mark.parametrize("seed", KERNEL_SEEDS)
 def test_random_programs_by_generated_kernels(seed):
-    program = legal(generate(seed))
-    verdict = check(program, kernel="cpp")
-    assert verdict.kind != WRONG, f"{verdict.detail}\n{program}"
+    check_seed(seed, kernel="cpp")
 
 
 def run_of(value: Tensor) -> Observation:
@@ -112,20 +132,20 @@ def test_rounding_at_random_leaves_the_programs_draws():
 
 
 def test_programs_use_every_kind_of_statement():
-    text = "\n".join(generate(seed).source for seed in range(NUM_PROGRAMS))
+    programs = [program_of(seed) for seed in SEEDS]
+    text = "\n".join(program.source for program in programs)
     for kind, (_, templates) in (KINDS | RANDOM_KINDS).items():
         # What stands before the first hole, or after the last, and is long enough to be told from others.
         parts = [max(template.replace("}", "{").split("{"), key=len) for template in templates]
         used = sum(part in text for part in parts)
-        assert used >= 0.6 * len(parts), f"of {len(parts)} statements of the kind {kind}, {used} are used"
-    callers = {generate(seed).backward for seed in range(NUM_PROGRAMS)}
-    assert callers == set(BACKWARDS)
+        assert used >= 0.75 * len(parts), f"of {len(parts)} statements of the kind {kind}, {used} are used"
+    assert {program.backward for program in programs} == set(BACKWARDS)
     assert "torch.no_grad()" in text and "requires_grad_()" in text and "channels_last" in text
 
 
 def test_a_seed_is_one_program_and_prints_as_a_script():
     assert generate(7) == generate(7) and generate(7) != generate(8)
-    script = str(legal(generate(7)))
+    script = str(program_of(7))
     exec(compile(script, "script", "exec"), {"__name__": "script"})
 
 

@@ -1,6 +1,7 @@
 """torch's own databases of operators and modules: every entry through the direct door gives what eager gives.
 
-`scripts/databases.py` runs them with other types, more samples, and through TorchDynamo.
+Their samples are below the size from which kernels are generated; some entries are computed by kernels all the same.
+`scripts/databases.py` runs them with other types, more samples, by generated kernels, and through TorchDynamo.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import torch
 
 pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
+from aottrain.runtime.native import find_compiler  # noqa: E402
 from tests.numerics.database_checking import (  # noqa: E402
     EAGER,
     EQUAL,
+    NOISY,
     NOTHING,
     REFUSED,
     WRONG,
@@ -23,6 +26,7 @@ from tests.numerics.database_checking import (  # noqa: E402
     modules,
     operators,
 )
+from tests.skips import NO_COMPILER  # noqa: E402
 
 NUM_CHUNKS = 8
 NUM_SAMPLES = 2
@@ -43,6 +47,29 @@ def test_every_operator_of_torch(chunk):
     assert not wrong
     assert counts[EQUAL] >= MIN_COMPILED_SHARE * (counts[EQUAL] + counts[EAGER]), counts
     assert counts[NOTHING] <= 0.1 * sum(counts.values()), counts
+
+
+# One of each kind that kernels compute: pointwise by several formulas, types, reductions, norms, softmax, losses,
+# pooling, lookups, scatters, masks, and movements.
+BY_KERNELS = (
+    "nn.functional.gelu", "pow", "clamp", "where", "atan2", "floor_divide", "mean", "var", "amax", "logsumexp",
+    "log_softmax", "nn.functional.layer_norm", "nn.functional.group_norm", "nn.functional.cross_entropy",
+    "nn.functional.smooth_l1_loss", "nn.functional.max_pool2d", "nn.functional.embedding", "cumsum",
+    "gather", "index_select", "masked_fill", "cat", "flip", "tril",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
+@pytest.mark.parametrize("part", range(3))
+def test_operators_by_generated_kernels(part):
+    names = BY_KERNELS[part::3]
+    found = {op.name for op in operators(torch.float32)}
+    assert found >= set(names)
+    for op in operators(torch.float32):
+        if op.name in names and not op.variant_test_name:
+            verdict = check_operator(op, torch.float32, "trace", NUM_SAMPLES, kernel="cpp")
+            assert verdict.kind in (EQUAL, NOISY), f"{op.name}: {verdict.why}"
+            assert verdict.num_kernels > 0, f"{op.name}: no kernel was generated"
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])

@@ -37,5 +37,5 @@ def test_random_programs_by_triton(seed):
 
 @pytest.mark.parametrize(("module", "name"), HARD, ids=lambda value: value if isinstance(value, str) else "")
 def test_hard_programs_by_triton(module, name):
-    known = next(param.values[0] for param in harness.cases_of(module.__name__) if param.values[0].name == name)
+    known = next(known for known in harness.cases(module.__name__) if known.name == name)
     harness.check(known, harness.GENERATED)

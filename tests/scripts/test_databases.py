@@ -22,11 +22,12 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_counts_and_reasons_are_printed() -> None:
-    done = run("sin", "nonzero", "--samples", "1")
+    done = run("sin", "nonzero", "--samples", "1", "--kernel", "aten")
     assert done.returncode == 0, done.stderr
     assert "nonzero: ran eagerly: " in done.stdout
     assert "1 equal, 1 of them with gradients" in done.stdout
     assert "1 ran eagerly, 0 of them with gradients" in done.stdout
+    assert "0 by generated kernels" in done.stdout
 
 
 @pytest.mark.parametrize("arguments", [("--part", "2/2"), ("--part", "x"), ("--dtype", "float3"), ("--door", "back")])

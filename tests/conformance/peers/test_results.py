@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import case, cases_of, check, fill, grads, leaf, normal, raises
+from tests.conformance.harness import PEERS, case, cases_of, check, fill, grads, leaf, normal, raises
 
 
 def copies(values):
@@ -404,6 +404,6 @@ def gradient_of_a_gradient_by_a_tangent(comp):
     return torch.autograd.grad(first.sum(), v)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__))
+@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PEERS))
 def test_equals_eager(known, door):
     check(known, door)
