@@ -134,7 +134,7 @@ class KernelFakes(FakeTensorMode):
         if func in _SUBTRACTIONS and any(isinstance(v, Tensor) and v.dtype == torch.bool for v in args):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
-        out = super().dispatch(func, types, args, kwargs or {})
+        out: Any = super().dispatch(func, types, args, kwargs or {})
         if func in _STATISTICS or func in _SAME_TYPE:
             out = self._typed(out, func, args)
         if func not in _RULES and func not in _CUDA_RULES:

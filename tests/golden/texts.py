@@ -46,7 +46,8 @@ def _text_of(name: str) -> str:
     if name == "library":
         return LIBRARY
     if name in PROGRAMS:
-        return "".join(f"== {title}\n{text}\n\n" for title, text in _sections(PROGRAMS[name]))
+        text = "".join(f"== {title}\n{text}\n\n" for title, text in _sections(PROGRAMS[name]))
+        return re.sub(r"(\w\.py):\d+", r"\1", text)  # where a line stands in its file may change
     _, optimizer, backend = name.split("_")
     formula, states = OPTIMIZERS[optimizer]
     program = optimizer_step(formula, tuple(Segment(dtype, states) for dtype in (torch.float32, torch.bfloat16)))
@@ -103,8 +104,7 @@ def _decisions(report: Any) -> Iterator[str]:
     yield f"predicted peak {report.predicted_peak_bytes} B: {report.memory}"
     yield f"FLOPs {report.forward_flops}, {report.backward_flops}, recomputed {report.recompute_flops}"
     yield f"library calls {report.library_calls}"
-    yield from (re.sub(r"(\.py):\d+", r"\1", text) for text in report.loss_heads)  # where it stands may change
-    yield from (*filter(None, [report.layouts]), *map(str, report.curve))
+    yield from (*report.loss_heads, *filter(None, [report.layouts]), *map(str, report.curve))
 
 
 def _schedule(schedule: Schedule) -> Iterator[str]:
