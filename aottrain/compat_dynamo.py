@@ -5,6 +5,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -38,10 +39,31 @@ def optimized(
     runs eagerly, before it runs; what `watch` raises, the call raises."""
     import torch._dynamo  # here, because it takes a second that most programs need not spend
 
+    guard_methods_of_classes()
     context = torch._dynamo.optimize(backend=backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else Dynamo is switched off in the environment
         context.callback = _Watched(context.callback, watch)
     return context(target)
+
+
+@cache
+def guard_methods_of_classes() -> None:
+    """From now on TorchDynamo guards which method of a class written in C a value is.
+
+    It guards functions, but takes torch.Tensor.sin for the torch.Tensor.cos that it has traced, as an argument, a
+    global, an attribute or in a list. A guard more is right for every backend.
+    """
+    from torch._dynamo.guards import GuardBuilder, install_guard
+    from torch._dynamo.variables.torch import BaseTorchVariable
+
+    original = BaseTorchVariable.create_with_source.__func__
+
+    def create_with_source(cls: Any, value: Any, source: Any) -> Any:
+        if isinstance(value, (types.MethodDescriptorType, types.WrapperDescriptorType)):
+            install_guard(source.make_guard(GuardBuilder.ID_MATCH))
+        return original(cls, value, source)
+
+    BaseTorchVariable.create_with_source = classmethod(create_with_source)
 
 
 class _Watched:

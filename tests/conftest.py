@@ -3,6 +3,7 @@ of the compiler are errors, and an interrupt is heard however the tests were sta
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -47,3 +48,6 @@ def earlier_files_are_not_looked_through() -> None:
     """What modules and caches hold by now lives on: the collections that many tests ask for need not look at it."""
     gc.collect()
     gc.freeze()
+
+
+atexit.register(gc.unfreeze)  # else libraries complain at the end of what is still alive

@@ -38,13 +38,14 @@ def as_deterministic_as_asked(config: RunConfig) -> Iterator[None]:
         return
     asked = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills, threads = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
-    tries, workspace = torch.backends.cudnn.benchmark, os.environ.get(_CUBLAS)
+    workspace, cudnn = os.environ.get(_CUBLAS), torch.backends.cudnn
     os.environ.setdefault(_CUBLAS, ":4096:8")
     try:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # which costs time, and nothing here reads it
-        torch.backends.cudnn.benchmark = False
-        yield
+        # As a context, which torch's testing tools allow that forbid to set the flag.
+        with cudnn.flags(cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=cudnn.allow_tf32):
+            yield
     except RuntimeError as error:
         if _REFUSAL not in str(error):
             raise
@@ -52,7 +53,6 @@ def as_deterministic_as_asked(config: RunConfig) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(asked[0], warn_only=asked[1])
         torch.utils.deterministic.fill_uninitialized_memory = fills
-        torch.backends.cudnn.benchmark = tries
         torch.set_num_threads(threads)
         if workspace is None:
             del os.environ[_CUBLAS]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -130,3 +133,14 @@ def test_repeats_of_a_marked_dimension(capture, kernel):
             wanted, got = program(x, repeats), compiled(x, repeats)
             assert torch.equal(got, wanted)
             assert torch.equal(*(torch.autograd.grad(out.sin().sum(), x)[0] for out in (got, wanted)))
+
+
+def test_the_registered_backend_tells_methods_of_tensor_apart():
+    """Which TorchDynamo itself does not; in a process that has not compiled anything."""
+    program = """
+import torch
+g = torch.compile(lambda x, f: f(x), backend="aottrain")
+x = torch.ones(2)
+assert torch.equal(g(x, torch.Tensor.cos), x.cos()) and torch.equal(g(x, torch.Tensor.sin), x.sin())
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

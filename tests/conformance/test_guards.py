@@ -932,10 +932,27 @@ def functions_of_c_as_arguments(comp):
     return [g(normal(2), f) for f in (torch.sin, torch.nn.functional.relu, abs, torch.sin)]
 
 
-@case(dynamo_blind="which of a class's methods an argument is")
+@case
 def methods_of_tensor_as_arguments(comp):
     g = comp(lambda x, f: f(x) * 2)
     return [g(normal(2), f) for f in (torch.Tensor.cos, torch.Tensor.sin, torch.sin, torch.Tensor.cos)]
+
+
+@case
+def methods_of_tensor_in_lists_and_attributes(comp):
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = torch.Tensor.cos
+
+        def forward(self, x, functions):
+            return functions[0](self.act(x))
+
+    m, x = M(), normal(2)
+    g = comp(m)
+    out = [g(x, [torch.Tensor.exp]), g(x, [torch.Tensor.tanh])]
+    m.act = torch.Tensor.sin
+    return out, g(x, [torch.Tensor.tanh])
 
 
 @case
