@@ -16,16 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
-from aottrain.compiler.codegen.programs import FLAGS, cpp_units
 from aottrain.compiler.scheduling.order import schedule
 from aottrain.ir.graph import JointGraph
-from aottrain.ir.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import aten_runner
-from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
-from aottrain.runtime.native import Source, find_compiler, load_all
+from aottrain.runtime.launch import Launch, scheduled_runner
+from aottrain.runtime.native import find_compiler
 from tests.compiler.programs import joint_inputs, joint_of
 from tests.numerics.fuzzing import values
+from tests.numerics.lowering_runs import linked
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -120,17 +119,7 @@ def test_evaluated(planned, name):
 
 @pytest.fixture(scope="module")
 def library(planned) -> dict[str, Launch]:
-    kernels = [call for _, _, plan in planned.values() for call in plan.kernels]
-    units, functions = cpp_units(kernels)
-    libraries = load_all([Source(text, FLAGS) for text in units])
-    found = {}
-    for call in kernels:
-        unit, name = functions[call.kernel.name]
-        library = libraries[unit]
-        assert library is not None, "the generated C++ does not compile"
-        function = getattr(library.functions, name)
-        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
-    return found
+    return linked([call for _, _, plan in planned.values() for call in plan.kernels])
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

@@ -105,8 +105,11 @@ def plan(case: Case, number: int) -> Planned:
 
 
 def link(planned: Sequence[Planned]) -> dict[str, Launch]:
-    """All their kernels in one library."""
-    kernels = [call for one in planned for call in one.schedule.kernels]
+    return linked([call for one in planned for call in one.schedule.kernels])
+
+
+def linked(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
+    """What runs each of them, compiled together."""
     if not kernels:
         return {}
     units, functions = cpp_units(kernels)
