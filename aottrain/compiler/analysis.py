@@ -215,11 +215,37 @@ def _classify_outputs(
     computed: list[ComputedInfo] = []
     for members in groups.values():
         _classify_group(members, tensors, found, computed)
+    _find_parents(tensors, found)
     first: dict[int, int] = {}
     for position, value in enumerate(tensors):  # one object that is returned twice is one view, not two
         if first.setdefault(id(value), position) != position and found[position].geometry is not None:
             found[position] = replace(found[position], twin=first[id(value)])
     return tuple(found[position] for position in range(len(tensors))), tuple(computed)
+
+
+def _find_parents(tensors: Sequence[Tensor], found: dict[int, OutputInfo]) -> None:
+    """Views of results that are views: made from those, so that their gradients pass through them as in eager."""
+    views = [i for i, info in found.items() if info.geometry is not None or info.split is not None]
+    views = sorted((i for i in views if tensors[i].requires_grad), reverse=True)
+    edges = {(tensors[i].grad_fn, tensors[i].output_nr): i for i in views}  # of one view in two places, the first
+    for position in views:
+        if found[position].geometry is not None:
+            parent = _next_among(edges, tensors[position])
+            if parent is not None:
+                known = found[position]
+                info = _view(known.source, known.index, tensors[position], tensors[parent])
+                found[position] = replace(info, origin=known.origin, parent=parent)
+
+
+def _next_among(edges: dict[Any, int], value: Tensor) -> int | None:
+    """The first of the edges that a gradient of a view comes to on its way to the view's base."""
+    node = value.grad_fn
+    while node is not None and node.next_functions:
+        edge = node.next_functions[0]
+        if edge in edges:
+            return edges[edge]
+        node = edge[0] if len(node.next_functions) == 1 else None
+    return None
 
 
 def _check_output(position: int, value: Tensor) -> None:
@@ -314,7 +340,7 @@ def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo
         if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:
             raise UnsupportedError(f"a {base.dtype} is returned as a view in {value.dtype}, of another size")
         info = replace(info, dtype=value.dtype)
-    return replace(info, conj=value.is_conj(), neg=value.is_neg())
+    return replace(info, conj=value.is_conj() != base.is_conj(), neg=value.is_neg() != base.is_neg())
 
 
 def _metadata(value: Tensor) -> tuple[Any, ...]:

@@ -30,6 +30,8 @@ class OutputInfo:
     None where it is its tensor's. conj, neg: whether it is a lazy conjugate, a lazy negative.
     split: (sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view.
     twin: the number of an earlier result that is the same view object.
+    parent: the number of the result that it is a view of, where that is a view itself; geometry counts from its first
+    element, and dtype, conj and neg are beside its own.
     """
 
     source: Source
@@ -42,6 +44,7 @@ class OutputInfo:
     neg: bool = False
     split: tuple[Any, int, int] | None = None
     twin: int | None = None
+    parent: int | None = None
 
 
 def is_pair(one: torch.dtype, other: torch.dtype) -> bool:

@@ -105,11 +105,19 @@ class Chain(Sequence[Tensor]):
     """The computed outputs of one call, each, once it is asked for, with the node that links it to others.
 
     outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. relay: the
-    autograd function of those nodes.
+    autograd function of those nodes. alone: gives the others a node of their own.
     """
 
-    def __init__(self, links: Links, outputs: list[Tensor], watch: Watch, replaced: Sequence[Tensor], relay: Any):
-        self.links, self.watch, self.replaced, self.relay = links, watch, replaced, relay
+    def __init__(
+        self,
+        links: Links,
+        outputs: list[Tensor],
+        watch: Watch,
+        replaced: Sequence[Tensor],
+        relay: Any,
+        alone: Callable[[Tensor], Tensor],
+    ):
+        self.links, self.watch, self.replaced, self.relay, self.alone = links, watch, replaced, relay, alone
         self._given: list[Tensor | None] = list(outputs)
         self._linked: dict[int, Tensor] = {}
         self._tensors: dict[int, Tensor] = {}
@@ -127,10 +135,11 @@ class Chain(Sequence[Tensor]):
             numbers = self.links.reached[index]
             tensors = [self._link(number) for number in numbers]
             assert given is not None
-            found = given
             if tensors:
                 with torch.enable_grad():
                     found = self.relay.apply(self._node, self.watch, index, _UNASKED, given, *tensors)
+            else:
+                found = self.alone(given)
             self._linked[index] = found
         return found
 

@@ -30,14 +30,24 @@ def assemble(
     splits: dict[Any, Sequence[Tensor]] = {}
 
     def make(number: int) -> Tensor:  # not recursive: a closure of itself is a cycle, and keeps the results alive
-        info = outputs[number]
-        if info.twin is not None:
-            number, info = info.twin, outputs[info.twin]
-        if number not in made:
-            if info.source is Source.PRIMAL and isinstance(computed, Chain):
-                computed.prepare(primals[info.index])
-            source = primals if info.source is Source.PRIMAL else computed
-            made[number] = _make(info, source[info.index], sizes, splits)
+        twin = outputs[number].twin
+        number = number if twin is None else twin
+        missing: list[int] = []
+        following: int | None = number
+        while following is not None and following not in made:
+            missing.append(following)
+            following = outputs[following].parent
+        for i in reversed(missing):
+            info = outputs[i]
+            if info.parent is not None:
+                source = made[info.parent]
+            elif info.source is Source.PRIMAL:
+                if isinstance(computed, Chain):
+                    computed.prepare(primals[info.index])
+                source = primals[info.index]
+            else:
+                source = computed[info.index]
+            made[i] = _make(info, source, sizes, splits)
         return made[number]
 
     if isinstance(computed, Chain):
@@ -81,14 +91,15 @@ def _view(info: OutputInfo, source: Tensor, sizes: Mapping[str, int]) -> Tensor:
     if pairs and not source.is_complex():
         size, stride, offset = (*size, 2), (*(2 * step for step in stride), 1), 2 * offset
     elif pairs:
-        source = torch.view_as_real(source)
+        source = torch.view_as_real(source.conj() if source.is_conj() else source)
     elif info.dtype is not None:
         source = source.view(info.dtype)
+    if info.neg:  # first, as in the imaginary part of a conjugate: the zeros beside its gradient are negative ones, too
+        source = negated(source)
     value = source.as_strided(size, stride, offset + source.storage_offset())
     if pairs and value.dtype != info.dtype:
         value = torch.view_as_complex(value)
-    value = value.conj() if info.conj else value
-    return negated(value) if info.neg else value
+    return value.conj() if info.conj else value
 
 
 def _is_whole(info: OutputInfo, value: Tensor, sizes: Mapping[str, int]) -> bool:

@@ -105,10 +105,10 @@ class Program:
                 for target, value in zip(self.update_targets, updates, strict=True):
                     (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             if self.links.links and self.build_backward is not None:
-                return Chain(self.links, outputs, watch, [primals[i] for i in self.replaced], _Relay)
+                return Chain(self.links, outputs, watch, [primals[i] for i in self.replaced], _Relay, _alone)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 primals[target].copy_(value)  # with gradients: the input continues from the program's output
-        return outputs[: self.num_outputs - len(self.replaced)]
+            return [_alone(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
 
     def run_forward(
         self, state: Tensor | None, sizes: Mapping[str, int], primals: Sequence[Tensor], updates: list[Tensor]
@@ -235,6 +235,28 @@ class _Relay(torch.autograd.Function):
         return None, None, None, None, tangent, *(found[number] for number in reached)
 
 
+class _Pass(torch.autograd.Function):
+    """Above a result that is not the first of its node: hands its tangent on."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor | None) -> Tensor | None:
+        return tangent
+
+
+def _alone(value: Tensor) -> Tensor:
+    """A result as the only one of its node, as in eager: torch loses the hook of `retain_grad()` of any other where the
+    caller writes to the tensor in place (an internal assertion)."""
+    if not value.output_nr:
+        return value
+    with torch.enable_grad():
+        return _Pass.apply(value)
+
+
 def _register_prehook(node: Any, hook: Any) -> Any:
     if _has_several_results(node):
         raise UnsupportedError(_ONE_NODE.format("of several results: a hook before it would see the gradients of all"))
@@ -248,7 +270,7 @@ def _register_hook(node: Any, hook: Any) -> Any:
 # Python asks these of the node that it holds; autograd itself calls neither.
 _ONE_NODE = "a compiled program is one node of autograd's graph, {}; Tensor.register_hook shows what it does in eager"
 _CompiledFunction._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
-for _function in (_CompiledFunction, _Relay):
+for _function in (_CompiledFunction, _Relay, _Pass):
     _function._backward_cls.register_hook = _register_hook  # type: ignore[attr-defined]
 
 
@@ -299,7 +321,7 @@ def keep_dynamo_out() -> None:
 
     Only once it is in use: to import it takes a second that most programs need not spend.
     """
-    for function in (_CompiledFunction, _Relay):
+    for function in (_CompiledFunction, _Relay, _Pass):
         function.backward = staticmethod(torch.compiler.disable(function.backward))
 
 

@@ -305,6 +305,67 @@ def base_and_its_view(comp):
     (m.sum() + e.sum() + n.sum()).backward()
     return seen, grads(x)
 
+def in_pairs(x):
+    return torch.view_as_complex(x.view(-1, 2))
+
+
+VIEWS_OF_VIEWS = {
+    "of an input": lambda x: ((part := x[2]), part.unflatten(-1, (2, 2))),
+    "of a computed tensor": lambda x: ((parts := (x * 2).unbind(0))[-1], parts[-1].view(2, 2), parts[-1] * 1),
+    "of a chunk": lambda x: ((part := x.chunk(2)[0]), part[1]),
+    "three deep": lambda x: ((part := (x * 3).view(2, -1)), part[0], part[0][1:]),
+    "before it": lambda x: ((part := x.view(2, -1))[0], part),
+    "of numbers in pairs": lambda x: ((pairs := in_pairs(x)), pairs[1:], pairs.imag, pairs.real),
+    "of a conjugate": lambda x: ((pairs := in_pairs(x).conj()), pairs[1:], pairs.imag, pairs.t()),
+    "of a negative": lambda x: ((part := in_pairs(x).conj().imag), part[2:], part.view(2, -1)),
+    "of parts of a split": lambda x: ((part := torch.unsafe_split(x * 1, 2)[0]), part[0], part[0][1:]),
+    "with a result computed from it": lambda x: ((part := (x * 2).t()), (row := part[1]), row.exp(), part.sin()),
+}
+
+
+@case
+def views_of_results_that_are_views(comp):
+    """A hook, a kept gradient and a gradient asked for at a view see what comes through views of it."""
+    seen = {}
+    for name, program in VIEWS_OF_VIEWS.items():
+        x = leaf(4, 4)
+        out = comp(program)(x * 1)
+        hooked = seen[name] = []
+        for number, value in enumerate(out):
+            value.register_hook(lambda gradient, number=number, hooked=hooked: hooked.append((number, gradient)))
+        out[0].retain_grad()
+        total = sum((value * normal(*value.shape, seed=i)).abs().sum() for i, value in enumerate(out))
+        between = torch.autograd.grad(total, out, retain_graph=True)
+        hooked.sort(key=lambda pair: pair[0])
+        total.backward()
+        hooked[len(between) :] = sorted(hooked[len(between) :], key=lambda pair: pair[0])
+        seen[name] = [*hooked, between, out[0].grad, grads(x)]
+    return seen
+
+
+@case
+def view_of_a_result_written_in_place(comp):
+    x, seen = leaf(4, 4), []
+    out, part, other = comp(lambda x: ((out := (x * 2).view(2, 8)), out[0], out[1]))(x)
+    part.mul_(3)
+    assert out.grad_fn is not None  # asked for first: torch's register_hook crashes where a write has made it stale
+    out.register_hook(seen.append)
+    (part.sum() + (other * normal(8)).sum() + out.exp().sum()).backward()
+    return out, part, other, seen, grads(x)
+
+
+@case
+def kept_gradient_of_a_result_written_in_place(comp):
+    """Not the first result: each has a node of its own, or torch's hook is lost and an assertion fails."""
+    x = leaf(3, 4)
+    first, second, third = comp(lambda x: (x.sin(), x.cos(), x * 2))(x)
+    second.retain_grad()
+    third.retain_grad()
+    second.add_(1)
+    third.mul_(second)
+    (first.sum() + third.sum()).backward()
+    return second.grad, third.grad, second._is_view(), grads(x)
+
 
 @case
 def view_of_an_input(comp):
