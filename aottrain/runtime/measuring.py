@@ -1,15 +1,16 @@
 """The clock that decisions are made by: candidates run in turns, round after round, until two quiet rounds agree.
 
-Other processes only ever add to a time, so the best run of a round counts; but on a busy machine even that may be any
-number, and half of what a program asks might be answered before it is noticed. So the machine is looked at first, a
-round in which the processor was taken away from us too often counts for nothing, and where no two rounds agree nothing
-is decided. No other module reads a clock for a choice.
+Other processes only ever add to a time, so the best run of a round counts, and of each candidate the two best rounds
+are those that must agree. On a busy machine even they may be any number, and half of what a program asks might be
+answered before it is noticed. So the machine is looked at first, a round in which the processor was taken away from us
+too often counts for nothing, and where a candidate has no two rounds that agree nothing is decided. No other module
+reads a clock for a choice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +23,9 @@ try:
 except ImportError:  # not a Unix: agreement alone tells whether the machine is busy
     resource = None  # type: ignore[assignment]
 
-# Two rounds agree where of no candidate the best times differ by more than this share.
+# Two rounds of a candidate agree where its best times in them differ by no more than this share.
 AGREEMENT = 0.1
-MAX_ROUNDS = 5
+MAX_ROUNDS = 8
 _MAX_DISTURBED = 3
 # Runs of each candidate in a round: fewer where they take long; one is as many calls as fill a time that can be told.
 _RUNS = 3
@@ -57,8 +58,8 @@ class Run:
 def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, Timing], bool]:
     """For each candidate the time of one unit, and whether the machine was busy: then the times say little."""
     num_calls = {name: _num_calls(run, device) for name, run in runs.items()}
-    before: dict[str, list[float]] | None = None
     found: dict[str, list[float]] = {}
+    rounds: list[dict[str, list[float]]] = []
     num_disturbed = 0
     for _ in range(MAX_ROUNDS):
         found, disturbed = _round(runs, num_calls, device)
@@ -66,10 +67,10 @@ def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, T
         if num_disturbed == _MAX_DISTURBED:
             _seen[:] = [(now(), True)]
             break
-        if before is not None and not disturbed and _agree(before, found):
-            together = {name: before[name] + found[name] for name in runs}
-            return {name: _timing(together[name], run.units) for name, run in runs.items()}, False
-        before = None if disturbed else found
+        rounds += [] if disturbed else [found]
+        settled = {name: _agreeing([times[name] for times in rounds]) for name in runs}
+        if all(settled.values()):
+            return {name: _timing(settled[name], run.units) for name, run in runs.items()}, False
     return {name: _timing(found[name], run.units) for name, run in runs.items()}, True
 
 
@@ -137,9 +138,12 @@ def _seconds(run: Run, num_calls: int, device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def _agree(before: Mapping[str, list[float]], found: Mapping[str, list[float]]) -> bool:
-    pairs = [(min(before[name]), min(found[name])) for name in found]
-    return all(max(pair) <= (1 + AGREEMENT) * min(pair) for pair in pairs)
+def _agreeing(rounds: Sequence[list[float]]) -> list[float]:
+    """All times of the two rounds that were the best; none where these do not agree."""
+    if len(rounds) < 2:
+        return []
+    one, other = sorted(rounds, key=min)[:2]
+    return one + other if min(other) <= (1 + AGREEMENT) * min(one) else []
 
 
 def _timing(times: list[float], units: float) -> Timing:

@@ -70,6 +70,17 @@ def test_rounds_that_do_not_agree_are_repeated(clock):
 
 
 @needs_onednn
+def test_the_two_best_rounds_of_each_candidate_agree_whenever_they_were(clock):
+    """No round agrees with the next one for both: rates are five candidates, which are seldom all quiet at once."""
+    slower = {ATEN: (1.0, 1.5, 1.05, 2.0), ONEDNN: (1.4, 1.0, 1.3, 1.02)}
+    clock.seconds = lambda n: clock.times[clock.order[-1]] * slower[clock.order[-1]][max(n - 3, 0) // 6]
+    found = library()
+    assert (found.choice, found.source) == (ONEDNN, "measured") and clock.num_runs == 2 + 4 * 6
+    assert found.times[ATEN].seconds == 0.002 and found.times[ATEN].spread == pytest.approx(0.05)
+    assert found.times[ONEDNN].seconds == 0.001 and found.times[ONEDNN].spread == pytest.approx(0.02)
+
+
+@needs_onednn
 @pytest.mark.parametrize("how", ["a look", "switches", "times that never agree"])
 def test_a_busy_machine_decides_nothing_and_keeps_nothing(clock, folder, how):
     if how == "a look":
