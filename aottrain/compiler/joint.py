@@ -68,10 +68,11 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
                 with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [*(outputs[i] for i in differentiable), *at_links.tensors],
-                        [leaves_in[i] for i in wanted],
+                        # Links, too: autograd runs nothing, and so no hook, on a way that ends at no input.
+                        [*(leaves_in[i] for i in wanted), *at_links.tensors],
                         grad_outputs=tangents,
                         allow_unused=True,
-                    )
+                    )[: len(wanted)]
                 mode.indexing.check()
         return [*outputs, *gradients, *at_links.totals, *at_links.tensors]
 

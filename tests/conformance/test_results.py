@@ -396,6 +396,23 @@ def parts_of_an_unsafe_split(comp):
 
 
 @case
+def result_that_leads_to_no_input(comp):
+    """A view made under no_grad passes no gradient on, but what is computed from it asks for one."""
+    x, seen = leaf(4, 3), []
+
+    def f(x, y):
+        with torch.no_grad():
+            part = x[:2]
+        total = part.sum()
+        return total, y + total
+
+    total, out = comp(f)(x, x)
+    total.register_hook(seen.append)
+    (out * normal(4, 3)).sum().backward()
+    return total, seen, grads(x)
+
+
+@case
 def expanded_gradient(comp):
     x, seen = leaf(2, 3), []
     n, m = comp(lambda x: ((n := x * 2), n.sum()))(x)
