@@ -197,12 +197,19 @@ def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
 
 
 def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
-    if not isinstance(value, FakeTensor):
-        fake = mode.from_tensor(value.detach(), static_shapes=True)
-        if not (value.requires_grad and value.is_leaf and value._is_view()):
-            return fake
-        with mode, torch.enable_grad():
-            return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
+    fake = _fake_of_fake(value, mode, static) if isinstance(value, FakeTensor) else _fake_of_real(value, mode)
+    if not (value.requires_grad and value.is_leaf and value._is_view()):
+        return fake
+    with mode, torch.enable_grad():
+        return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
+
+
+def _fake_of_real(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    return mode.from_tensor(value.detach(), static_shapes=True)
+
+
+def _fake_of_fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
+    """Of a tensor that TorchDynamo has traced with."""
     size, stride = list(value.shape), list(value.stride())
     if static:
         size, stride = [int(n) for n in size], [int(n) for n in stride]
