@@ -156,13 +156,6 @@ def is_tracing() -> bool:
     return torch.compiler.is_compiling() or _tracing._is_owned()  # type: ignore[attr-defined]
 
 
-def skipped_frame(reason: str) -> Exception:
-    """What a backend raises so that TorchDynamo leaves the code that it has traced to Python."""
-    from torch._dynamo.exc import SkipFrame
-
-    return SkipFrame(reason)
-
-
 def in_dual_level() -> bool:
     """Whether tensors can carry forward-mode tangents, of torch.autograd.forward_ad or of torch.func."""
     return torch.autograd.forward_ad._current_level >= 0

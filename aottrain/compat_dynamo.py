@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import types
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -23,13 +25,15 @@ class Frame(NamedTuple):
     """What TorchDynamo did with a frame that no compiled code fits.
 
     limited: there are as many programs for its code as there may be. skipped: TorchDynamo gave up on it. Both run
-    eagerly; else it was compiled, or holds nothing to compile. breaks: the graph breaks that were met.
+    eagerly; else it was compiled, or holds nothing to compile. breaks: the graph breaks that were met. failed: where an
+    op of the frame refused its arguments while TorchDynamo traced it; this call of it is left to Python.
     """
 
     code: types.CodeType
     limited: bool = False
     skipped: bool = False
     breaks: tuple[GraphBreak, ...] = ()
+    failed: GraphBreak | None = None
 
 
 def optimized(
@@ -40,6 +44,7 @@ def optimized(
     import torch._dynamo  # here, because it takes a second that most programs need not spend
 
     guard_methods_of_classes()
+    look_again()
     context = torch._dynamo.optimize(backend=backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else Dynamo is switched off in the environment
         context.callback = _Watched(context.callback, watch)
@@ -66,21 +71,104 @@ def guard_methods_of_classes() -> None:
     BaseTorchVariable.create_with_source = classmethod(create_with_source)
 
 
+def inputs_of(graph: torch.fx.GraphModule, places: Sequence[int]) -> list[torch.Tensor] | None:
+    """The tensors that TorchDynamo compiles this graph for; None where it was not TorchDynamo that gave the graph."""
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    known = [nodes[i].meta.get("grapharg") for i in places]
+    if torch._guards.TracingContext.try_get() is None or any(argument is None for argument in known):
+        return None
+    return [argument.example for argument in known]
+
+
+def guard_inputs(
+    graph: torch.fx.GraphModule, places: Sequence[int], holds: Callable[[Sequence[torch.Tensor]], bool]
+) -> None:
+    """From a backend: the code that is compiled now serves only calls for whose tensors, in the order of `places`,
+    `holds` says True. It is asked before each call, when all other guards hold."""
+    from torch._dynamo.guards import _get_closure_vars
+    from torch._guards import Guard, TracingContext
+
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    sources = [nodes[i]._dynamo_source for i in places]
+    if not sources:
+        return
+    code = f"___holds(({', '.join(source.name for source in sources)},))"
+
+    def create(builder: Any, guard: Any) -> None:
+        known = {**_get_closure_vars(), "___holds": holds}
+        builder.add_python_lambda_leaf_guard_to_root([code], ["inputs lie apart in memory"], known)
+
+    TracingContext.get().guards_context.dynamo_guards.add(Guard(sources[0], create))
+
+
+class _Left(threading.local):
+    """Whether a backend has left the call for which this thread's TorchDynamo compiles to Python: what tells of it."""
+
+    tell: Callable[[], None] | None = None
+
+
+_left = _Left()
+# By TorchDynamo's callback, then by code: since which state of it, how often it was left, and what tells of it.
+_often: weakref.WeakKeyDictionary[Any, dict[types.CodeType, tuple[Any, int, Callable[[], None]]]]
+_often = weakref.WeakKeyDictionary()
+
+
+def left_to_python(reason: str, tell: Callable[[], None]) -> Exception:
+    """What a backend raises so that TorchDynamo runs this call of the code that it has traced in Python.
+
+    tell: called where such calls have become too many to trace each, and one more is left so.
+    """
+    from torch._dynamo.exc import SkipFrame
+
+    _left.tell = tell
+    return SkipFrame(reason)
+
+
+@cache
+def look_again() -> None:
+    """From now on TorchDynamo looks anew at code of which a backend has left a call to Python: for other inputs it is,
+    or will be, compiled. By its own rule it would run it in Python for good, and nobody could count the calls."""
+    from torch._dynamo.convert_frame import CatchErrorsWrapper
+    from torch._dynamo.types import ConvertFrameReturn
+
+    original = CatchErrorsWrapper.__call__
+
+    def call(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
+        known = _often.setdefault(self, {})
+        since, count, tell = known.get(frame.f_code, (frame_state, 0, None))
+        count *= since is frame_state  # torch._dynamo.reset() makes another
+        if tell is not None and count >= torch._dynamo.config.recompile_limit:
+            tell()
+            return ConvertFrameReturn(apply_to_code=False)
+        _left.tell = None
+        found = original(self, frame, cache_entry, frame_state)
+        tell, _left.tell = _left.tell, None
+        if tell is None:
+            return found
+        known[frame.f_code] = frame_state, count + 1, tell
+        return replace(found, apply_to_code=False)
+
+    CatchErrorsWrapper.__call__ = call
+
+
 class _Watched:
     """TorchDynamo's callback, which is asked for each frame that no compiled code fits.
 
     Past its limit TorchDynamo asks no more, and runs the code as it is. Here it goes on asking, and is not bothered.
+    Calls that cannot be traced count against the limit.
     """
 
     def __init__(self, callback: Any, watch: Callable[[Frame], None]):
         self._callback, self._watch = callback, watch
         self._limited: dict[types.CodeType, Any] = {}
+        self._num_failed: dict[types.CodeType, tuple[Any, int]] = {}  # by code: since which state of it, how often
         # Dynamo knows a cache of compiled code by the backend that this leads to.
         self._torchdynamo_orig_backend = callback._torchdynamo_orig_backend
         self._clone_with_backend = getattr(callback, "_clone_with_backend", None)
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-        from torch._dynamo.types import FrameAction
+        from torch._dynamo.exc import TorchRuntimeError
+        from torch._dynamo.types import ConvertFrameReturn, FrameAction
         from torch._dynamo.utils import counters, graph_break_reasons
 
         code = frame.f_code
@@ -90,12 +178,24 @@ class _Watched:
         if known is not None:  # each time the same
             self._watch(Frame(code, limited=True))
             return known
+        since, num_failed = self._num_failed.get(code, (frame_state, 0))
+        num_failed *= since is frame_state  # a reset makes another
+        if num_failed >= torch._dynamo.config.recompile_limit:
+            self._watch(Frame(code, limited=True))
+            return ConvertFrameReturn(apply_to_code=False)
         frames = counters["frames"]
         total, done, num_breaks = frames["total"], frames["ok"], len(graph_break_reasons)
-        found = self._callback(frame, cache_entry, frame_state)
+        failed = None
+        try:
+            found = self._callback(frame, cache_entry, frame_state)
+        except TorchRuntimeError as error:  # Python raises it where it belongs, maybe in a `try` of the program's
+            failed, found = _failure(error), ConvertFrameReturn(apply_to_code=False)
+            self._num_failed[code] = frame_state, num_failed + 1
         if found.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
             found = self._limited[code] = replace(found, apply_to_code=False)
             self._watch(Frame(code, limited=True))
+        elif failed:
+            self._watch(Frame(code, skipped=True, failed=failed))
         elif frames["total"] > total:  # else it is torch's own, or there is nothing to compile by
             breaks = tuple(map(_graph_break, graph_break_reasons[num_breaks:]))
             self._watch(Frame(code, False, frames["ok"] == done, breaks))
@@ -103,8 +203,16 @@ class _Watched:
 
 
 def _graph_break(found: Any) -> GraphBreak:
-    where = found.user_stack[-1] if found.user_stack else None
-    reason = str(found.reason).strip().partition("\n")[0]
+    return _told(found.reason, found.user_stack)
+
+
+def _failure(error: Any) -> GraphBreak:
+    return _told(f"TorchDynamo cannot trace it: {error.msg}", error.real_stack)
+
+
+def _told(reason: Any, stack: Any) -> GraphBreak:
+    where = stack[-1] if stack else None
+    reason = str(reason).strip().partition("\n")[0]
     return GraphBreak(reason, where.filename if where else "", (where.lineno or 0) if where else 0)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class AottrainError(Exception):
@@ -20,6 +22,31 @@ class ConfigError(AottrainError):
         super().__init__("\n".join(self.mistakes))
 
 
+class _Refusals(threading.local):
+    """What this thread's traces have refused: how often, and why the last time."""
+
+    count = 0
+    last = ""
+
+
+_refusals = _Refusals()
+
+
+def note_refusal(reason: str) -> None:
+    """Known though the program that is traced catches the error, as `except Exception` does."""
+    _refusals.count += 1
+    _refusals.last = reason
+
+
+@contextmanager
+def none_caught() -> Iterator[None]:
+    """Raises UnsupportedError at its end where something was refused inside, and the program went on."""
+    before = _refusals.count
+    yield
+    if _refusals.count != before:
+        raise UnsupportedError(f"the program catches an error that its trace raises: {_refusals.last}")
+
+
 class UnsupportedError(AottrainError):
     """The compiler cannot prove that it would give eager's answer for this program.
 
@@ -30,6 +57,7 @@ class UnsupportedError(AottrainError):
     def __init__(self, reason: str = "", source: str = ""):
         super().__init__(reason)
         self.source = source
+        note_refusal(self.reason)
 
     @property
     def reason(self) -> str:

@@ -27,7 +27,7 @@ from aottrain.compiler.indexing import IndexingGradients
 from aottrain.compiler.places import Place, tell_source, told_place, user_line
 from aottrain.compiler.regions import Region, Storages, inlined_checkpoints, open_regions, storages_of
 from aottrain.compiler.standins import contained, installed, swapping
-from aottrain.errors import UnsupportedError
+from aottrain.errors import UnsupportedError, none_caught, note_refusal
 from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_in_backward, set_marks, set_provenance
 from aottrain.ir.ops import hidden_mutation, op_info, uses_generator
 from aottrain.ir.sizes import hint
@@ -114,7 +114,7 @@ def capture(
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
         stand_ins = swapping(table, {id(value) for value in primals}, notes)
-        with contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
+        with none_caught(), contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
             if module is None:
                 result = function(*call_args, **call_kwargs)
             else:
@@ -256,6 +256,8 @@ class CaptureMode(PhiloxMode):
             return self.dispatch(func, types, args, kwargs or {})
         except Exception as error:
             tell_source(error, self.provenance.current().source)
+            if not isinstance(error, UnsupportedError):
+                note_refusal(f"{func}, {type(error).__name__}")
             raise
         finally:
             sys.setprofile(profile)

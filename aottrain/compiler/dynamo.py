@@ -20,14 +20,14 @@ from aottrain.compat import (
     dynamo_settings,
     guard_modules,
     in_dual_level,
-    skipped_frame,
     symbolic_tracing,
     tracing_alone,
     tree_unflatten,
 )
-from aottrain.compat_dynamo import Frame, compiled_code, handed_on, optimized
+from aottrain.compat_dynamo import Frame, compiled_code, handed_on, left_to_python, optimized
 from aottrain.compiler import compile_call
 from aottrain.compiler.analysis import Analysis
+from aottrain.compiler.apart import OVERLAP, STARTS, counts_from_start, keep_all_apart, keep_apart, tensors_at
 from aottrain.compiler.asserts import raise_as_python
 from aottrain.compiler.capture import CapturedStep
 from aottrain.compiler.dynamic import SymbolicSizes, example_sizes
@@ -98,14 +98,21 @@ class _Watch:
         if not frame.limited:
             self._num_compiled += not frame.skipped
             self._num_skipped += frame.skipped
+            if frame.failed is not None:
+                self._eagerly(frame.failed.reason, line_at(frame.failed.file, frame.failed.line))
             for found in frame.breaks:
                 add_graph_break(self._report, found.reason, line_at(found.file, found.line))
             if frame.breaks and self._options.partition == "budget":
                 say_once(self._report.breaks_text)  # other graphs of the same step follow
-        elif self._options.on_unsupported == "error":
-            raise UnsupportedError(LIMIT_REACHED, line_of(frame.code))
-        elif not any(error.reason == LIMIT_REACHED for error in self._calls.eager):
-            self._calls.eager.append(UnsupportedError(LIMIT_REACHED, line_of(frame.code)))
+        else:
+            self._eagerly(LIMIT_REACHED, line_of(frame.code))
+
+    def _eagerly(self, reason: str, source: str) -> None:
+        """Once in a call for each reason."""
+        if self._options.on_unsupported == "error":
+            raise UnsupportedError(reason, source)
+        if not any(error.reason == reason for error in self._calls.eager):
+            self._calls.eager.append(UnsupportedError(reason, source))
 
     def check_ran(self) -> None:
         """After a call: something of it ran compiled, or is counted, or there was nothing to compile."""
@@ -171,47 +178,55 @@ def compile_graph(
     keep_dynamo_out()
     drop_shadows(graph)
     raise_as_python(graph)
-    eager = _Eager(graph, options, report, calls or _Calls())
+    eager = _Eager(graph, _Counted(options, report, calls or _Calls()))
     try:
         return _compile_graph(options, graph, example_inputs, eager)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise handed_on(error) from None
-        if isinstance(error, OverlapError):
-            # Dynamo has followed the code past the place where eager raises, and left its `except` out.
-            eager.count(UnsupportedError(error.reason, error.source or raised_at(error)))
-            raise skipped_frame(error.reason) from None
-        return eager.because(error)
+        return _leave(graph, example_inputs, error, eager)
     except AottrainError as error:
         raise handed_on(error) from None
 
 
-def _compile_graph(
-    options: CompileOptions, graph: fx.GraphModule, example_inputs: Sequence[Any], eager: _Eager
-) -> Runner:
-    examples = _examples(graph, example_inputs)
-    counts_from_start = _counts_from_start(graph)
-    if counts_from_start and any(isinstance(v, Tensor) and v.storage_offset() for v in example_inputs):
-        raise UnsupportedError(_STARTS)
+def _leave(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
+    """What runs a graph that is not compiled; where its inputs overlap, Python is to run the code."""
+    try:
+        if isinstance(error, OverlapError):
+            raise error
+        keep_all_apart(graph, tensors_at(example_inputs))
+        return eager.because(error)
+    except OverlapError as found:
+        # Dynamo has followed the code past the place where eager raises, and left its `except` out.
+        tell = partial(eager.counted.tell_once, UnsupportedError(found.reason, found.source or raised_at(found)))
+        tell()
+        raise left_to_python(found.reason, tell) from None
+
+
+def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
+    examples = _examples(graph, inputs)
+    from_start = counts_from_start(graph)
+    if from_start and any(inputs[i].storage_offset() for i in tensors_at(inputs)):
+        raise UnsupportedError(STARTS)
     with tracing_alone():
         entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
-    eager.report.graphs.append(without_state(graph_report, graph, example_inputs))
-    program.faults.count_in(eager.report)
-    places = [i for i, value in enumerate(examples) if isinstance(value, Tensor)]
-    state = step.primals[: step.num_state]
+    report, calls = eager.counted.report, eager.counted.calls
+    places, state = tensors_at(examples), step.primals[: step.num_state]
+    keep_apart(graph, places, state, analysis.mutated)
+    report.graphs.append(without_state(graph_report, graph, inputs))
+    program.faults.count_in(report)
     num_batch = len(step.primals) - step.num_state
-    forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, _OVERLAP, _STARTS)))
-    calls = eager.calls
+    forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, OVERLAP, STARTS)))
 
     def run(*args: Any) -> Any:
-        if counts_from_start and any(args[i].storage_offset() for i in places):
+        if from_start and any(args[i].storage_offset() for i in places):
             return moved(*args)
         if in_dual_level():
             return forward_mode(*args)
         batch = {id(args[i]): args[i] for i in places}
         primals = [*state, *batch.values()]
-        # Dynamo guards duplicates, not overlap: one compiled graph serves disjoint and overlapping calls.
+        # Guarded is that they lie apart: parts of one memory may, of which a program knows nothing.
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
             return overlapping(*args)
         calls.ran = True
@@ -225,7 +240,7 @@ def _compile_graph(
         result = raised.run_again(eager.by_operators, args, {})
         if options.on_unsupported == "error":
             raise raised.error
-        eager.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
+        eager.counted.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
         return result
 
     def finish(computed: Sequence[Tensor], primals: list[Tensor], values: Any) -> Any:
@@ -252,23 +267,22 @@ def _compile(
     return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
 
 
-class _Eager:
-    """Dynamo's graph, op by op, where it is not compiled or not for these inputs: counted, or an error."""
+class _Counted:
+    """What runs eagerly is counted in the report, or an error. It holds no graph: TorchDynamo's callback keeps it."""
 
-    def __init__(self, graph: fx.GraphModule, options: CompileOptions, report: CompileReport, calls: _Calls):
-        self.graph, self.report, self.calls = graph, report, calls
+    def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
+        self.report, self.calls = report, calls
         self._refuses = options.on_unsupported == "error"
-        self._restored = False
 
-    def because(self, error: UnsupportedError) -> Runner:
-        reason, source = error.reason, error.source or raised_at(error)
-        return lambda *args: self._run(UnsupportedError(reason, source), args)
-
-    def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
+    def tell(self, error: UnsupportedError) -> None:
         if self._refuses:
             raise error
         self.count(error)
-        return self.by_operators(*args)
+
+    def tell_once(self, error: UnsupportedError) -> None:
+        """Not again in the same call: code that Python runs may call more that is left to it."""
+        if not any((known.reason, known.source) == (error.reason, error.source) for known in self.calls.eager):
+            self.tell(error)
 
     def count(self, error: UnsupportedError) -> None:
         self.calls.ran = True
@@ -276,6 +290,22 @@ class _Eager:
             self.calls.eager.append(error)
         else:
             count_fallback(self.report, error, 5)
+
+
+class _Eager:
+    """Dynamo's graph, op by op, where it is not compiled or not for these inputs: counted, or an error."""
+
+    def __init__(self, graph: fx.GraphModule, counted: _Counted):
+        self.graph, self.counted = graph, counted
+        self._restored = False
+
+    def because(self, error: UnsupportedError) -> Runner:
+        reason, source = error.reason, error.source or raised_at(error)
+        return lambda *args: self._run(UnsupportedError(reason, source), args)
+
+    def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
+        self.counted.tell(error)
+        return self.by_operators(*args)
 
     def by_operators(self, *args: Any) -> Any:
         """Dynamo's graph as eager runs it."""
@@ -316,21 +346,6 @@ def _close_over(function: Runner, inputs: Sequence[Any], closed: Sequence[bool])
         return function(*(value if flag else next(rest) for value, flag in zip(inputs, closed, strict=True)))
 
     return partially, [value for value, flag in zip(inputs, closed, strict=True) if not flag]
-
-
-_OVERLAP = "inputs overlap in memory, and the program writes one"
-_STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
-
-
-def _counts_from_start(graph: fx.GraphModule) -> bool:
-    """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
-    return any(
-        getattr(node.target, "__name__", node.target) == "as_strided"
-        and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None)
-        for part in graph.modules()
-        if isinstance(part, fx.GraphModule)
-        for node in part.graph.nodes
-    )
 
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from aottrain.errors import OverlapError
+from aottrain.ir.tensor import is_injective
+
+__all__ = ["check_overlap", "is_injective", "overlap"]
 
 # Of larger views it is only asked whether their extents meet.
 _MAX_ELEMENTS = 1 << 16
@@ -28,24 +31,12 @@ def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tens
         if not is_injective(target):
             raise OverlapError(f"{func} writes a tensor whose elements share their memory")
         for source in read:
-            if not (elementwise and _geometry(source) == _geometry(target)) and _overlap(target, source):
+            if not (elementwise and _geometry(source) == _geometry(target)) and overlap(target, source):
                 raise OverlapError(f"{func} reads and writes memory that overlaps")
 
 
-def is_injective(view: Tensor) -> bool:
-    """Whether no two elements are known to lie in the same place."""
-    dims = [(stride, size) for size, stride in zip(view.shape, view.stride(), strict=True) if isinstance(size, int)]
-    if any(size == 0 for _, size in dims):
-        return True
-    reach = 0
-    for stride, size in sorted((stride, size) for stride, size in dims if isinstance(stride, int) and size > 1):
-        if stride <= reach:
-            return False
-        reach += stride * (size - 1)
-    return True
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
+def overlap(one: Tensor, other: Tensor) -> bool:
+    """Whether two views lie in one memory and share a place there; True where that cannot be told."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     if not all(isinstance(size, int) for view in (one, other) for size in (*view.shape, *view.stride())):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from aottrain.compat_dynamo import guard_methods_of_classes
+from aottrain.compat_dynamo import guard_methods_of_classes, look_again
 from aottrain.compiler.dynamo import backend
 
 __all__ = ["backend"]
 
 guard_methods_of_classes()
+look_again()

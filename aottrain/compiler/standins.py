@@ -20,7 +20,7 @@ from aottrain.compat import map_values, no_onednn, no_saved_tensor_hooks
 from aottrain.compiler.regions import reentrant_checkpoint
 from aottrain.compiler.settings import global_settings, restore_settings
 from aottrain.compiler.statistics import STAND_INS
-from aottrain.errors import UnsupportedError
+from aottrain.errors import UnsupportedError, note_refusal
 from aottrain.runtime.checks import values_checked
 from aottrain.runtime.generator import generators_traced
 
@@ -229,7 +229,15 @@ class _StandInMode(TorchFunctionMode):
                 args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
         finally:
             sys.setprofile(profile)
-        kwargs = kwargs or {}
+        try:
+            return self._run(func, args, kwargs or {})
+        except Exception as error:  # such as that fakes have no numpy(); the program may catch it
+            if not isinstance(error, UnsupportedError):
+                note_refusal(f"{getattr(func, '__name__', func)}, {type(error).__name__}")
+            raise
+
+    @staticmethod
+    def _run(func: Any, args: Any, kwargs: Any) -> Any:
         stand_in = _WRITTEN_OUT.get(func)
         if stand_in is not None:
             return stand_in(*args, **kwargs)

@@ -84,3 +84,16 @@ def tensor_spec(value: torch.Tensor) -> TensorSpec:
         storage_bytes=hint(value.untyped_storage().nbytes()) if strided else 0,
         symbolic=symbolic,
     )
+
+
+def is_injective(view: torch.Tensor) -> bool:
+    """Whether no two elements are known to lie in the same place, by the sizes of this call where they are symbolic."""
+    dims = [(hint(stride), hint(size)) for size, stride in zip(view.shape, view.stride(), strict=True)]
+    if any(size == 0 for _, size in dims):
+        return True
+    reach = 0
+    for stride, size in sorted(dim for dim in dims if dim[1] > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True

@@ -24,6 +24,7 @@ from aottrain.compat import (
     no_marks,
 )
 from aottrain.errors import UnsupportedError
+from aottrain.ir.tensor import is_injective
 from aottrain.ir.values import PLAIN_TYPES
 
 # Arguments that a key knows by identity; a `StateGuard` looks into them, and knows when they are gone.
@@ -75,7 +76,7 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
         return (type(tensor), tensor.layout)
     return (
         type(tensor),
-        *((tensor.shape, tensor.stride()) if not dynamic else (tensor.dim(), tuple(dynamic))),
+        *((tensor.shape, tensor.stride()) if not dynamic else (tensor.dim(), tuple(dynamic), is_injective(tensor))),
         tensor.dtype,
         tensor.device,
         tensor.requires_grad,

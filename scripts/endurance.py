@@ -1,0 +1,138 @@
+"""Modules that change their own state, called thousands of times: nothing may grow, and nothing replaced stay alive.
+
+    python scripts/endurance.py                                # 10,000 calls of ten kinds by a direct trace
+    python scripts/endurance.py --door dynamo --calls 1000 Counts
+
+Of each kind a line: the objects and bytes that the calls leave behind after a warm-up, beyond those that the same
+module leaves in eager, and how many replaced parameters, buffers and modules are still alive. Exit code 1 where that is
+more than --objects, --bytes or none, or where a result is not eager's; 2 where the input is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import tracemalloc
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import aottrain  # noqa: E402
+from aottrain.compiler.dynamo import RECOMPILE_LIMIT  # noqa: E402
+from tests.conformance.test_changing_state import KINDS  # noqa: E402
+
+# Enough that programs are compiled or refused up to the limit.
+_WARM_UP = RECOMPILE_LIMIT + 4
+# Calls of which all that is replaced is watched.
+_NUM_WATCHED = 50
+
+
+class Outcome(NamedTuple):
+    """Beyond eager's. num_alive: of what was replaced; is_equal: whether the last result is eager's."""
+
+    objects: int
+    bytes: int
+    num_replaced: int
+    num_alive: int
+    is_equal: bool
+
+
+def endure(kind: Callable[[], nn.Module], door: str, num_calls: int) -> Outcome:
+    x = torch.ones(1, 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.compiler.reset()
+        eager, module = kind(), kind()
+        wanted = _growth(eager, x, num_calls)
+        call = aottrain.compile(module, capture=door)
+        found = _growth(call, x, num_calls)
+        for _ in range(_NUM_WATCHED):
+            eager(x)
+        num_replaced, num_alive = _replaced(call, module, x)
+        is_equal = torch.equal(call(x), eager(x))
+    return Outcome(found[0] - wanted[0], found[1] - wanted[1], num_replaced, num_alive, is_equal)
+
+
+def _growth(call: Callable[..., Any], x: torch.Tensor, num_calls: int) -> tuple[int, int]:
+    """Objects and bytes that the calls leave behind."""
+    for _ in range(_WARM_UP):
+        call(x)
+    gc.collect()
+    gc.freeze()  # that older objects go meanwhile takes nothing off the count
+    tracemalloc.start()
+    try:
+        before = len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+        for _ in range(num_calls):
+            call(x)
+        gc.collect()
+        return len(gc.get_objects()) - before[0], tracemalloc.get_traced_memory()[0] - before[1]
+    finally:
+        tracemalloc.stop()
+        gc.unfreeze()
+
+
+def _replaced(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> tuple[int, int]:
+    """Of what some calls replace: how many there are, and how many of them live on."""
+    seen: dict[int, weakref.ref[Any]] = {}
+    dead = 0
+    for _ in range(_NUM_WATCHED):
+        for value in _state(module):
+            known = seen.get(id(value))
+            if known is None or known() is not value:
+                dead += known is not None  # its place in memory is another's now
+                seen[id(value)] = weakref.ref(value)
+        del value
+        call(x)
+    gc.collect()
+    now = {id(value) for value in _state(module)}
+    replaced = [known() is not None for place, known in seen.items() if place not in now or known() is None]
+    return len(replaced) + dead, sum(replaced)
+
+
+def _state(module: nn.Module) -> list[Any]:
+    return [*module.modules(), *module.parameters(), *module.buffers()]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    names = [kind.__name__ for kind in KINDS]
+    parser.add_argument("--calls", type=_positive, default=10_000, help="of each kind, after the warm-up")
+    parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
+    parser.add_argument("--objects", type=_positive, default=20, help="that may be left beyond eager's")
+    parser.add_argument("--bytes", type=_positive, default=4096, help="that may be left beyond eager's")
+    parser.add_argument("kinds", nargs="*", metavar="kind", help=f"only these of {', '.join(names)}")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.kinds if name not in names]
+    if unknown:
+        parser.error(f"no kind {unknown[0]}; there are {', '.join(names)}")
+    failed = 0
+    for kind in KINDS:
+        if options.kinds and kind.__name__ not in options.kinds:
+            continue
+        found = endure(kind, options.door, options.calls)
+        bad = found.objects > options.objects or found.bytes > options.bytes or found.num_alive or not found.is_equal
+        failed += bool(bad)
+        alive = f"{found.num_alive} of {found.num_replaced} replaced alive"
+        result = "" if found.is_equal else ", result is not eager's"
+        verdict = "GROWS" if bad else "ok"
+        print(f"{kind.__name__:20} {found.objects:+6} objects {found.bytes:+9,} bytes, {alive}{result}: {verdict}")
+    print(f"{options.calls:,} calls each, door {options.door}: {failed} kinds grow")
+    return 1 if failed else 0
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
