@@ -54,7 +54,8 @@ class Head(nn.Module):
 def main() -> None:
     options = parse()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # whose turn it is not should not spin
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # whose one process imports what all of them import
+    context.set_forkserver_preload(["torch", "aottrain"])
     workers = {}
     for side in SIDES:
         ours, theirs = context.Pipe()

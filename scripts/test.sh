@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Run every test with no setup but Python 3.10+: bash scripts/test.sh [pytest arguments]
+# With --whole every combination that the tests know, else a sample of them.
 # Tests run on all processors. `-n 0` among the arguments runs them in one process, which `--pdb` needs.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

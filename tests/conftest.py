@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from tests import sampling
 from tests.skips import (  # noqa: F401  # what a run left out is said at its end
     pytest_collectreport,
     pytest_sessionfinish,
@@ -27,8 +28,13 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="all that can be tried, where else a share of it is")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """AOTTRAIN_TEST_ONEDNN=off: ATen multiplies and convolves without oneDNN; see scripts/settings.py."""
+    config.pluginmanager.register(sampling)
     if os.environ.get("AOTTRAIN_TEST_ONEDNN") == "off":
         import torch
 

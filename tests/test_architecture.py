@@ -349,16 +349,16 @@ def test_a_planted_violation_is_caught(tmp_path, check, path, text):
 
 
 PLANTED_IMPORTS = [
-    ("aottrain/runtime/function.py", "import aottrain.compiler"),
-    ("aottrain/trainer/loop.py", "from aottrain import compiler"),
-    ("aottrain/compiler/options.py", "from aottrain.trainer import loop"),
-    ("aottrain/compiler/options.py", "from aottrain.config import RunConfig"),
-    ("aottrain/ir/ops.py", "def f():\n    import aottrain.runtime.rng"),
-    ("aottrain/tasks/train.py", "import aottrain.cli"),
-    ("aottrain/report/html.py", "from omegaconf import OmegaConf"),
-    ("aottrain/runtime/executor.py", "import triton"),
-    ("aottrain/compat.py", "import aottrain.errors"),
-    ("recipes/mlp.py", "import aottrain.compiler"),
+    ("aottrain/runtime/function.py", "import aottrain.compiler", "aottrain.compiler"),
+    ("aottrain/trainer/loop.py", "from aottrain import compiler", "aottrain.compiler"),
+    ("aottrain/compiler/options.py", "from aottrain.trainer import loop", "aottrain.trainer.loop"),
+    ("aottrain/compiler/api.py", "from aottrain.config import RunConfig", "aottrain.config"),
+    ("aottrain/ir/ops.py", "def f():\n    import aottrain.runtime.rng", "aottrain.runtime.rng"),
+    ("aottrain/tasks/train.py", "import aottrain.cli", "aottrain.cli"),
+    ("aottrain/report/html.py", "from omegaconf import OmegaConf", "omegaconf"),
+    ("aottrain/runtime/executor.py", "import triton", "triton"),
+    ("aottrain/compat.py", "import aottrain.errors", "aottrain.errors"),
+    ("recipes/mlp.py", "import aottrain.compiler", "aottrain.compiler"),
 ]
 
 
@@ -383,13 +383,17 @@ def test_the_import_contracts_accept_what_is_meant(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-@pytest.mark.parametrize(("path", "text"), PLANTED_IMPORTS)
-def test_a_planted_import_is_caught(tmp_path, path, text):
+def test_planted_imports_are_caught(tmp_path):
+    """All at once, since each run takes seconds: each has to be named as an import that breaks a contract."""
     skeleton(tmp_path)
-    write(tmp_path / path, text)
+    for path, text, _ in PLANTED_IMPORTS:
+        write(tmp_path / path, text)
     result = imported_contracts(tmp_path)
     assert result.returncode == 1
-    assert "BROKEN" in result.stdout
+    broken = result.stdout.partition("Broken contracts")[2]
+    for path, _, imported in PLANTED_IMPORTS:
+        importer = path.removesuffix(".py").replace("/", ".")
+        assert re.search(rf"^-? +{re.escape(f'{importer} -> {imported}')} ", broken, re.M), (path, result.stdout)
 
 
 def write(path: Path, text: str) -> None:

@@ -105,7 +105,7 @@ ARGUMENTS = {
     aten.special_xlog1py.default: lambda: [images(), images()[0]],
     aten.xlogy.Tensor: lambda: [images(), images()[0]],
 }
-MOST_LAYOUTS = 250
+MOST_LAYOUTS = 100
 LAYOUTS = {
     "contiguous": lambda t: t,
     "channels last": lambda t: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t,

@@ -141,7 +141,7 @@ def test_kernels_peak_within_every_budget_and_a_smaller_one_never_higher() -> No
     fused, workspace = fused_by(joint, options), workspaces_of(joint.graph)
     family = plan_family(joint, fused=fused)
     before, chosen = 10**12, []
-    for tenth in range(10, -1, -1):
+    for tenth in range(10, -1, -2):
         plan = plan_of(family, tenth / 10, fused)
         parts = apply_partition(joint, plan)
         kernels = plan_kernels(joint, plan, parts, options)
@@ -150,7 +150,7 @@ def test_kernels_peak_within_every_budget_and_a_smaller_one_never_higher() -> No
         assert peak <= min(plan.limit, before), tenth
         before = peak
         chosen.append(kernels.kernel)
-    assert chosen.count("cpp") >= 9
+    assert chosen.count("cpp") >= 5
 
 
 def test_where_no_plans_kernels_fit_it_is_the_plan_of_a_run_op_by_op() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import aottrain
 from tests.conformance.harness import DOORS
+from tests.sampling import crossed
 
 ROWS = ((3, 4), (5, 6), (2, 10), (9, 8), (3, 4))
 
@@ -139,8 +140,7 @@ def _cases() -> dict[str, tuple[Callable[..., Any], Callable[[Any], Sequence[Any
     }
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("name", _cases())
+@pytest.mark.parametrize(("name", "door"), crossed(_cases(), DOORS, one_in=2))
 def test_equals_eager(name: str, door: str) -> None:
     target, make, shapes, num_programs = _cases()[name]
     for options in ({}, {"partition": "recompute_all"}):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import aottrain
 from aottrain.runtime.native import find_compiler
 from tests.conformance import asserting
+from tests.sampling import thinned
 
 tensor = torch.tensor
 FAR = tensor([1, 7])
@@ -137,22 +138,19 @@ def check(program, refused, accepted, **options):
     return compiled.report
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("rng", ["philox", "eager"])
-def test_by_the_direct_trace(name, rng):
-    if rng == "eager" and name not in DRAWS:
-        pytest.skip("draws nothing")
+@pytest.mark.parametrize(("rng", "name"), [*(("philox", name) for name in CASES), *(("eager", name) for name in DRAWS)])
+def test_by_the_direct_trace(rng, name):
     report = check(*CASES[name], capture="trace", kernel="aten", rng=rng)
     assert len(report.graphs) == 1 or report.num_fallbacks > 0
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, one_in=2))
 def test_under_dynamo(name):
     check(*CASES[name], kernel="aten")
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
-@pytest.mark.parametrize("name", LOWERED)
+@pytest.mark.parametrize("name", thinned(LOWERED, one_in=2))
 def test_by_generated_kernels(name):
     check(*CASES[name], capture="trace", kernel="cpp")
 

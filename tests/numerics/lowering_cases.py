@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -84,6 +84,11 @@ def _elu_backward(from_result: bool) -> Make:
     return make
 
 
+def _hardtanh_backward(shape: tuple[int, ...], dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> Any:
+    # The same of eager's vectors and single numbers.
+    return *(layout(numbers(shape, dtype, seed, special=seed == 0)) for seed in (0, 1)), -1, 1.5
+
+
 def _modes(count: int, mode: str | None) -> Make:
     """With the keyword rounding_mode, and -3 for the second operand where one tensor is asked for."""
 
@@ -150,7 +155,7 @@ UNARY = (
     "nan_to_num", "elu", "softplus", "hardswish", "hardsigmoid", "mish",
 )  # fmt: skip
 
-# op: argument makers, each tried with every size, layout and dtype that eager takes.
+# op: argument makers, each tried with sizes, layouts and dtypes that eager takes.
 POINTWISE: dict[str, tuple[Make, ...]] = {
     **{f"{name}.default": (_tensors(1),) for name in UNARY},
     **{
@@ -173,7 +178,7 @@ POINTWISE: dict[str, tuple[Make, ...]] = {
     "elu.default": (_tensors(1), _tensors(1, 1.67, 1.05, 0.8)),
     "elu_backward.default": tuple(_elu_backward(from_result) for from_result in (False, True)),
     "softplus_backward.default": (_tensors(2, 1, 20), _tensors(2, 1.5, 3)),
-    "hardtanh_backward.default": (_tensors(2, -1, 1.5),),
+    "hardtanh_backward.default": (_hardtanh_backward,),
     "_prelu_kernel.default": (_tensors(2),),
     "_prelu_kernel_backward.default": (_ordinary(3),),
     "log_sigmoid_forward.default": (_ordinary(1),),
@@ -212,21 +217,51 @@ def overload(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), kind)
 
 
-def pointwise_cases(names: Any = None) -> Iterator[Case]:
-    """Every size in float32; in the other dtypes and layouts shapes in turn, so that each meets each somewhere."""
+def pointwise_cases(names: Any = None, whole: bool = False) -> Iterator[Case]:
+    """Of each op float32 and an integer type, and another of either kind in turn; a further size and a layout in turn.
+
+    whole: every size in float32; in every dtype a layout and a shape in turn, so that each meets each somewhere.
+    """
     turn = 0
     for name, makers in POINTWISE.items():
         if names is not None and name not in names:
             continue
         op = overload(name)
         for make in makers:
-            for size in SIZES:
+            turn += 1
+            some = FLOATS[1 + turn % 3], torch.int64, (*INTEGERS[1:], torch.bool)[turn % 3]
+            for size in SIZES if whole else (SIZES[1], SIZES[turn % len(SIZES)]):
                 yield from _case(op, make, size, torch.float32, plain)
-            for dtype in DTYPES:
+            for dtype in DTYPES if whole else some:
                 yield from _case(op, make, (63,), dtype, plain)
-                turn += 1
+            for dtype in DTYPES if whole else (FLOATS[turn // 4 % 4],):
+                turn += whole
                 yield from _case(op, make, SHAPES[turn % 3], dtype, LAYOUTS[1 + turn % 4])
-            yield from _case(op, make, (2, 3, 4, 5), torch.float32, channels_last)
+            if whole:
+                yield from _case(op, make, (2, 3, 4, 5), torch.float32, channels_last)
+
+
+def covering(cases: Iterable[Case]) -> Iterator[Case]:
+    """Of each op's calls those that have something new: types, a shape, a layout, an option; not every combination."""
+    seen: set[Any] = set()
+    for case in cases:
+        found = set(_features(case))
+        if not found <= seen:
+            seen |= found
+            yield case
+
+
+def _features(case: Case) -> Iterator[tuple[Any, ...]]:
+    tensors = case.tensors
+    yield case.op, "types", *(value.dtype for value in tensors), case.kwargs.get("dtype")
+    yield case.op, "specials", all(bool(value.isfinite().all()) for value in tensors)
+    for value in tensors[:1]:
+        order = sorted(range(value.dim()), key=lambda d: (-value.stride(d), d))
+        dense = value.permute(order).is_contiguous()
+        yield case.op, "shape", *value.shape
+        yield case.op, "layout", *order, dense, 0 in value.stride()
+    for key, value in (*enumerate(case.args), *case.kwargs.items()):
+        yield case.op, key, "a tensor" if isinstance(value, Tensor) else str(value)
 
 
 def _case(

@@ -14,7 +14,7 @@ from tests.numerics.fuzz_checking import WRONG, check, legal
 from tests.numerics.fuzzing import generate
 
 pytestmark = pytest.mark.skipif(harness.GENERATED != "triton", reason="CPU programs: only where Triton is interpreted")
-NUM_PROGRAMS = 12
+NUM_PROGRAMS = 6
 HARD = [
     (test_numerics, "no_float_algebra"),
     (test_numerics, "nan_in_reductions"),

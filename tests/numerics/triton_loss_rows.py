@@ -8,6 +8,7 @@ import torch
 from aottrain.runtime import loss_head
 from aottrain.runtime.loss_head import MEAN, SUM, _aten_rule, _Rows, _triton_rows
 from tests.numerics.tolerance import assert_close
+from tests.sampling import crossed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 F32, BF16 = torch.float32, torch.bfloat16
@@ -27,10 +28,10 @@ def both(logits, target, softmax_dtype=F32, reduction=MEAN, ignored=-100, wanted
     return found
 
 
-@pytest.mark.parametrize("softmax_dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("reduction", [MEAN, SUM])
-@pytest.mark.parametrize("classes", [1, 7, 4096, 5001])
+@pytest.mark.parametrize(
+    ("classes", "reduction", "dtype", "softmax_dtype"),
+    crossed([1, 7, 4096, 5001], [MEAN, SUM], [F32, BF16], [F32, BF16], one_in=4),
+)
 def test_rows_are_eagers(classes, reduction, dtype, softmax_dtype):
     made = torch.Generator().manual_seed(classes)
     logits = (3 * torch.randn(5, classes, generator=made)).to(dtype)

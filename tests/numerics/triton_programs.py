@@ -22,6 +22,7 @@ from aottrain.runtime.launch import scheduled_runner
 from aottrain.runtime.triton_launch import triton_launch
 from tests.numerics import lowering_rows
 from tests.numerics.comparison import gradients_of, train
+from tests.numerics.lowering_cases import covering
 from tests.numerics.lowering_runs import differences, plan
 from tests.numerics.programs import PROGRAMS
 from tests.numerics.tolerance import RTOL_ATOL, assert_close
@@ -120,7 +121,7 @@ class NormGelu(nn.Module):
         return x + F.dropout(F.gelu(self.linear(self.norm(x))), 0.3, True)
 
 
-@pytest.mark.parametrize("width", [1, 63, 64])
+@pytest.mark.parametrize("width", [1, 63])
 def test_a_block_with_norm_gelu_and_dropout(width):
     compare(NormGelu(width), [torch.randn(5, width, requires_grad=True)])
 
@@ -145,7 +146,7 @@ def test_draws_are_eagers():
     assert torch.equal(got, wanted)
 
 
-@pytest.mark.parametrize("size", [1, 63, 4097])
+@pytest.mark.parametrize("size", [1, 4097])
 def test_softmax_and_its_logarithm(size):
     compare(lambda x: (x.softmax(-1) * x, x.log_softmax(-1)), [torch.randn(3, size, requires_grad=True)])
 
@@ -176,7 +177,7 @@ def test_an_index_out_of_range_is_eagers_error():
         call(table, torch.tensor([5]))
 
 
-@pytest.mark.parametrize("shape", [(1, 5), (63, 3), (300, 20)])
+@pytest.mark.parametrize("shape", [(1, 5), (300, 20)])
 def test_sums_over_rows_and_over_all(shape):
     """The gradient of a bias is a sum over rows."""
     x, bias = torch.randn(*shape, requires_grad=True), torch.randn(shape[-1], requires_grad=True)
@@ -197,7 +198,7 @@ def test_batch_and_group_norms_in_parts(training):
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="these calls are planned for a CPU")
 def test_every_part_of_a_norm_in_every_layout():
     number = 0
-    for case in lowering_rows.batch_norm_parts():
+    for case in covering(lowering_rows.batch_norm_parts()):
         if case.tensors[0].dtype not in (torch.float32, torch.bfloat16) or case.tensors[0].numel() > 2000:
             continue
         planned = plan(case, number := number + 1)
@@ -240,8 +241,8 @@ def test_pointwise_chains_of_odd_sizes(size):
     compare(lambda x: x.sin().sin().sin() + x.cos(), [torch.randn(size, requires_grad=True)])
 
 
-TRAINED = [(name, "min_cut") for name in ("dropout", "resnet block", "gpt block", "norms", "step counter")]
-TRAINED += [(name, "recompute_all") for name in ("dropout", "random inputs", "resnet block", "step counter")]
+TRAINED = [(name, "min_cut") for name in ("resnet block", "gpt block")]
+TRAINED += [(name, "recompute_all") for name in ("dropout", "random inputs", "norms", "step counter")]
 TRAINED += [("padded embedding", "min_cut"), ("buffer read then mutated", "recompute_all")]
 
 
@@ -274,5 +275,5 @@ def test_dynamo_runs_it_too():
 def test_equal_kernels_of_repeated_blocks_are_one_module():
     from aottrain.compiler.codegen.triton import render_code
 
-    backend = compare(nn.Sequential(*[NormGelu(8) for _ in range(8)]), [torch.randn(5, 8)])
+    backend = compare(nn.Sequential(*[NormGelu(8) for _ in range(5)]), [torch.randn(5, 8)])
     assert len({render_code(kernel) for kernel in backend.kernels}) < len(backend.kernels)

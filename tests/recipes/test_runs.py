@@ -10,17 +10,21 @@ import pytest
 from aottrain.cli import main
 
 SMALL = {
-    "transformer": ["recipe.model.width=24", "recipe.model.context=32"],
-    "llama": ["recipe.model.width=24", "recipe.model.mlp_width=40", "recipe.model.context=32"],
-    "resnet": ["recipe.model.width=4", "recipe.model.num_blocks=1", "recipe.model.image_size=12"],
+    "transformer": ["num_layers=2", "width=24", "context=32"],
+    "llama": ["num_layers=2", "width=24", "mlp_width=40", "context=32"],
+    "resnet": ["width=4", "num_blocks=1", "image_size=12"],
 }
+
+
+def options_of(name: str) -> list[str]:
+    return [f"recipe={name}", *(f"recipe.model.{option}" for option in SMALL[name]), "debug=fast"]
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_a_recipe_runs_from_the_command_line(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    line = [f"recipe={name}", *SMALL[name], "debug=fast", "partition.budget=0.3", "hydra.run.dir=run"]
-    assert main([*line, "engine.on_unsupported=error"]) == 0
+    line = [*options_of(name), "partition.budget=0.3", "hydra.run.dir=run", "engine.on_unsupported=error"]
+    assert main(line) == 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["recipe"] == name and summary["fallbacks"] == 0 and summary["verify_max_error"] < 1e-5
     assert summary["samples_per_s"] > 0 and summary["model_flops_per_s"] > 0 and summary["val_loss"] > 0
@@ -38,7 +42,7 @@ def test_a_recipe_runs_from_the_command_line(name, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize("name", SMALL)
 def test_a_recipe_is_planned(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main([f"recipe={name}", *SMALL[name], "debug=fast", "task=plan", "hydra.run.dir=run"]) == 0
+    assert main([*options_of(name), "task=plan", "hydra.run.dir=run"]) == 0
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     assert plan["recipe"] == name and plan["graph"]["saved_bytes"] > 0 and plan["fallbacks"] == []
     assert f"Plan of {name}" in capsys.readouterr().out

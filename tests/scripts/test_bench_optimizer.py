@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from aottrain.runtime.native import find_compiler
+from tests.sampling import WHOLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("optimizer", "sides"), [("adamw", 4), ("lion", 2)])
+@pytest.mark.parametrize(("optimizer", "sides"), [("adamw", 4), pytest.param("lion", 2, marks=WHOLE)])
 def test_every_side_is_measured(optimizer, sides):
     if find_compiler() is None:
         pytest.skip("there is no C++ compiler on this machine")

@@ -1,32 +1,39 @@
-"""scripts/fuzz.py: counts and exit codes."""
+"""scripts/fuzz.py: counts and exit codes. In this process: another would import torch for as long as all else takes."""
 
 from __future__ import annotations
 
+import logging
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fuzz.py"
+from scripts import fuzz
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, env=plain, capture_output=True, text=True, check=False)
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """run(*arguments) -> (exit code, what it printed, what it said of errors)."""
+    threads, level = torch.get_num_threads(), logging.getLogger("torch").level
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["fuzz.py", *arguments])
+        return fuzz.main(), *capsys.readouterr()
+
+    yield call
+    torch.set_num_threads(threads)
+    logging.getLogger("torch").setLevel(level)
 
 
-def test_programs_are_counted():
-    done = run("--count", "2", "--seed", "1")
-    assert done.returncode == 0, done.stderr
-    assert "2/2 after " in done.stdout and "next seed 3: " in done.stdout
+def test_programs_are_counted(run):
+    code, printed, errors = run("--count", "2", "--seed", "1")
+    assert code == 0, errors
+    assert "2/2 after " in printed and "next seed 3: " in printed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA is there, and Triton compiles for it")
-def test_triton_without_its_interpreter_is_one_line_and_exit_code_2():
-    done = run("--kernel", "triton", "--count", "1")
-    assert done.returncode == 2 and done.stdout == ""
-    assert "TRITON_INTERPRET=1" in done.stderr and len(done.stderr.splitlines()) == 1
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton is interpreted in this process")
+def test_triton_without_its_interpreter_is_one_line_and_exit_code_2(run):
+    code, printed, errors = run("--kernel", "triton", "--count", "1")
+    assert code == 2 and printed == ""
+    assert "TRITON_INTERPRET=1" in errors and len(errors.splitlines()) == 1

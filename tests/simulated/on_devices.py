@@ -21,6 +21,7 @@ from aottrain.runtime import triton_launch
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 from tests.runtime.test_on_a_gpu import Block, train
+from tests.sampling import WHOLE
 from tests.simulated.driver import LaunchError
 from tests.simulated.judging import CHIPS, judge
 
@@ -62,7 +63,7 @@ def same_step(model, call, x, dropout=0.0):
         assert_close(got, right)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=WHOLE)])
 def test_training_by_graphs_is_that_by_the_same_kernels(precision, launches):
     """Bit for bit: eight steps, with micro-batches and two forwards at once."""
     model = Block(WIDTH).cuda()
@@ -186,7 +187,7 @@ def test_unaligned_memory_gets_a_kernel_of_its_own(launches):
     assert len(set(keys)) == 2 and keys[0] == keys[2] and keys[1] == keys[3]
 
 
-@pytest.mark.parametrize("options", [{}, {"budget": 0.5}, {"budget": 0.0}], ids=str)
+@pytest.mark.parametrize("options", [{}, pytest.param({"budget": 0.5}, marks=WHOLE), {"budget": 0.0}], ids=str)
 def test_the_predicted_peak_is_what_the_allocator_saw(options, device):
     """At a size that no host would compute: nothing is computed, and every allocation is that of a device."""
     device.compute(False)
@@ -214,7 +215,7 @@ def test_a_budget_that_fits_the_device(device):
     assert call.report.graphs[0].predicted_peak_bytes < free
 
 
-@pytest.mark.parametrize("place", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize("place", [pytest.param("cuda:0", marks=WHOLE), "cuda:1"])
 def test_the_loss_head_in_chunks(place, monkeypatch, launches):
     monkeypatch.setitem(loss_head._CHUNKS, "cuda", (4096, 16))
     head = nn.Linear(64, 40).to(place)
@@ -234,7 +235,7 @@ def test_the_loss_head_in_chunks(place, monkeypatch, launches):
     assert {launch.device for launch in rows} == {torch.device(place).index}
 
 
-@pytest.mark.parametrize("make", [AdamW, SGD, Lion])
+@pytest.mark.parametrize("make", [AdamW, pytest.param(SGD, marks=WHOLE), pytest.param(Lion, marks=WHOLE)])
 def test_an_optimizers_step_is_the_evaluated_one(make, launches):
     """On both devices at once: the norm is of all gradients."""
     found = []

@@ -22,7 +22,7 @@ from aottrain.tasks.points import (
     predicted_line,
 )
 from aottrain.tasks.turns import RunError, timed_training
-from tests.tasks.test_compare_runs import ROOT, small
+from tests.tasks.test_compare_runs import ROOT, run_here, small
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,9 @@ def test_the_predicted_line_starts_at_the_roomiest_budget():
 
 
 def test_a_small_run(tmp_path, monkeypatch, capsys):
+    """What is timed in processes of its own, as always; the plan in this."""
     monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(pareto, "run_apart", run_here)
     settings = {"budgets": [0.0], "engines": ["eager"], "rounds": 2, "steps": 2}
     assert pareto.run(small(tmp_path, task="pareto", pareto=settings)) == 0
     with (tmp_path / "pareto.csv").open(newline="") as file:

@@ -20,6 +20,7 @@ from aottrain.step import StepResult
 from aottrain.tasks import build, train
 from aottrain.trainer import loop
 from aottrain.trainer.checkpoint import load
+from tests.sampling import crossed
 
 PROMISED = {
     "engine", "kernel", "partition", "budget", "steps", "first_loss", "last_loss", "val_loss", "step_ms_median",
@@ -212,8 +213,7 @@ SMALL_MODELS = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["min_cut", "save_all"])
-@pytest.mark.parametrize("recipe", SMALL_MODELS)
+@pytest.mark.parametrize(("recipe", "strategy"), crossed(SMALL_MODELS, ["min_cut", "save_all"], one_in=2))
 def test_with_memory_that_is_used_again_the_predicted_peak_is_the_measured_one(tiny, left_by, recipe, strategy):
     """Generated kernels run in an arena and in blocks of residuals, which stay from step to step."""
     aottrain.empty_cache()  # of other tests
