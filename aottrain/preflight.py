@@ -25,7 +25,8 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
         try:
             read_record(config.decisions)
         except ValueError as error:
-            text = f"{error}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
+            reason = "no such file or folder" if not Path(config.decisions).exists() else str(error)
+            text = f"{reason}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
             found.append(Mistake("decisions", text, config.decisions))
     return found
 

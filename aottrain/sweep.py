@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from aottrain.ir.units import format_bytes
+
 FIGURES = ("last_loss", "step_ms_median", "tokens_per_s", "samples_per_s", "peak_bytes", "saved_bytes")
 
 
@@ -128,17 +130,19 @@ def table(outcomes: Sequence[Outcome]) -> str:
     names = [name for name in FIGURES if any(outcome.figures.get(name) is not None for outcome in outcomes)]
     if "tokens_per_s" in names:
         names.remove("samples_per_s")
-    rows = [["job", *keys, "status", *names]]
+    rows = [["job", *keys, "status", *(name.removesuffix("_bytes") for name in names)]]
     for outcome in outcomes:
         overrides = [outcome.job.overrides.get(key, "") for key in keys]
-        figures = [_figure(outcome.figures.get(name)) for name in names]
+        figures = [_figure(name, outcome.figures.get(name)) for name in names]
         rows.append([str(outcome.job.number), *overrides, outcome.status, *figures])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
-def _figure(value: Any) -> str:
+def _figure(name: str, value: Any) -> str:
+    if name.endswith("_bytes") and isinstance(value, int):
+        return format_bytes(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -28,9 +28,9 @@ Groups: group=option (files of conf/, each key explained there; {default} marks 
 
 Keys most used
   task=train|compare|plan|pareto          seed=1234              device=auto|cpu|cuda|cuda:N
-  trainer.steps=300                       data.batch_size=16     optimizer.lr=2e-3
+  trainer.steps=500                       data.batch_size=16     optimizer.lr=2e-3
   recipe.model.num_layers=4               recipe.model.width=192 recipe.model.context=128
-  partition.budget=0..1                   verify.steps=1         logger.mode=offline|online|disabled
+  partition.budget=0..1|6GiB|auto         verify.steps=1         logger.mode=offline|online|disabled
 
 Flags
   -m, --multirun            run every combination of comma-separated values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,9 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from aottrain import __version__
 from aottrain.cli import main
+from aottrain.cli.values import value_at
+from aottrain.usage import HELP
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -103,7 +107,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("device=tpu", "device=tpu:", "cuda:N"),
     ("device=cuda:99", "device=cuda:99:", "CUDA"),
     ("resume=nowhere", "resume=", "no such file or folder"),
-    ("decisions=nowhere", "decisions=", "cannot be read"),
+    ("decisions=nowhere", "decisions=", "nowhere: no such file or folder; allowed: measured"),
     ("decisions=some_text.txt", "decisions=", "some_text.txt: "),
     ("recipe.name=nothing", "recipe.name=nothing:", "recipes: llama, resnet, transformer"),
     ("recipe.model.num_heads=5", "recipe.model.num_heads=5:", "width=192"),
@@ -190,6 +194,23 @@ def test_help_is_one_screen(here, capsys):
     text = "\n".join(lines)
     words = ("budget* checkpoint min_cut", "aot* eager", "adamw* lion sgd", "trainer.steps", "--config-dir")
     assert all(word in text for word in words)
+
+
+def test_the_values_that_the_help_shows_are_the_defaults(here, capsys):
+    """It said 300 steps where a run takes 500."""
+    assert main(["--cfg", "job"]) == 0
+    defaults = yaml.safe_load(capsys.readouterr().out)
+    shown = re.findall(r"  ([\w.]+)=([\d.e-]+)(?= |$)", HELP.partition("Keys most used")[2], re.MULTILINE)
+    assert len(shown) >= 7
+    for key, value in shown:
+        assert float(value) == float(value_at(defaults, key)), key
+
+
+def test_an_output_folder_that_the_system_does_not_make_is_one_line(here, capsys):
+    """/proc takes no folders, though it says that it may be written to: it ended in a traceback."""
+    assert main(["hydra.run.dir=/proc/mine"]) == 2
+    err = capsys.readouterr().err
+    assert "hydra.run.dir=/proc/mine: cannot be made: /proc/mine: No such file" in err and "Traceback" not in err
 
 
 def test_version(here, capsys):
@@ -333,6 +354,16 @@ def test_a_task_s_own_error_is_one_line(here):
     process = command("partition.budget=0.5", "logger=csv", folder=here, stub=TASK)
     _, err = process.communicate()
     assert process.returncode == 2 and err == "aottrain: BudgetError: the smallest budget is 0.6\n"
+
+
+def test_who_reads_no_further_gets_no_traceback(here):
+    """As `| head -3` does."""
+    stub = "def run(config):\n    for _ in range(100000):\n        print('a line', flush=True)"
+    process = command("logger=csv", "hydra.run.dir=here", folder=here, stub=stub)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
 
 
 def test_a_bug_keeps_its_traceback(here):

@@ -51,6 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except AottrainError as error:
         print(f"aottrain: {type(error).__name__}: {error}", file=sys.stderr)
         return 2 if isinstance(error, REFUSALS) else 1
+    except BrokenPipeError:  # who reads our output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it ends
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aottrain.errors import BusyError
+from aottrain.errors import BusyError, ConfigError
 
 try:
     import fcntl
@@ -25,11 +25,15 @@ def only_run_in(folder: Path, key: str) -> Iterator[None]:
     """Inside, no other process gets in for the same folder, which is made. The lock is the kernel's and ends with this
     process, however that ends; a file that is left behind locks nothing.
 
-    key: the setting that names the folder. BusyError names the folder and the process that has it.
+    key: the setting that names the folder. BusyError names the folder and the process that has it, ConfigError what
+    keeps it from being made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
-    file = _locked(path, key)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _locked(path, key)
+    except OSError as error:
+        raise ConfigError(f"{key}={folder}: cannot be made: {error.filename or path}: {error.strerror}") from error
     try:
         yield
     finally:

@@ -134,6 +134,8 @@ def _timed(found: Sequence[fx.Node], copies: Sequence[fx.Node]) -> Timed:
     if "model" in sources:
         return Timed()
     source = next(source for source in ("busy", "measured", "cache") if source in sources)
+    if not all(timed.times for timed in (*convolutions, *moves)):
+        return Timed(source=source)
     return Timed({AS_GIVEN: _total(given), CHANNELS_LAST: _total(laid)}, source)
 
 
@@ -159,6 +161,8 @@ def _copy_timed(node: fx.Node) -> Timed:
         rates = rates_for(torch.device("cpu"))
         seconds = 2 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
         timed = Timed({"copy": Timing(seconds)}, "cache")  # by rates that were measured before
+    if not timed.times:  # the machine was found busy before anything ran
+        return timed
     copy = timed.times["copy"]
     return Timed({CHANNELS_LAST: Timing(2 * copy.seconds, copy.spread)}, timed.source)
 

@@ -11,7 +11,7 @@ from aottrain.report.scatter import Mark, Place, memory_legend, memory_plot
 
 AXES = ("peak memory of a step \u2192", "\u2191 time of a step")
 _READING = (
-    "To the left is less memory, further down is faster; neither axis begins at zero. A mark is the median of the "
+    "To the left is less memory, further down is faster; an axis need not begin at zero. A mark is the median of the "
     "rounds, its whisker reaches from the fastest to the slowest round. Pale marks are dominated, the ringed one is "
     "the knee. Dotted: what the compiler predicts for every plan that a budget could choose, from the measured step of "
     "the roomiest one on."

@@ -202,7 +202,8 @@ def _say_how_to_go_on(record: Record) -> None:
         return
     target = str(record.directory) if record.summary.get("checkpoint") else record.resumes
     target = str(record.directory) if target == "auto" else target
-    say(f"go on with: {resume_command(target)}" if target else "no step was finished: there is nothing to go on with")
+    nothing = "no checkpoint was written: there is nothing to go on with"
+    say(f"go on with: {resume_command(target)}" if target else nothing)
 
 
 def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Decisions:

@@ -108,7 +108,7 @@ class CheckpointFolder:
         path = self.directory / f"step_{step:08d}.pt"
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(path, lambda temporary: torch.save({"format": FORMAT, "step": step, **state}, temporary))
+            _write(path, lambda temporary: _save({"format": FORMAT, "step": step, **state}, temporary))
             newest = {"file": path.name, "step": step, "sha256": _digest(path)}
             kept = [newest, *(entry for entry in self._entries() if entry["step"] < step)][:NUM_KEPT]
             index = json.dumps({"checkpoints": kept}, indent=2)
@@ -116,7 +116,8 @@ class CheckpointFolder:
             for file in set(self.directory.glob("step_*.pt")) - {self.directory / entry["file"] for entry in kept}:
                 file.unlink()
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
-            raise CheckpointError(f"{path}: cannot be written: {error}") from error
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise CheckpointError(f"{path}: cannot be written: {cause}") from error
         return path
 
     def newest(self, say: Callable[[str], None]) -> Loaded | None:
@@ -178,8 +179,17 @@ def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None
     nested = path / folder.directory.name
     found = CheckpointFolder(nested if nested.is_dir() else path).newest(say)
     if found is None:
-        raise ResumeError(f"resume={resume}: the folder has no checkpoint")
+        within = path.glob(f"*/{folder.directory.name}/step_*.pt")
+        newest = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
+        hint = f"; the newest run in it that has one is {newest.parents[1]}" if newest else ""
+        raise ResumeError(f"resume={resume}: the folder has no checkpoint{hint}")
     return found
+
+
+def _save(content: Mapping[str, Any], path: Path) -> None:
+    """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its code."""
+    with path.open("wb") as file:
+        torch.save(content, file)
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:

@@ -165,6 +165,18 @@ def test_where_nothing_can_be_measured_the_fixed_model_decides(monkeypatch, sour
     assert "by the fixed model" in report.layouts and bool(decision.times) == (source == "busy")
 
 
+def test_a_machine_that_is_found_busy_before_anything_is_timed(monkeypatch):
+    """The program was left without kernels: there was no time of a copy."""
+    monkeypatch.delenv("AOTTRAIN_RATES")
+    monkeypatch.setattr(layouts, "calls_timed", lambda calls: Timed(source="busy"))
+    model = nn.Sequential(nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3))
+    call = aottrain.compile(model, capture="trace", kernel="cpp")
+    report = call.prepare(torch.randn(4, 8, 16, 16, requires_grad=True))
+    (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
+    assert (decision.choice, decision.source, dict(decision.times)) == (CHANNELS_LAST, "busy", {})
+    assert "the machine was busy" in report.layouts and not call.report.fallbacks
+
+
 def test_a_budget_may_leave_no_room_for_another_layout():
     model, x = Block(True), torch.randn(4, 8, 16, 16)
     for budget in (0.0, 0.3, 1.0):

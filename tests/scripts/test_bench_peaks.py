@@ -64,3 +64,21 @@ def test_every_model_has_a_batch_of_its_own_kind(bench_peaks):
     groups = {"CausalLM", "MaskedLM", "Seq2SeqLM", "SpeechSeq2Seq", "AudioClassification", "ImageClassification"}
     assert {group for group, *_ in bench_peaks.MODELS.values()} == groups and len(bench_peaks.MODELS) >= 20
     assert all(count >= 1 and size >= 64 for *_, (count, size) in bench_peaks.MODELS.values())
+
+
+def test_every_model_has_a_name_in_the_texts(bench_peaks):
+    assert set(bench_peaks.TITLES) == set(bench_peaks.MODELS)
+    assert len(set(bench_peaks.TITLES.values())) == len(bench_peaks.MODELS)
+
+
+@pytest.mark.parametrize("name", ["deit-base", "t5-small"])
+def test_a_model_is_made_from_its_configuration(bench_peaks, name, monkeypatch):
+    """Of deit transformers has two classes, and of t5 the configuration names no token to start with."""
+    pytest.importorskip("transformers")
+    small = {"deit": {"hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8},
+             "t5": {"d_model": 8, "d_kv": 4, "num_heads": 2, "num_layers": 1, "d_ff": 8, "vocab_size": 64}}  # fmt: skip
+    group, kind, changes, _ = bench_peaks.MODELS[name]
+    size = (1, 224) if kind == "deit" else (1, 64)
+    monkeypatch.setitem(bench_peaks.MODELS, name, (group, kind, changes | small[kind], size))
+    model = bench_peaks.build(name)
+    assert model(**bench_peaks.make_batch(model, name)).loss.isfinite()

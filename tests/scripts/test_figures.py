@@ -105,8 +105,10 @@ def test_rows_of_each_benchmark():
     engines = {"eager": {"peak": 3 * mib}, "torch.compile": {"peak": 2 * mib},
                "ours": {"peak": mib, "predicted": None, "graphs": 2}}  # fmt: skip
     assert bench_peaks.recorded({"gpt2": engines, "vit-base": {"eager": {}}}, ["gpt2", "vit-base"]) == [
-        ["gpt2", "2 x 256", "3", "2", "1 (2 graphs)"]
+        ["GPT-2 124M", "2 x 256", "3", "2", "1 (2 graphs)"]
     ]
+    del engines["torch.compile"]
+    assert bench_peaks.recorded({"gpt2": engines}, ["gpt2"])[0][3] == "not measured"
     runs = [
         {"engine": "eager", "peak_bytes": str(4 * mib), "round_ms": "3 3"},
         {"engine": "eager_checkpoint", "peak_bytes": str(2 * mib), "round_ms": "4 4"},

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import random
+import resource
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from aottrain.errors import CheckpointError
+from aottrain.errors import CheckpointError, ResumeError
 from aottrain.trainer import checkpoint
 from aottrain.trainer.checkpoint import CheckpointFolder, find, load, random_state, set_random_state
 
@@ -101,6 +103,19 @@ def test_a_save_that_fails_leaves_the_old_ones(folder, said, monkeypatch, point,
     assert folder.newest(said.append).step == 30
 
 
+def test_a_disk_that_is_full_is_called_so(folder):
+    """torch's writer says "unexpected pos 576 vs 534" for it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=r"step_00000030.pt: cannot be written: \[Errno 27\] File too large"):
+            folder.save(30, {**values(30), "large": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 def test_a_save_without_its_index_entry_does_not_count(folder, said, monkeypatch):
     write, calls = checkpoint._write, []
 
@@ -131,6 +146,16 @@ def test_what_resume_cannot_name(folder, said, tmp_path, name):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=name):
         find(str(tmp_path / name), folder, said.append)
+
+
+def test_a_folder_of_runs_is_answered_with_the_newest_of_them(folder, said, tmp_path):
+    """Who types a folder too few is told which one is meant."""
+    run = tmp_path / "recipe" / "2026-01-01"
+    run.mkdir(parents=True)
+    folder.directory.rename(run / folder.directory.name)
+    (tmp_path / "recipe" / "2026-01-02").mkdir()
+    with pytest.raises(ResumeError, match=f"no checkpoint; the newest run in it that has one is {run}$"):
+        find(str(run.parent), folder, said.append)
 
 
 class Hostile:

@@ -161,6 +161,15 @@ def test_a_second_signal_ends_it_at_once_and_names_the_last_checkpoint(tiny, lef
     assert capfd.readouterr().out.splitlines()[-1] == f"go on with: bash scripts/train.sh resume={config.output_dir}"
 
 
+def test_a_second_signal_before_any_checkpoint_says_that_there_is_none(tiny, capfd, monkeypatch):
+    """It said that no step was finished, after three of them."""
+    interrupting(monkeypatch, signal.SIGTERM, 4, 4)
+    with pytest.raises(Interrupted):
+        train.run(tiny(trainer={"steps": 6}))
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last == "no checkpoint was written: there is nothing to go on with"
+
+
 @pytest.mark.parametrize("where", ["build_job", "prepare"])
 def test_a_signal_while_it_is_built_or_compiled_leaves_a_true_summary(tiny, left_by, capfd, monkeypatch, where):
     handler = signal.getsignal(signal.SIGTERM)

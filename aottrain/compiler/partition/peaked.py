@@ -20,7 +20,7 @@ from aottrain.ir.budget import Budget
 from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
-from aottrain.ir.units import format_bytes
+from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.runtime.decisions import note, recorded
 
 # Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them, and
@@ -217,6 +217,6 @@ def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[in
         op = graph.ops[i]
         random = info(op.node).kind is OpKind.RANDOM
         size = format_bytes(sum(graph.sizes[s] for s in op.writes))
-        text = f"computed again: {size} less held through the forward, for {graph.again[i] * 1e6:.0f} us"
+        text = f"computed again: {size} less held through the forward, for {format_seconds(graph.again[i])}"
         reasons[op.node.name] = "drawn again from the saved seed" if random else text
     return reasons

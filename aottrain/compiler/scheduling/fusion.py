@@ -2,6 +2,7 @@
 
 One pass in program order. A call joins the group of one of its producers (the latest first), or a group that reads what
 it reads, if it fits into that group's loop nest and no path leads from the group through other work back to the call.
+A group that frees memory does not wait for a call that comes much later.
 """
 
 from __future__ import annotations
@@ -14,11 +15,15 @@ from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.scheduling.groups import Group, Placement, join, place, preferred, start, too_large
-from aottrain.ir.graph import calls, info, storage_root
+from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
 # How many of the latest groups that read the same buffer are asked.
 _MOST_SIBLINGS = 3
+# A group that would free so many bytes does not wait for a call that needs what so many calls of libraries later makes:
+# of the gradients of a weight that is used in several places all would be held until the last one is there.
+_FREED_BYTES = 1 << 20
+_FAR = 8
 
 
 @dataclass
@@ -115,7 +120,9 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                     continue
                 others = [other for other in floating if other is not known]
                 needs = order.needs(sources, others)
-                if order.allows(unit, needs) and _joins_with(known, node, rules, others, fusion):
+                if not order.allows(unit, needs) or _frees_too_late(known, node, needs, order, units, fusion):
+                    continue
+                if _joins_with(known, node, rules, others, fusion):
                     order.add(unit, needs)
                     for other in others:
                         _move(other, known, fusion, order, units, readers)
@@ -142,6 +149,27 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if group not in known_readers[-1:]:
                 known_readers.append(group)
     return fusion
+
+
+def _frees_too_late(
+    group: Group, node: fx.Node, sources: set[int], order: _Order, units: Sequence[Group | None], fusion: Fusion
+) -> bool:
+    """Whether memory that dies in the group would be held until what the call reads is there, long after."""
+    ready = order.above[group.number].bit_length()
+    latest = order.closure(sources - {group.number}).bit_length()
+    if sum(unit is None for unit in units[ready:latest]) < _FAR:
+        return False
+    members = {member.node for member in group.members}
+
+    def dies(root: fx.Node) -> bool:
+        return root.op == "call_function" and members.union((node,)).issuperset(_readers(root))
+
+    read = sum(storage_bytes(root) for root in group.reads if dies(root))
+    kept = sum(storage_bytes(value) for value in group.values if not members.issuperset(_readers(value)))
+    if read - kept >= _FREED_BYTES:
+        last = group.members[-1].node.name
+        fusion.reasons[node.name] = f"not with {last}: {read - kept} bytes would be freed much later"
+    return read - kept >= _FREED_BYTES
 
 
 def _shared(rules: Sequence[Rule]) -> list[fx.Node]:
