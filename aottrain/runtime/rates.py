@@ -81,8 +81,10 @@ def _prefer(times: Mapping[str, Timing]) -> dict[str, float]:
 
 
 def _stepped(figure: float, model: float) -> float:
-    """The figure in steps of two from the model's."""
-    return model * 2.0 ** round(math.log2(max(figure, 1e-30) / model))
+    """The figure in steps of two from the model's, which stands for all that is less than a whole step away: most
+    machines are near it, and none shall fall on either side of a border from one day to the next."""
+    steps = math.log2(max(figure, 1e-30) / model)
+    return model * 2.0 ** (round(steps) if abs(steps) >= 1 else 0)
 
 
 def _runs(device: torch.device) -> dict[str, Run]:
