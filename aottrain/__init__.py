@@ -5,28 +5,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from aottrain.ir.report import set_renderer
+from aottrain.explain.report import set_renderer
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "compile": "aottrain.compiler.api",
-    "reports": "aottrain.compiler.refusals",
-    "bisect": "aottrain.compiler.bisection",
-    "capture": "aottrain.compiler.capture",
-    "analyse": "aottrain.compiler.analysis",
-    "trace_joint": "aottrain.compiler.joint",
-    "functionalize": "aottrain.compiler.functional",
-    "simplify": "aottrain.compiler.simplification",
+    "compile": "aottrain.compiler.frontends.api",
+    "reports": "aottrain.compiler.frontends.refusals",
+    "bisect": "aottrain.compiler.bisect.bisection",
+    "capture": "aottrain.compiler.capture.capture",
+    "analyse": "aottrain.compiler.joint.analysis",
+    "trace_joint": "aottrain.compiler.joint.joint",
+    "functionalize": "aottrain.compiler.joint.functional",
+    "simplify": "aottrain.compiler.graphs.simplification",
     "plan_partition": "aottrain.compiler.partition.strategies",
     "apply_partition": "aottrain.compiler.partition.split",
-    "philox_eager": "aottrain.runtime.rng",
+    "philox_eager": "aottrain.ops.random.mode",
     "empty_cache": "aottrain.runtime.arena",
-    "schedule": "aottrain.compiler.scheduling.order",
-    "render_cpp": "aottrain.compiler.codegen.cpp",
-    "render_triton": "aottrain.compiler.codegen.triton",
+    "schedule": "aottrain.compiler.schedule.order",
+    "render_cpp": "aottrain.compiler.codegen.cpp.render",
+    "render_triton": "aottrain.compiler.codegen.triton.render",
     "ForwardValue": "aottrain.ir.plan",
-    "CompileReport": "aottrain.ir.report",
+    "CompileReport": "aottrain.explain.report",
     "AdamW": "aottrain.compiler.optimizers",
     "SGD": "aottrain.compiler.optimizers",
     "Lion": "aottrain.compiler.optimizers",

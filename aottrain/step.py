@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 
 if TYPE_CHECKING:
-    from aottrain.ir.report import CompileReport
+    from aottrain.explain.report import CompileReport
 
 Batch = tuple[torch.Tensor, ...]
 

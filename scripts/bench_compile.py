@@ -127,7 +127,7 @@ def _loading(run: dict[str, Any]) -> str:
 
 
 def _table(state: str, runs: dict[int, dict[str, dict[str, Any]]]) -> str:
-    from aottrain.ir.explain import table
+    from aottrain.explain.tables import table
 
     first = next(iter(runs))
     columns = {depth: _rows(run[state]) for depth, run in runs.items()}

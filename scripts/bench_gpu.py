@@ -31,10 +31,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
-from aottrain.ir.explain import table  # noqa: E402
+from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
-from aottrain.tasks.points import Point, ratio  # noqa: E402
-from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
+from aottrain.tasks.pareto_points import Point, ratio  # noqa: E402
+from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
 from recipes import llama, resnet  # noqa: E402
 from scripts.bench_kernels import WithLoss, products  # noqa: E402
 from scripts.bench_models import GPT, Gates  # noqa: E402
@@ -170,9 +170,7 @@ def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]
         against = ratio(points["eager"], point) if "eager" in points else None
         spread = [f"{value:.2f}" for value in (point.step_ms_median or 0, min(point.round_ms), max(point.round_ms))]
         peaks = ["-" if known[key] is None else format_bytes(known[key]) for key in ("peak_bytes", "predicted_bytes")]
-        rows.append(
-            (engine, *spread, "-" if against is None else str(against), *peaks, f"{known['compile_s']:.1f} s")
-        )
+        rows.append((engine, *spread, "-" if against is None else str(against), *peaks, f"{known['compile_s']:.1f} s"))
     print(table(header, rows, right=range(1, 8)), flush=True)
 
 

@@ -27,12 +27,12 @@ sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
 from aottrain.compat import TorchDispatchMode  # noqa: E402
-from aottrain.ir.explain import table  # noqa: E402
+from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.ops import OpKind, op_info  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
-from aottrain.tasks.points import Point, ratio  # noqa: E402
-from aottrain.tasks.turns import RunError, TimedRun, serve  # noqa: E402
+from aottrain.tasks.pareto_points import Point, ratio  # noqa: E402
+from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
 from scripts.bench_models import MODELS, TITLES  # noqa: E402
 from scripts.figures import record  # noqa: E402
 

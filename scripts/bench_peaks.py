@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
-from aottrain.ir.explain import table  # noqa: E402
+from aottrain.explain.tables import table  # noqa: E402
 from aottrain.metrics.memory import distinct_bytes, watch_cpu_peak  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
@@ -189,8 +189,7 @@ def rows_of(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> list[li
         known = figures.get(name, {})
         peaks = {engine: known[engine]["peak"] for engine in ENGINES if "peak" in known.get(engine, {})}
         ratios = [
-            f"{peaks['ours'] / peaks[other]:.2f}" if "ours" in peaks and other in peaks else ""
-            for other in ENGINES[:2]
+            f"{peaks['ours'] / peaks[other]:.2f}" if "ours" in peaks and other in peaks else "" for other in ENGINES[:2]
         ]
         rows.append([name, *(text(known.get(engine, {})) for engine in ENGINES), *ratios])
     return rows

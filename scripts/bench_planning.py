@@ -21,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.compiler import functional_joint
-from aottrain.compiler.partition.bound import least_added_seconds
-from aottrain.compiler.partition.schedule import Emitter
+from aottrain.compiler.partition.budget.bound import least_added_seconds
+from aottrain.compiler.partition.budget.simulation import Emitter
 from aottrain.compiler.partition.strategies import plan_family
+from aottrain.compiler.pipeline import functional_joint
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget

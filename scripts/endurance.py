@@ -26,7 +26,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
-from aottrain.compiler.dynamo import RECOMPILE_LIMIT  # noqa: E402
+from aottrain.compiler.frontends.dynamo import RECOMPILE_LIMIT  # noqa: E402
 from tests.conformance.test_changing_state import KINDS  # noqa: E402
 
 # Enough that programs are compiled or refused up to the limit.

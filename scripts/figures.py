@@ -64,7 +64,7 @@ class Figures:
 
 def record(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], versions: str = "") -> None:
     """Keep rows of the table `name`, as the command that runs gave them; rows of other names stay."""
-    from aottrain.runtime.machine import describe_machine
+    from aottrain.measure.machine import describe_machine
 
     known = load(name)
     if known is None or known.header != tuple(header):

@@ -35,7 +35,7 @@ DEVICE = install()
 
 import triton  # noqa: E402
 
-from aottrain.ir.explain import table  # noqa: E402
+from aottrain.explain.tables import table  # noqa: E402
 from recipes import llama, resnet, transformer  # noqa: E402
 from scripts.bench_gpu import MODELS  # noqa: E402
 from tests.simulated.driver import Launch, install_driver  # noqa: E402

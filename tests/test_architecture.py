@@ -23,11 +23,11 @@ MAX_FUNCTION_LINES = 80
 LONG_FUNCTION_LINES = 40
 
 PRIVATE_TORCH_MODULES = {
-    "aottrain/compiler/capture.py",
-    "aottrain/compiler/recording.py",
-    "aottrain/compiler/analysis.py",
-    "aottrain/compiler/joint.py",
-    "aottrain/compiler/functional.py",
+    "aottrain/compiler/capture/capture.py",
+    "aottrain/compiler/capture/recording.py",
+    "aottrain/compiler/joint/analysis.py",
+    "aottrain/compiler/joint/joint.py",
+    "aottrain/compiler/joint/functional.py",
     "aottrain/compat.py",
     "aottrain/compat_dynamo.py",
     "aottrain/peers.py",
@@ -37,7 +37,7 @@ PEER = "aottrain/peers.py"
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
 # What a choice is made by is measured in one place; the others only tell a person how long something took.
 CLOCKS = {
-    "aottrain/runtime/measuring.py",
+    "aottrain/measure/measuring.py",
     "aottrain/compiler/stages.py",
     "aottrain/metrics/throughput.py",
     "aottrain/trainer/loop.py",
@@ -244,7 +244,7 @@ def yaml_keys(node: object, prefix: str = "") -> Iterator[str]:
 
 def dead_keys(root: Path) -> list[str]:
     """YAML keys that no dataclass has, and configuration fields that nothing outside config.py reads."""
-    config = root / "aottrain" / "config.py"
+    config = root / "aottrain/config/run.py"
     recipes = list(files(root, "recipes"))
     readers = [*(path for path in files(root, "aottrain") if path != config), *recipes]
     fields = {name for path in (config, *recipes) for name in dataclass_fields(path)}
@@ -254,7 +254,9 @@ def dead_keys(root: Path) -> list[str]:
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
-    found = [f"aottrain/config.py: {name} is read by nothing" for name in sorted(set(dataclass_fields(config)) - read)]
+    found = [
+        f"aottrain/config/run.py: {name} is read by nothing" for name in sorted(set(dataclass_fields(config)) - read)
+    ]
     for path in files(root, "conf", suffixes=(".yaml",)):
         for key in yaml_keys(yaml.safe_load(path.read_text(encoding="utf-8"))):
             if key not in fields:
@@ -312,13 +314,13 @@ VIOLATIONS = [
     (private_torch_uses, "aottrain/trainer/loop.py", "import torch._dynamo\n"),
     (private_torch_uses, "aottrain/compiler/options.py", "from torch import _C\n"),
     (private_torch_uses, "aottrain/runtime/executor.py", "import torch\nx = torch._foreach_add([], 1)\n"),
-    (forbidden_torch_uses, "aottrain/compiler/joint.py", "from torch._functorch import partitioners\n"),
-    (forbidden_torch_uses, "aottrain/compiler/joint.py", "def f():\n    import torch._inductor.compile_fx\n"),
+    (forbidden_torch_uses, "aottrain/compiler/joint/joint.py", "from torch._functorch import partitioners\n"),
+    (forbidden_torch_uses, "aottrain/compiler/joint/joint.py", "def f():\n    import torch._inductor.compile_fx\n"),
     (forbidden_torch_uses, "aottrain/compat.py", "x = importlib.import_module('functorch.compile')\n"),
-    (clock_reads, "aottrain/compiler/layouts.py", "import time\nx = time.perf_counter()\n"),
-    (clock_reads, "aottrain/runtime/rates.py", "from time import monotonic_ns\n"),
-    (clock_reads, "aottrain/compiler/api.py", "from torch.utils.benchmark import Timer\n"),
-    (choices_by_the_environment, "aottrain/runtime/rates.py", 'x = os.environ.get("AOTTRAIN_RATES")\n'),
+    (clock_reads, "aottrain/compiler/passes/choose_layouts.py", "import time\nx = time.perf_counter()\n"),
+    (clock_reads, "aottrain/measure/rates.py", "from time import monotonic_ns\n"),
+    (clock_reads, "aottrain/compiler/frontends/api.py", "from torch.utils.benchmark import Timer\n"),
+    (choices_by_the_environment, "aottrain/measure/rates.py", 'x = os.environ.get("AOTTRAIN_RATES")\n'),
     (unnamed_encodings, "aottrain/ir/text.py", "with open('x') as file:\n    pass\n"),
     (unnamed_encodings, "aottrain/ir/text.py", "path.open('w')\n"),
     (unnamed_encodings, "recipes/mlp.py", "path.write_text('x')\n"),
@@ -330,7 +332,7 @@ VIOLATIONS = [
     (unfinished_work, "tests/test_x.py", "import pytest\n@pytest.mark.x" + "fail\ndef test_x(): pass\n"),
     (machine_paths, "README.md", "run /ho" + "me/me/clone/scripts/train.sh\n"),
     (dead_keys, "conf/config.yaml", "steps: 3\nstpes: 4\n"),
-    (dead_keys, "aottrain/config.py", "@dataclass\nclass RunConfig:\n    unread: int = 1\n"),
+    (dead_keys, "aottrain/config/run.py", "@dataclass\nclass RunConfig:\n    unread: int = 1\n"),
 ]
 
 
@@ -338,7 +340,7 @@ VIOLATIONS = [
 def test_a_planted_violation_is_caught(tmp_path, check, path, text):
     config = "@dataclass\nclass RunConfig:\n    steps: int = 1\n"
     for name, content in (
-        ("aottrain/config.py", config),
+        ("aottrain/config/run.py", config),
         ("aottrain/main.py", "def f(c):\n    return c.steps\n"),
         ("conf/config.yaml", "steps: 2\n"),
     ):
@@ -352,8 +354,15 @@ PLANTED_IMPORTS = [
     ("aottrain/runtime/function.py", "import aottrain.compiler", "aottrain.compiler"),
     ("aottrain/trainer/loop.py", "from aottrain import compiler", "aottrain.compiler"),
     ("aottrain/compiler/options.py", "from aottrain.trainer import loop", "aottrain.trainer.loop"),
-    ("aottrain/compiler/api.py", "from aottrain.config import RunConfig", "aottrain.config"),
-    ("aottrain/ir/ops.py", "def f():\n    import aottrain.runtime.rng", "aottrain.runtime.rng"),
+    ("aottrain/compiler/passes/sums.py", "from aottrain.compiler import pipeline", "aottrain.compiler.pipeline"),
+    (
+        "aottrain/compiler/graphs/text.py",
+        "from aottrain.compiler.partition import split",
+        "aottrain.compiler.partition",
+    ),
+    ("aottrain/measure/clock.py", "from aottrain import ops", "aottrain.ops"),
+    ("aottrain/compiler/frontends/api.py", "from aottrain.config.run import RunConfig", "aottrain.config.run"),
+    ("aottrain/ir/ops.py", "def f():\n    import aottrain.ops.random.mode", "aottrain.ops.random.mode"),
     ("aottrain/tasks/train.py", "import aottrain.cli", "aottrain.cli"),
     ("aottrain/report/html.py", "from omegaconf import OmegaConf", "omegaconf"),
     ("aottrain/runtime/executor.py", "import triton", "triton"),
@@ -365,10 +374,12 @@ PLANTED_IMPORTS = [
 def skeleton(root: Path) -> None:
     """The package's module names, empty, under the real contracts."""
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for folder in ("compiler", "data", "ir", "metrics", "report", "runtime", "tasks", "trainer"):
-        write(root / "aottrain" / folder / "__init__.py", "")
-    modules = ("__init__", "__main__", "compat", "config", "errors", "peers", "schema", "step", "sweep", "usage")
-    for module in (*modules, "compat_dynamo", "runtime/rng", "trainer/loop"):
+    for path in ROOT.glob("aottrain/**/__init__.py"):
+        write(root / path.relative_to(ROOT), "")
+    modules = ("__main__", "compat", "compat_dynamo", "errors", "peers", "step")
+    for module in (*modules, "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages"):
+        write(root / "aottrain" / f"{module}.py", "")
+    for module in ("config/run", "ops/random/mode", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
     write(root / "aottrain/runtime/triton_launch.py", "import triton")
     write(root / "aottrain/cli/__init__.py", "")

@@ -16,8 +16,8 @@ import yaml
 
 from aottrain import __version__
 from aottrain.cli import main
+from aottrain.cli.usage import HELP
 from aottrain.cli.values import value_at
-from aottrain.usage import HELP
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -24,11 +24,11 @@ from aottrain.cli.compose import Checked, Composer, Job
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.sweeps import sweep
+from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import directory_of, text_of
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError
 from aottrain.trainer.console import copied_to
-from aottrain.usage import config_folder, parse_flags, usage
 
 
 def run(arguments: list[str]) -> int:

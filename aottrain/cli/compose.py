@@ -20,11 +20,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from aottrain.cli.preflight import missing_paths, unusable, without_text
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import directory_of, one_line, quoted, resolved, text_of
-from aottrain.config import RunConfig, absolute_paths, read_config, read_model
-from aottrain.preflight import missing_paths, unusable, without_text
-from aottrain.schema import Mistake, find, leaves, show, suggest
+from aottrain.config.run import RunConfig, absolute_paths, read_config, read_model
+from aottrain.config.schema import Mistake, find, leaves, show, suggest
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
 QUOTING = "a value with special characters is quoted twice, as in 'data.path=\"my books (2)\"'"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import directory_of, is_within, one_line, override, resolved, text_of, value_at
+from aottrain.config.schema import find, leaves, show
 from aottrain.errors import ConfigError
-from aottrain.schema import find, leaves, show
 
 if TYPE_CHECKING:
     from aottrain.cli.compose import Composer

@@ -13,11 +13,11 @@ from hydra.core.override_parser.types import Override
 from omegaconf import read_write
 
 from aottrain.cli.compose import Composer, Job
+from aottrain.cli.jobs import SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.values import directory_of, quoted, text_of
+from aottrain.config.schema import Mistake, show
 from aottrain.errors import ConfigError
-from aottrain.schema import Mistake, show
-from aottrain.sweep import SweepJob, run_sweep
 
 
 def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[str, str]], list[Mistake]]:

@@ -10,8 +10,8 @@ from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from aottrain.preflight import unwritable
-from aottrain.schema import Mistake, join, show
+from aottrain.cli.preflight import unwritable
+from aottrain.config.schema import Mistake, join, show
 
 
 def text_of(item: Override) -> str:

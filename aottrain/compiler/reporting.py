@@ -10,27 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from aottrain.compiler.codegen.programs import FusedGraph
-from aottrain.compiler.loss_head import LossHead
+from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.link.programs import FusedGraph
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
-from aottrain.compiler.partition.bound import find_gap
-from aottrain.compiler.partition.cost import price_of, total_flops
-from aottrain.compiler.partition.fused import fused_prices
-from aottrain.compiler.partition.marginal import Marginal, marginals
+from aottrain.compiler.partition.budget.bound import find_gap
+from aottrain.compiler.partition.budget.marginal import Marginal, marginals
+from aottrain.compiler.partition.costs.kernel_cost import fused_prices
+from aottrain.compiler.partition.costs.op_cost import price_of, total_flops
+from aottrain.compiler.partition.costs.storages import contract
 from aottrain.compiler.partition.policy import forward_value
-from aottrain.compiler.partition.storages import contract
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
-from aottrain.compiler.scheduling.fusion import one_kernel
+from aottrain.compiler.passes.chunk_loss_heads import LossHead
+from aottrain.compiler.schedule.fusion import one_kernel
+from aottrain.explain.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
-from aottrain.ir.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.ir.text import graph_text
 from aottrain.ir.units import format_shape
-from aottrain.runtime.machine import describe_machine
+from aottrain.measure.machine import describe_machine
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from torch import fx
 
-from aottrain.compiler.analysis import CapturedTensors
-from aottrain.compiler.places import raised_at
+from aottrain.compiler.graphs.source_locations import raised_at
+from aottrain.compiler.joint.analysis import CapturedTensors
 from aottrain.errors import AottrainError, UnsupportedError
+from aottrain.explain.report import StageRecord
 from aottrain.ir.graph import calls
-from aottrain.ir.report import StageRecord
 from aottrain.ir.text import graph_text
 
 T = TypeVar("T")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# At least what `runtime.attention_source` has on any processor: lanes of a vector, and the sides of its blocks.
+# At least what `ops.native.attention` has on any processor: lanes of a vector, and the sides of its blocks.
 _LANES, _KEYS, _QUERIES, _FORWARD_KEYS, _FORWARD_QUERIES = 16, 32, 64, 128, 32
 
 

@@ -51,7 +51,7 @@ class OutputKind(Enum):
     REPLACEMENT = "differentiable update"  # new value of an input through which gradients flow
     UPDATE = "state update"
     GRADIENT = "gradient"
-    # Where gradients of some results pass through another, until the graph is planned: see `compiler.links`.
+    # Where gradients of some results pass through another, until the graph is planned: see `compiler.joint.links`.
     TOTAL = "gradient at a link"
     LINKED = "value of a link"
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from aottrain.ir.attention import scratch_floats
 from aottrain.ir.graph import spec_of, storage_root
-from aottrain.ir.kernel import KernelIR, scratch_bytes
+from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten
 

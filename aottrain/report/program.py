@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from aottrain.ir.figures import (
+from aottrain.explain.figures import (
     LABELS,
     binned,
     by_cost,
@@ -17,16 +17,9 @@ from aottrain.ir.figures import (
     top_of,
     uncounted,
 )
-from aottrain.ir.report import GraphReport, MemoryTimeline, StageRecord, ValueRecord
-from aottrain.ir.summary import inputs_text
-from aottrain.ir.units import (
-    exact_bytes,
-    format_bytes,
-    format_count,
-    format_flops,
-    format_seconds,
-    format_shape,
-)
+from aottrain.explain.report import GraphReport, MemoryTimeline, StageRecord, ValueRecord
+from aottrain.explain.summary import inputs_text
+from aottrain.ir.units import exact_bytes, format_bytes, format_count, format_flops, format_seconds, format_shape
 from aottrain.report.charts import at_each_width, bars, breakable, size, stacked_bar
 from aottrain.report.layers import Layers, area_plot
 from aottrain.report.page import Column, folded, heading, joined, long_table, mono, table

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.compat import copy_all, storage_use_count
-from aottrain.ir.report import Replays
+from aottrain.explain.report import Replays
 from aottrain.runtime.executor import Runner
 
 # Calls that run kernel by kernel first: kernels are compiled, libraries choose and allocate what they keep.

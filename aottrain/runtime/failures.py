@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.ops.random.mode import PhiloxMode
 from aottrain.runtime.executor import Runner
-from aottrain.runtime.rng import PhiloxMode
 
 # Running again would need as much memory, or more.
 _FINAL = (MemoryError, torch.OutOfMemoryError)

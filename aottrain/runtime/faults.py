@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from aottrain.errors import BudgetError, ConfigError, UnsupportedError
-from aottrain.ir.report import CompileReport, add_fallback
+from aottrain.explain.report import CompileReport, add_fallback
 
 # Not faults: they tell the caller something.
 _MEANT = (BudgetError, ConfigError, UnsupportedError)

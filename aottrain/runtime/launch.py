@@ -16,11 +16,11 @@ from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, val
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
 from aottrain.ir.tensor import TensorSpec
+from aottrain.ops.attention import ATTENTIONS
+from aottrain.ops.convolutions import convolve_into
+from aottrain.ops.products import PRODUCTS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
-from aottrain.runtime.attention import ATTENTIONS
-from aottrain.runtime.convolutions import convolve_into
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
-from aottrain.runtime.products import PRODUCTS
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS}

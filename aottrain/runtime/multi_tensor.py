@@ -1,4 +1,4 @@
-"""The memory of a program over many tensors (`ir.multi_tensor`), and the call that runs its compiled C++ on it."""
+"""The memory of a program over many tensors (`ir.kernels.multi_tensor`), and the call of its compiled C++ on it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aottrain.ir.multi_tensor import BLOCK, Base, MultiTensorIR, Over, row_size
+from aottrain.ir.kernels.multi_tensor import BLOCK, Base, MultiTensorIR, Over, row_size
 
 # Below this many elements a step runs on the calling thread: waking the others costs more.
 _PARALLEL_FROM = 32768

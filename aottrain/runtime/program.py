@@ -16,10 +16,10 @@ from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
+from aottrain.ops.random.philox import new_state
 from aottrain.runtime.chain import WHOLE, Chain, Look, Watch
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
-from aottrain.runtime.philox import new_state
 
 NO_SIZES: Mapping[str, int] = {}
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from aottrain.errors import ConfigError
-from aottrain.runtime.cache import cache_folder, is_own, private_folder, say_once
 from aottrain.runtime.multi_tensor import Run, TensorTables
+from aottrain.toolchain.cache import cache_folder, is_own, private_folder, say_once
 
 Launch = Callable[[Sequence[Tensor]], None]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aottrain.config import RunConfig, load_recipe
+from aottrain.config.run import RunConfig, load_recipe
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, UnsupportedError

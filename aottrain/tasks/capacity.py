@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import CapacityError, OutOfMemoryError
 from aottrain.ir.units import format_bytes
+from aottrain.measure.calls import free_bytes
 from aottrain.metrics.memory import total_bytes
-from aottrain.runtime.calls import free_bytes
 from aottrain.trainer.optim import optimizer_state_bytes
 
 SMALLER = "a smaller model, batch or partition.budget is needed"

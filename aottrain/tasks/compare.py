@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aottrain.config import LoggerConfig, RunConfig
-from aottrain.ir.explain import table
+from aottrain.config.run import LoggerConfig, RunConfig
+from aottrain.explain.tables import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.tasks.worker import run_apart
 from aottrain.trainer.signals import interruptible

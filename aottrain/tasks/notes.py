@@ -8,10 +8,10 @@ import shlex
 import warnings
 from pathlib import Path
 
-from aottrain.config import KernelConfig, PartitionConfig, RunConfig
+from aottrain.config.run import KernelConfig, PartitionConfig, RunConfig
+from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.decisions import COUNTED, FILE
-from aottrain.ir.report import CompileReport, GraphReport
-from aottrain.runtime.cache import cache_obstacle
+from aottrain.toolchain.cache import cache_obstacle
 
 
 def ignored(config: RunConfig) -> list[str]:

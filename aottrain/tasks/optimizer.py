@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.optim import build_optimizer, decay_groups, hyperparameters
@@ -45,7 +45,7 @@ def _other_choice(config: RunConfig) -> str:
 
 def _obstacle(kernel: str, device: torch.device) -> str:
     if kernel == "cpp":
-        from aottrain.runtime.native import compiler_obstacle
+        from aottrain.toolchain.native import compiler_obstacle
 
         return compiler_obstacle()
     from aottrain.runtime.triton_launch import check_device

@@ -16,16 +16,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import BudgetError
+from aottrain.explain.tables import table
 from aottrain.ir.budget import parse_budget
-from aottrain.ir.explain import table
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.curve import render_curve
 from aottrain.report.scatter import Mark
 from aottrain.tasks.compare import for_engine, measured_on, shown
-from aottrain.tasks.points import EQUAL_PEAK, Curve, Point, equal_peak_verdicts, judged, planned_peak, predicted_line
-from aottrain.tasks.turns import RunError, TimedRun, timed_training
+from aottrain.tasks.pareto_points import (
+    EQUAL_PEAK,
+    Curve,
+    Point,
+    equal_peak_verdicts,
+    judged,
+    planned_peak,
+    predicted_line,
+)
+from aottrain.tasks.runs_in_turns import RunError, TimedRun, timed_training
 from aottrain.tasks.worker import run_apart
 from aottrain.trainer.signals import interruptible
 

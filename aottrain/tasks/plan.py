@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
+from aottrain.explain.figures import with_optimizer
+from aottrain.explain.report import CompileReport
 from aottrain.ir.decisions import FILE
-from aottrain.ir.figures import with_optimizer
-from aottrain.ir.report import CompileReport
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.build import build_job

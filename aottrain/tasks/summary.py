@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from aottrain.config import RunConfig
-from aottrain.ir.figures import with_optimizer
-from aottrain.ir.report import CompileReport, GraphReport
+from aottrain.config.run import RunConfig
+from aottrain.explain.figures import with_optimizer
+from aottrain.explain.report import CompileReport, GraphReport
+from aottrain.measure.machine import describe_machine
 from aottrain.metrics.memory import eager_saved_bytes
-from aottrain.runtime.machine import describe_machine
 from aottrain.tasks.build import accumulation_bytes
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import optimizer_state_bytes

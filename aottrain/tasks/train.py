@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import CheckpointError, OutputError
 from aottrain.ir.decisions import FILE, MEASURED, record_from
 from aottrain.ir.decisions import Record as Decisions

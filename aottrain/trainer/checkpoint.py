@@ -22,7 +22,7 @@ import torch
 from aottrain.errors import CheckpointError, ResumeError
 
 if TYPE_CHECKING:
-    from aottrain.config import RunConfig
+    from aottrain.config.run import RunConfig
 
 FORMAT = 1
 NUM_KEPT = 2  # the newest, and one to fall back to

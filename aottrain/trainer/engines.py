@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from aottrain.ir.report import CompileReport
+from aottrain.explain.report import CompileReport
 from aottrain.step import Batch, StepResult
 
 

@@ -17,7 +17,7 @@ from aottrain.metrics import memory
 from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.metrics.throughput import summarise
-from aottrain.runtime.rng import philox_eager
+from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, identity, random_state, set_random_state
 from aottrain.trainer.job import Job
@@ -29,7 +29,7 @@ from aottrain.trainer.updates import verify_update
 from aottrain.trainer.verification import Outcome, run_compiled, verify_outcome
 
 if TYPE_CHECKING:
-    from aottrain.config import RunConfig
+    from aottrain.config.run import RunConfig
 
 
 @dataclass
@@ -224,7 +224,8 @@ def _verify_outcome(
     summary["verify_max_error"] = max(found.max_error, summary.get("verify_max_error") or 0.0)
     progress.say(
         f"verified step {step} against eager: largest relative error {found.loss_error:.1e} of the loss, "
-        f"{found.grad_error:.1e} of a gradient or buffer" + (f" ({found.worst})" if found.grad_error else "")
+        f"{found.grad_error:.1e} of a gradient or buffer"
+        + (f" ({found.worst})" if found.grad_error else "")
         + ("" if found.noise is None else f"; eager's own rounding error is up to {found.noise:.1e}")
         + (f"; {of_all} run eagerly" if eager else "")
     )

@@ -16,7 +16,7 @@ from aottrain.metrics.throughput import StepTimer
 from aottrain.step import Batch, StepResult
 
 if TYPE_CHECKING:
-    from aottrain.config import MeasureConfig
+    from aottrain.config.run import MeasureConfig
     from aottrain.trainer.job import Job
 
 

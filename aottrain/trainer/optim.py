@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from aottrain.runtime.lion import Lion
+from aottrain.ops.lion import Lion
 from aottrain.step import ClipsItself
 
 if TYPE_CHECKING:
-    from aottrain.config import LrScheduleConfig, OptimizerConfig
+    from aottrain.config.run import LrScheduleConfig, OptimizerConfig
 
 
 PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration

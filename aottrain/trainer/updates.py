@@ -21,7 +21,7 @@ from aottrain.trainer.optim import PLAIN
 from aottrain.trainer.rounding import distance, place_of, relative_norm
 
 if TYPE_CHECKING:
-    from aottrain.config import OptimizerConfig
+    from aottrain.config.run import OptimizerConfig
 
 ROUNDINGS = 8  # of one element, from gradient to parameter: scaling, two means, their corrections, root, quotient, sum
 _CHUNK = 1 << 20  # elements that are computed at once, in float64 and several times

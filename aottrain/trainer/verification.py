@@ -29,7 +29,7 @@ from aottrain.step import Batch, TrainStep
 from aottrain.trainer.rounding import FACTOR, distance, explained_by_sums, relative_norm, unexplained
 
 if TYPE_CHECKING:
-    from aottrain.config import VerifyConfig
+    from aottrain.config.run import VerifyConfig
 
 
 NOISE_SAMPLES = 4  # runs of eager that estimate its own error

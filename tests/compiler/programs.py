@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aottrain.compiler import functional_joint
-from aottrain.compiler.analysis import analyse
-from aottrain.compiler.capture import capture
-from aottrain.compiler.joint import trace_joint
+from aottrain.compiler.capture.capture import capture
+from aottrain.compiler.joint.analysis import analyse
+from aottrain.compiler.joint.joint import trace_joint
+from aottrain.compiler.pipeline import functional_joint
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph
 from aottrain.runtime.executor import aten_runner
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.analysis import analyse
+from aottrain.compiler.joint.analysis import analyse
 from aottrain.errors import UnsupportedError
 from tests.compiler.programs import captured, leaf
 

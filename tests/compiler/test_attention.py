@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler import backends
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.retention import keep_memory
-from aottrain.compiler.scheduling import attention, order
-from aottrain.compiler.scheduling.memory import plan_memory
+from aottrain.compiler.link import backends
+from aottrain.compiler.link.retention import keep_memory
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.schedule import attention, order
+from aottrain.compiler.schedule.memory import plan_memory
 from aottrain.ir.attention import scratch_floats
 from aottrain.ir.decisions import ATEN, OWN, Decision, Timing
 from aottrain.ir.graph import storage_bytes
+from aottrain.measure.decisions import Timed
 from aottrain.metrics.memory import watch_cpu_peak
-from aottrain.runtime.decisions import Timed
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

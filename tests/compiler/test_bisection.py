@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler import bisection
-from aottrain.compiler.codegen import cpp_text
-from aottrain.compiler.scheduling import kernels, order
-from aottrain.ir.kernel import Constant
+from aottrain.compiler.bisect import bisection
+from aottrain.compiler.codegen.cpp import text as cpp_text
+from aottrain.compiler.schedule import kernels, order
+from aottrain.ir.kernels.kernel import Constant
 from aottrain.ir.plan import PartitionPlan
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 
 aten = torch.ops.aten
 

@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aottrain.compiler.partition.bound import find_gap, least_added_seconds
-from aottrain.compiler.partition.schedule import Emitter
+from aottrain.compiler.partition.budget.bound import find_gap, least_added_seconds
+from aottrain.compiler.partition.budget.simulation import Emitter
+from aottrain.compiler.partition.costs.storages import StorageGraph
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.storages import StorageGraph
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
-from aottrain.ir.report import CompileReport
+from aottrain.explain.report import CompileReport
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler.hidden import MUTATION_RULES, hidden_writes
+from aottrain.compiler.capture.replaced_ops import MUTATION_RULES, hidden_writes
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import InputKind, calls, module_of, source_of
 from tests.compiler.programs import captured, joint_of, leaf, targets

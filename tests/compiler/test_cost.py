@@ -6,10 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.partition import cost
-from aottrain.compiler.partition.cost import node_bytes, node_seconds, price_of
+from aottrain.compiler.partition.costs import op_cost as cost
+from aottrain.compiler.partition.costs.op_cost import node_bytes, node_seconds, price_of
 from aottrain.ir.graph import calls
-from aottrain.runtime.rates import Rates
+from aottrain.measure.rates import Rates
 from tests.compiler.programs import joint_of, leaf
 from tests.runtime.clocks import Clock
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.ir.report import GraphReport
-from aottrain.runtime import native
-from aottrain.runtime.native import find_compiler
+from aottrain.explain.report import GraphReport
+from aottrain.toolchain import native
+from aottrain.toolchain.native import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
 

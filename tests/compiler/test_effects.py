@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aottrain.compiler import apply_partition, functional_joint, plan_partition
-from aottrain.compiler.analysis import analyse
-from aottrain.compiler.capture import capture
-from aottrain.compiler.effects import anchor_checks, drop_anchors
-from aottrain.compiler.scheduling.order import schedule
-from aottrain.compiler.simplification import copy_graph
+from aottrain.compiler.capture.capture import capture
+from aottrain.compiler.graphs.effects import anchor_checks, drop_anchors
+from aottrain.compiler.graphs.simplification import copy_graph
+from aottrain.compiler.joint.analysis import analyse
+from aottrain.compiler.pipeline import apply_partition, functional_joint, plan_partition
+from aottrain.compiler.schedule.order import schedule
 from aottrain.ir import ops
 from aottrain.ir.graph import calls, effects_of
 from aottrain.ir.ops import OpKind, op_info, uses_generator

@@ -10,8 +10,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map
 
 import aottrain
-from aottrain.compiler.fakes import _RULES, KernelFakes
-from aottrain.runtime.native import find_compiler
+from aottrain.compiler.capture.fakes import _RULES, KernelFakes
+from aottrain.toolchain.native import find_compiler
 
 aten = torch.ops.aten
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import aottrain
-import aottrain.compiler as pipeline
-from aottrain.compiler import backends, linking
-from aottrain.compiler.codegen import programs
+import aottrain.compiler.pipeline as pipeline
+from aottrain.compiler.link import backends, linking, programs
 from aottrain.compiler.lowering import rules
-from aottrain.compiler.scheduling import fusion, order
-from aottrain.runtime.native import find_compiler
+from aottrain.compiler.schedule import fusion, order
+from aottrain.toolchain.native import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 

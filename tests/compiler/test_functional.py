@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.functional import functionalize
+from aottrain.compiler.joint.functional import functionalize
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import OutputKind, calls, info
 from aottrain.ir.verify import verify_functional, verify_joint

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import aottrain
-from aottrain.compiler import attention as stage
-from aottrain.compiler import fuse_attention
+from aottrain.compiler.passes import fuse_attention as stage
+from aottrain.compiler.pipeline import fuse_attention
 from aottrain.ir.graph import calls, info
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_of
 from tests.sampling import crossed
 

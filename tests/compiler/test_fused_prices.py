@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aottrain.compiler.backends import fused_by, plan_kernels
+from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.link.backends import fused_by, plan_kernels
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
-from aottrain.compiler.partition.cost import node_bytes, node_seconds
-from aottrain.compiler.partition.fused import Fused, fused_prices
-from aottrain.compiler.partition.peaked import plan_of
+from aottrain.compiler.partition.budget.strategy import plan_of
+from aottrain.compiler.partition.costs.kernel_cost import Fused, fused_prices
+from aottrain.compiler.partition.costs.op_cost import node_bytes, node_seconds
+from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.storages import StorageGraph, contract
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
-from aottrain.compiler.scheduling.fusion import fuse, one_kernel
+from aottrain.compiler.schedule.fusion import fuse, one_kernel
 from aottrain.ir.graph import JointGraph, calls
-from aottrain.runtime.rates import Rates
+from aottrain.measure.rates import Rates
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled
 
@@ -33,7 +33,7 @@ NUM_BYTES = SIDE * SIDE * 4
 def only_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds are bytes."""
     rates = Rates(bytes_per_s=1.0, op_overhead_s=0.0, flops_by_dtype={torch.float32: 1e18})
-    monkeypatch.setattr("aottrain.compiler.partition.cost.rates_for", lambda device: rates)
+    monkeypatch.setattr("aottrain.compiler.partition.costs.op_cost.rates_for", lambda device: rates)
 
 
 def priced(joint: JointGraph) -> tuple[StorageGraph, dict[str, float]]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
-from aottrain.compiler import share_heads
+from aottrain.compiler.pipeline import share_heads
 from aottrain.ir.graph import calls, info, spec_of
 from tests.compiler.programs import joint_of
 from tests.numerics.tolerance import assert_close

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from aottrain.compiler.scheduling.order import schedule
+from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.tensor import tensor_spec
 from aottrain.runtime import arena

@@ -9,7 +9,7 @@ from torch import nn
 
 from aottrain.errors import AottrainError
 from aottrain.ir.graph import InputKind, OutputKind
-from aottrain.runtime.rng import PhiloxMode
+from aottrain.ops.random.mode import PhiloxMode
 from tests.compiler.programs import captured, joint_inputs, joint_of, leaf, names, run_joint, targets, traced
 from tests.numerics.comparison import assert_same
 from tests.numerics.programs import PROGRAMS

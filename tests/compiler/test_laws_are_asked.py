@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, fx
 
 import aottrain
-import aottrain.compiler as pipeline
+import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.optimizers import formulas
-from aottrain.compiler.scheduling import kernels, memory
-from aottrain.compiler.scheduling.order import schedule
+from aottrain.compiler.schedule import kernels, memory
+from aottrain.compiler.schedule.order import schedule
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import JointGraph, PartitionedGraph, placeholders, results
 from tests.compiler.programs import joint_of, leaf

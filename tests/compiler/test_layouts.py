@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler import layouts
+from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.ir.decisions import AS_GIVEN, CHANNELS_LAST, Timing
-from aottrain.runtime.convolutions import can_convolve_into, convolve_into
-from aottrain.runtime.decisions import Timed
-from aottrain.runtime.native import find_compiler
-from aottrain.runtime.rates import DEFAULT_RATES
+from aottrain.measure.decisions import Timed
+from aottrain.measure.rates import DEFAULT_RATES
+from aottrain.ops.convolutions import can_convolve_into, convolve_into
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

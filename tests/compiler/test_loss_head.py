@@ -11,10 +11,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import aottrain
-from aottrain.compiler.loss_head import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.partition.workspace import workspaces_of
+from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
 from aottrain.errors import ConfigError
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, run_joint, run_parts, targets

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler.scheduling.memory import plan_memory, verify_offsets
-from aottrain.compiler.scheduling.order import schedule
+from aottrain.compiler.schedule.memory import plan_memory, verify_offsets
+from aottrain.compiler.schedule.order import schedule
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import results
 from aottrain.runtime import arena

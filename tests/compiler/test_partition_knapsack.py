@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from aottrain.compiler.partition.knapsack import dp, greedy, ilp
+from aottrain.compiler.partition.algorithms.knapsack import dp, greedy, ilp
 from aottrain.errors import UnsupportedError
 
 needs_scipy = pytest.mark.skipif(importlib.util.find_spec("scipy") is None, reason="scipy is not installed")

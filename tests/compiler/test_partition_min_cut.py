@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from aottrain.compiler.partition.min_cut import min_vertex_cut, reference_cut
+from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut, reference_cut
 
 
 def separates(cut, edges, sources, sinks):

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from aottrain.compiler.backends import fused_by
+from aottrain.compiler.link.backends import fused_by
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, knapsack_cut, plan_partition

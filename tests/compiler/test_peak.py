@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from aottrain.compiler.graphs.measured_calls import workspaces_of
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.ir.graph import PRIMALS, InputKind, info
 from aottrain.runtime.executor import aten_runner
 from tests.compiler.programs import captured, joint_inputs, joint_of, leaf

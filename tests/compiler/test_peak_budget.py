@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.compiler.partition.cost import node_flops
-from aottrain.compiler.partition.peaked import Family, plan_of
-from aottrain.compiler.partition.schedule import Emitter, simulate
+from aottrain.compiler.graphs.measured_calls import workspaces_of
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.partition.budget.simulation import Emitter, simulate
+from aottrain.compiler.partition.budget.strategy import Family, plan_of
+from aottrain.compiler.partition.costs.op_cost import node_flops
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import workspaces_of
 from aottrain.errors import BudgetError
 from aottrain.ir.budget import parse_budget
 from aottrain.ir.graph import calls, module_of

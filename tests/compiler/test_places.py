@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import aottrain
-from aottrain.compiler import places
+from aottrain.compiler.graphs import source_locations as places
 
 TORCH, OURS, PYTHON = (os.path.dirname(module.__file__) for module in (torch, aottrain, contextlib))
 

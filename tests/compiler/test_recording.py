@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aottrain.compiler.fakes import KernelFakes
-from aottrain.compiler.recording import Recorder, tensors_among
+from aottrain.compiler.capture.fakes import KernelFakes
+from aottrain.compiler.capture.recording import Recorder, tensors_among
 from aottrain.ir.graph import value_of
 from aottrain.ir.text import graph_text
 

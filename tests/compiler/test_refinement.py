@@ -7,14 +7,14 @@ import random
 import pytest
 import torch
 
-from aottrain.compiler.partition.cost import node_seconds, price_of
-from aottrain.compiler.partition.frontier import find_frontier
-from aottrain.compiler.partition.levels import Levels
-from aottrain.compiler.partition.refinement import reexecute, relax, trim
-from aottrain.compiler.partition.repetition import once_for_alike
-from aottrain.compiler.partition.schedule import Emitter, Schedule, Timeline, simulate
-from aottrain.compiler.partition.storages import StorageGraph, contract
-from aottrain.compiler.partition.workspace import no_workspace
+from aottrain.compiler.graphs.measured_calls import no_workspace
+from aottrain.compiler.graphs.repetition import once_for_alike
+from aottrain.compiler.partition.algorithms.range_maximum import Levels
+from aottrain.compiler.partition.budget.frontier import find_frontier
+from aottrain.compiler.partition.budget.refinement import reexecute, relax, trim
+from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, Timeline, simulate
+from aottrain.compiler.partition.costs.op_cost import node_seconds, price_of
+from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.ir.graph import calls
 from tests.compiler.programs import joint_of, leaf
 from tests.compiler.test_peak_budget import Net

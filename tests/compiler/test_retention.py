@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from aottrain.compiler.codegen.programs import plan_program
+from aottrain.compiler.graphs.measured_calls import no_workspace
+from aottrain.compiler.link.programs import plan_program
+from aottrain.compiler.link.retention import keep_memory
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import no_workspace
-from aottrain.compiler.retention import keep_memory
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.runtime import arena
 from tests.compiler.programs import joint_of

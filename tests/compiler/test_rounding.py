@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
-from aottrain.compiler.codegen.cpp import render_cpp
-from aottrain.compiler.codegen.cpp_text import holds, to_stored
-from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import Address, Compute, Constant, Load
-from aottrain.runtime.native import find_compiler
+from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.codegen.cpp.text import holds, to_stored
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
+from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import leaf
 from tests.compiler.test_scheduling import schedules
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aottrain
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 INDEX = torch.tensor([3, 0, -1, 3, 7, 2, -8, 3] * 16)

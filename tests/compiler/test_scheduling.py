@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler import apply_partition, plan_partition
-from aottrain.compiler.backends import fused_by
-from aottrain.compiler.codegen.cpp import render_cpp
+from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.link.backends import fused_by
 from aottrain.compiler.options import CompileOptions
-from aottrain.compiler.scheduling.fusion import fuse
-from aottrain.compiler.scheduling.order import schedule
+from aottrain.compiler.pipeline import apply_partition, plan_partition
+from aottrain.compiler.schedule.fusion import fuse
+from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import calls, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule

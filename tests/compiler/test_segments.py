@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.codegen.cpp import render_cpp
-from aottrain.compiler.codegen.cpp_segments import Segment, cut_segments
-from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import Compute, Constant, KernelIR, Position
+from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.codegen.cpp.segments import Segment, cut_segments
+from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Compute, Constant, KernelIR, Position
 from tests.compiler.programs import joint_of
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.functional import functionalize
-from aottrain.compiler.simplification import simplify
+from aottrain.compiler.graphs.simplification import simplify
+from aottrain.compiler.joint.functional import functionalize
 from aottrain.ir.graph import calls
 from tests.compiler.programs import captured, joint_inputs, joint_of, leaf, run_joint, targets, traced
 from tests.numerics.comparison import assert_same

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
-from aottrain.compiler.scheduling.order import schedule
+from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import JointGraph
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import aten_runner
 from aottrain.runtime.launch import Launch, scheduled_runner
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_inputs, joint_of
 from tests.numerics.fuzzing import values
 from tests.numerics.lowering_runs import linked

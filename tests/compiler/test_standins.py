@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.compiler.standins import installed
+from aottrain.compiler.capture.substitutes import installed
 from aottrain.errors import UnsupportedError
 
 

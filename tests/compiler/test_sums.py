@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import aottrain
-from aottrain.compiler import join_sums
+from aottrain.compiler.pipeline import join_sums
 from aottrain.ir.graph import calls, info
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.tolerance import assert_close

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import aottrain
-from aottrain.compiler.codegen.cpp import render_cpp
-from aottrain.compiler.codegen.cpp_tiles import find_tile
-from aottrain.compiler.codegen.passes import plan_passes
-from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.kernel import levels
-from aottrain.runtime.native import find_compiler
+from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.codegen.cpp.tiles import find_tile
+from aottrain.compiler.codegen.row_passes import plan_passes
+from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.kernels.kernel import levels
+from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import joint_of
 from tests.sampling import crossed
 

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from aottrain.compiler.codegen.programs import plan_program
-from aottrain.compiler.codegen.triton import partial_bytes, render_code
-from aottrain.compiler.partition import workspace as workspaces
-from aottrain.compiler.partition.cost import node_seconds
-from aottrain.compiler.partition.marginal import marginals, scheduled_ops
-from aottrain.compiler.partition.schedule import Emitter, Schedule, simulate
+from aottrain.compiler.codegen.triton.render import partial_bytes, render_code
+from aottrain.compiler.graphs import measured_calls as workspaces
+from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.link.programs import plan_program
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.partition.budget.marginal import marginals, scheduled_ops
+from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, simulate
+from aottrain.compiler.partition.costs.op_cost import node_seconds
+from aottrain.compiler.partition.costs.storages import contract
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.storages import contract
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
-from aottrain.compiler.partition.workspace import no_workspace, workspaces_of
-from aottrain.compiler.scheduling.memory import plan_memory
+from aottrain.compiler.schedule.memory import plan_memory
 from aottrain.ir.graph import calls, storage_bytes
 from aottrain.ir.plan import PartitionPlan
 from tests.compiler.programs import joint_of, leaf

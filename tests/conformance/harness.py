@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import aottrain
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.conformance import record
 from tests.numerics.tolerance import RTOL_ATOL, sum_error
 from tests.recorded import on_recorded_torch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import aottrain
-from aottrain.compiler.dynamo import backend
+from aottrain.compiler.frontends.dynamo import backend
 from tests.conformance import harness, test_guards
 
 CASES = [

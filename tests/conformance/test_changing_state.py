@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.compiler import api
+from aottrain.compiler.frontends import api
 
 # So many that an object kept at each call is more than twice what the allocator's own tables come and go by.
 NUM_CALLS = 500

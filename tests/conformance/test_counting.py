@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import aottrain
-from aottrain.compiler import dynamo
+from aottrain.compiler.frontends import dynamo
 
 ONE = torch.ones(3)
 LIMIT = dynamo.RECOMPILE_LIMIT

@@ -210,7 +210,7 @@ def test_what_cannot_be_traced_with_symbols_is_compiled_for_each_size() -> None:
 
 @pytest.mark.parametrize("dynamic", (None, True))
 def test_the_registered_backend_takes_symbolic_sizes_and_floats(dynamic: bool | None) -> None:
-    from aottrain.compiler.dynamo import backend
+    from aottrain.compiler.frontends.dynamo import backend
 
     class Scaled(nn.Module):
         eps, scale = 1e-5, 2.0

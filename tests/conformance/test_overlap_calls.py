@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.compiler import dynamo
-from aottrain.runtime.native import find_compiler
+from aottrain.compiler.frontends import dynamo
+from aottrain.toolchain.native import find_compiler
 from tests.skips import NO_COMPILER
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)

@@ -29,9 +29,7 @@ PROGRAMS = {
     "lstsq, gelsd": lstsq("gelsd"),
     "stft": lambda x: torch.stft(x.exp(), 2, 1, return_complex=True),
     "stft of a window": lambda x: torch.stft(x * 2, 2, 1, window=WINDOW, return_complex=False),
-    "ctc_loss": lambda x: F.ctc_loss(
-        x.reshape(6, 2, 1).expand(6, 2, 4).cumsum(-1).log_softmax(-1), TARGETS, *LENGTHS
-    ),
+    "ctc_loss": lambda x: F.ctc_loss(x.reshape(6, 2, 1).expand(6, 2, 4).cumsum(-1).log_softmax(-1), TARGETS, *LENGTHS),
 }
 
 

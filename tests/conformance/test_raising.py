@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.conformance import asserting
 from tests.sampling import thinned
 

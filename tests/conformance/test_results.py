@@ -305,6 +305,7 @@ def base_and_its_view(comp):
     (m.sum() + e.sum() + n.sum()).backward()
     return seen, grads(x)
 
+
 def in_pairs(x):
     return torch.view_as_complex(x.view(-1, 2))
 

@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 import aottrain
-from aottrain.compiler import backends
-from aottrain.compiler.codegen import programs
-from aottrain.compiler.codegen.cpp_library import LIBRARY
-from aottrain.compiler.codegen.cpp_multi_tensor import render_multi_tensor
-from aottrain.compiler.codegen.triton import render_code, render_triton
-from aottrain.compiler.codegen.triton_multi_tensor import render_triton_multi_tensor
+from aottrain.compiler import pipeline
+from aottrain.compiler.codegen.cpp.library import LIBRARY
+from aottrain.compiler.codegen.cpp.multi_tensor import render_multi_tensor
+from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_tensor
+from aottrain.compiler.codegen.triton.render import render_code, render_triton
+from aottrain.compiler.link import backends, programs
 from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Segment, optimizer_step
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule
 from aottrain.ir.text import graph_text, node_text
@@ -76,7 +76,7 @@ def _sections(golden: Golden) -> Iterator[tuple[str, str]]:
 def _compiled(golden: Golden) -> dict[str, Any]:
     """The values that the report is made of. Nothing is compiled by another compiler, and no device is asked for."""
     seen: dict[str, Any] = {}
-    describe = aottrain.compiler.describe
+    describe = aottrain.compiler.pipeline.describe
 
     def tap(joint: Any, plan: Any, parts: Any, decided: Any, stages: Any) -> Any:
         seen.update(built={"joint": joint, "plan": plan, "parts": parts}, decided=decided)
@@ -88,7 +88,7 @@ def _compiled(golden: Golden) -> dict[str, Any]:
     target, arguments = golden.make()
     call = aottrain.compile(target, capture="trace", on_unsupported="error", **golden.options)
     with (
-        mock.patch.object(aottrain.compiler, "describe", tap),
+        mock.patch.object(pipeline, "describe", tap),
         mock.patch.object(programs, "_link", unlinked),
         mock.patch.object(programs, "_link_triton", unlinked),
         mock.patch.object(backends, "check_device", lambda device: None),

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from aottrain.ir.affine import Affine, Straddles, delinearize, offset_of, row_major
+from aottrain.ir.kernels.affine import Affine, Straddles, delinearize, offset_of, row_major
 
 LAYOUTS = [
     ((4, 6), (6, 1)), ((4, 6), (1, 4)), ((2, 3, 5), (15, 5, 1)), ((2, 3, 5), (100, 20, 3)), ((2, 1, 5), (5, 0, 1)),

@@ -1,8 +1,8 @@
 import dataclasses
 
-from aottrain.ir.explain import explain, table, timeline_text
-from aottrain.ir.figures import binned, by_module, signed_bytes, with_optimizer
-from aottrain.ir.report import CompileReport
+from aottrain.explain.figures import binned, by_module, signed_bytes, with_optimizer
+from aottrain.explain.report import CompileReport
+from aottrain.explain.tables import explain, table, timeline_text
 from tests.report import example
 
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aottrain.compiler.codegen.passes import BEFORE, plan_passes
+from aottrain.compiler.codegen.row_passes import BEFORE, plan_passes
 from aottrain.errors import VerificationError
-from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import (
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import (
     Address,
     Column,
     Compute,

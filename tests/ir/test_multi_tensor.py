@@ -7,13 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from aottrain.compiler.codegen.cpp_multi_tensor import render_multi_tensor
-from aottrain.compiler.codegen.triton_multi_tensor import render_triton_multi_tensor
+from aottrain.compiler.codegen.cpp.multi_tensor import render_multi_tensor
+from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_tensor
 from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Segment, optimizer_step
 from aottrain.errors import VerificationError
-from aottrain.ir.affine import ZERO, Affine
-from aottrain.ir.kernel import Address, Compute, Constant, KernelIR, Load, Parameter, Reduce, Store, verify_kernel
-from aottrain.ir.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, at_count, verify_multi_tensor
+from aottrain.ir.kernels.affine import ZERO, Affine
+from aottrain.ir.kernels.kernel import (
+    Address,
+    Compute,
+    Constant,
+    KernelIR,
+    Load,
+    Parameter,
+    Reduce,
+    Store,
+    verify_kernel,
+)
+from aottrain.ir.kernels.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, at_count, verify_multi_tensor
 
 F32 = torch.float32
 EACH = Address(Affine(((0, 1),)))

@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 
 import aottrain
-from aottrain.ir.report import CompileReport, add_fallback
-from aottrain.ir.summary import WIDTH, summarise
+from aottrain.explain.report import CompileReport, add_fallback
+from aottrain.explain.summary import WIDTH, summarise
 from tests.report import example
 
 FACTS = {"capture": "trace", "inputs": ("float32[16 x 128]",), "num_parameters": 1_850_000}
@@ -56,9 +56,7 @@ def test_an_empty_report_is_a_page_too():
 
 def test_a_repr_is_one_short_line():
     report = known(example.report())
-    assert repr(report) == (
-        "<CompileReport of GPT: 1 program, 0 fallbacks, saved 13.0 MiB; print it, or .save(path)>"
-    )
+    assert repr(report) == ("<CompileReport of GPT: 1 program, 0 fallbacks, saved 13.0 MiB; print it, or .save(path)>")
     assert repr(report.graphs[0]) == (
         "<GraphReport: train, budget 0.4, kernel aten, saved 13.0 MiB, predicted peak 44.0 MiB>"
     )

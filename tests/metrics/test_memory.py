@@ -6,13 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.metrics.memory import (
-    alive_tensors,
-    distinct_bytes,
-    eager_saved_bytes,
-    peak_rss_bytes,
-    watch_cpu_peak,
-)
+from aottrain.metrics.memory import alive_tensors, distinct_bytes, eager_saved_bytes, peak_rss_bytes, watch_cpu_peak
 from aottrain.metrics.preserve import preserved, preserved_rng
 
 MIB = 1 << 20

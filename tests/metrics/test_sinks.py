@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config import LoggerConfig
+from aottrain.config.run import LoggerConfig
 from aottrain.metrics.sinks import COLUMNS, CsvSink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 

@@ -20,7 +20,7 @@ from tests.mutation.mutating import Mutant, plant
 PACKAGE_TESTS = {
     "aottrain/compiler/codegen": ("compiler/test_small_kernels.py", "compiler/test_tiles.py"),
     "aottrain/compiler/lowering": ("compiler/test_small_kernels.py", "numerics/test_lowerings.py"),
-    "aottrain/compiler/scheduling": ("compiler/test_small_kernels.py", "compiler/test_scheduling.py"),
+    "aottrain/compiler/schedule": ("compiler/test_small_kernels.py", "compiler/test_scheduling.py"),
     "aottrain/compiler/optimizers": ("compiler/test_optimizers.py",),
     "aottrain/compiler/partition": ("compiler/test_partition_strategies.py", "compiler/test_peak_budget.py"),
     "aottrain/compiler": ("numerics/test_small_programs.py", "compiler/test_retention.py"),

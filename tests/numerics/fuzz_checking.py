@@ -332,11 +332,7 @@ def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
         return Verdict(EAGER, made[0].report.fallbacks[0].reason)
     if not difference:
         return Verdict(EQUAL, wanted.error)
-    if (
-        got.error
-        and not wanted.error
-        and (UnsupportedError.__name__ in got.error or _STALE in got.error)
-    ):
+    if got.error and not wanted.error and (UnsupportedError.__name__ in got.error or _STALE in got.error):
         return Verdict(REFUSED, got.error)
     if program.after and _STALE in wanted.error and not got.error:
         return Verdict(LENIENT, wanted.error)

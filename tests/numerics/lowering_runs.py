@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
-from aottrain.compiler.codegen.programs import FLAGS, cpp_units
-from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.kernel import draw_numbers, scratch_bytes
+from aottrain.compiler.link.programs import FLAGS, cpp_units
+from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
-from aottrain.runtime.native import Source, load_all
+from aottrain.toolchain.native import Source, load_all
 from tests.numerics.tolerance import RTOL_ATOL
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.comparison import PLANS, assert_trains_like_eager, compiled
 from tests.numerics.programs import PROGRAMS
 from tests.sampling import crossed, thinned

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.fuzz_checking import (
     EAGER,
     EQUAL,

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import aottrain
 import tests.numerics.test_small_programs as programs
-from aottrain import compiler
+from aottrain.compiler import pipeline as compiler
 from aottrain.errors import VerificationError
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.test_small_programs import PLAIN, SQUARE, runs
 
 FOUND = {

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from aottrain.compiler.lowering.rules import lowered_names
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 from tests.numerics import lowering_rows
 from tests.numerics.lowering_cases import POINTWISE, covering, pointwise_cases
 from tests.numerics.lowering_runs import Case, Planned, differences, evaluated, link, plan, run

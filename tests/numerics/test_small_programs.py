@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compiler.partition.knapsack import dp
-from aottrain.compiler.partition.min_cut import min_vertex_cut
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.partition.algorithms.knapsack import dp
+from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.partition.timeline import trace_memory
 from aottrain.errors import UnsupportedError, VerificationError
 from aottrain.ir.verify import verify_functional, verify_partition
-from aottrain.runtime.philox import _philox_uniform, reference_uniform
+from aottrain.ops.random.philox import _philox_uniform, reference_uniform
 from tests.compiler.programs import joint_of
 from tests.numerics.comparison import assert_same, compiled
 from tests.numerics.fuzz_checking import EAGER, EQUAL, check

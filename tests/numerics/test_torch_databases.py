@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("torch.testing._internal.common_methods_invocations", reason="needs expecttest")
 
-from aottrain.runtime.native import find_compiler  # noqa: E402
+from aottrain.toolchain.native import find_compiler  # noqa: E402
 from tests.numerics.database_checking import (  # noqa: E402
     ALWAYS,
     ALWAYS_MODULES,

@@ -21,11 +21,11 @@ import torch
 
 import aottrain
 from aottrain.compiler.codegen.evaluation import _FUNCTIONS, _IN_DOUBLE
-from aottrain.compiler.codegen.triton import render_code, render_triton
-from aottrain.compiler.codegen.triton_text import arithmetic, literal
+from aottrain.compiler.codegen.triton.render import render_code, render_triton
+from aottrain.compiler.codegen.triton.text import arithmetic, literal
 from aottrain.errors import ConfigError
-from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import Address, Compute, KernelIR, Load, Parameter, Store
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Address, Compute, KernelIR, Load, Parameter, Store
 
 HERE = Path(__file__).parent
 WITHOUT_VARIABLE = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

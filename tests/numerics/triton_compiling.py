@@ -8,11 +8,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from aottrain.compiler.codegen.triton import render_triton
-from aottrain.compiler.codegen.triton_multi_tensor import render_triton_multi_tensor
+from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_tensor
+from aottrain.compiler.codegen.triton.render import render_triton
 from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Segment, optimizer_step
-from aottrain.ir.kernel import KernelIR
-from aottrain.ir.multi_tensor import Base, Over
+from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.multi_tensor import Base, Over
 from aottrain.runtime.triton_launch import load_module
 from tests.numerics.triton_kernels import (
     ANGLES,

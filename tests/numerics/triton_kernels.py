@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from aottrain.compiler.codegen.evaluation import evaluate
-from aottrain.compiler.codegen.triton import render_triton
-from aottrain.ir.affine import ZERO, Affine
-from aottrain.ir.kernel import (
+from aottrain.compiler.codegen.triton.render import render_triton
+from aottrain.ir.kernels.affine import ZERO, Affine
+from aottrain.ir.kernels.kernel import (
     Address,
     Column,
     Compute,
@@ -25,7 +25,7 @@ from aottrain.ir.kernel import (
     Store,
     verify_kernel,
 )
-from aottrain.runtime.philox import philox_words
+from aottrain.ops.random.philox import philox_words
 from aottrain.runtime.triton_launch import triton_launch
 from tests.numerics.tolerance import RTOL_ATOL, sum_error
 from tests.sampling import crossed

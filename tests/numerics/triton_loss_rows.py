@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aottrain.runtime import loss_head
-from aottrain.runtime.loss_head import MEAN, SUM, _aten_rule, _Rows, _triton_rows
+from aottrain.ops import loss_head
+from aottrain.ops.loss_head import MEAN, SUM, _aten_rule, _Rows, _triton_rows
 from tests.numerics.tolerance import assert_close
 from tests.sampling import crossed
 

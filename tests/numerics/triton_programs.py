@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten
 
 import aottrain
 from aottrain.compiler.codegen.evaluation import evaluate
-from aottrain.compiler.codegen.triton import render_triton
-from aottrain.compiler.scheduling.order import schedule
-from aottrain.ir.kernel import KernelIR
+from aottrain.compiler.codegen.triton.render import render_triton
+from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.runtime.launch import scheduled_runner
 from aottrain.runtime.triton_launch import triton_launch
 from tests.numerics import lowering_rows
@@ -273,7 +273,7 @@ def test_dynamo_runs_it_too():
 
 
 def test_equal_kernels_of_repeated_blocks_are_one_module():
-    from aottrain.compiler.codegen.triton import render_code
+    from aottrain.compiler.codegen.triton.render import render_code
 
     backend = compare(nn.Sequential(*[NormGelu(8) for _ in range(5)]), [torch.randn(5, 8)])
     assert len({render_code(kernel) for kernel in backend.kernels}) < len(backend.kernels)

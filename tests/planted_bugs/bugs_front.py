@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import fx
 
-import aottrain.compiler as pipeline
-from aottrain.compiler import analysis, fakes, functional, joint, simplification
+import aottrain.compiler.pipeline as pipeline
+from aottrain.compiler.capture import fakes
+from aottrain.compiler.graphs import simplification
+from aottrain.compiler.joint import analysis, functional, joint
+from aottrain.guards import state
 from aottrain.ir import calling
-from aottrain.runtime import state
 from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("front")
 PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
 SERVED = TestsOf("tests/runtime/test_served_calls.py")
-CAPTURE = importlib.import_module("aottrain.compiler.capture")  # the package has a function of that name
+CAPTURE = importlib.import_module("aottrain.compiler.capture.capture")  # the package has a function of that name
 
 
 HERE.attribute(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aottrain.compiler import api, entry
-from aottrain.runtime import guards, state, tables
+from aottrain.compiler.frontends import api, entry
+from aottrain.guards import containers as tables
+from aottrain.guards import guards, state
 from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("guards")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from aottrain.compiler.codegen import (
-    cpp,
-    cpp_circular,
-    cpp_columns,
-    cpp_reductions,
-    cpp_segments,
-    cpp_text,
-    cpp_tiles,
-    evaluation,
-    passes,
-)
+from aottrain.compiler.codegen import evaluation
+from aottrain.compiler.codegen import row_passes as passes
+from aottrain.compiler.codegen.cpp import circular as cpp_circular
+from aottrain.compiler.codegen.cpp import columns as cpp_columns
+from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
+from aottrain.compiler.codegen.cpp import render as cpp
+from aottrain.compiler.codegen.cpp import segments as cpp_segments
+from aottrain.compiler.codegen.cpp import text as cpp_text
+from aottrain.compiler.codegen.cpp import tiles as cpp_tiles
 from aottrain.compiler.lowering import activations, arithmetic, indexing, norms, reductions, rules
 from tests.planted_bugs.planting import Area
 

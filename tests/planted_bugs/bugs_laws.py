@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import aottrain.compiler as pipeline
-from aottrain.compiler import functional, stages
+import aottrain.compiler.pipeline as pipeline
+from aottrain.compiler import stages
+from aottrain.compiler.joint import functional
 from aottrain.compiler.optimizers import formulas
-from aottrain.compiler.scheduling import kernels, memory
+from aottrain.compiler.schedule import kernels, memory
 from aottrain.ir import verify
 from tests.planted_bugs.planting import Area, TestsOf
 

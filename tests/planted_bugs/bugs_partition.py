@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import fx
 
-import aottrain.compiler as pipeline
-from aottrain.compiler.partition import knapsack, min_cut, split, strategies, timeline, undefined
+import aottrain.compiler.pipeline as pipeline
+from aottrain.compiler.link import timeline
+from aottrain.compiler.partition import split, strategies, undefined
+from aottrain.compiler.partition.algorithms import knapsack, min_cut
 from aottrain.ir import graph
 from tests.planted_bugs.planting import Area, Plant, TestsOf
 

@@ -9,12 +9,15 @@ import torch
 from torch import fx
 
 from aottrain.compat import CAN_UNPACK_ONE
-from aottrain.compiler import linking, replay
+from aottrain.compiler.joint import replay
+from aottrain.compiler.link import linking
 from aottrain.compiler.lowering import pointwise, rules
 from aottrain.ir import graph
-from aottrain.runtime import epilogue, executor, philox, program, rng
-from aottrain.runtime.native import find_compiler
+from aottrain.ops.random import mode as rng
+from aottrain.ops.random import philox
+from aottrain.runtime import epilogue, executor, program
 from aottrain.runtime.program import Program
+from aottrain.toolchain.native import find_compiler
 from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("runtime")

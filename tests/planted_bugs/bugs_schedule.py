@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from aottrain.compiler import attention, layouts, loss_head
-from aottrain.compiler.scheduling import fusion, groups, in_place, kernels, memory
+from aottrain.compiler.passes import choose_layouts as layouts
+from aottrain.compiler.passes import chunk_loss_heads as loss_head
+from aottrain.compiler.passes import fuse_attention as attention
+from aottrain.compiler.schedule import fusion, groups, in_place, kernels, memory
+from aottrain.ops import loss_head as loss_head_op
 from aottrain.runtime import arena
-from aottrain.runtime import loss_head as loss_head_op
 from tests.planted_bugs.planting import Area, TestsOf
 
 SMALL = "tests/compiler/test_small_kernels.py::test_evaluated[{}]"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aottrain.ir.report import (
+from aottrain.explain.report import (
     AliveRecord,
     CompileReport,
     Fallback,

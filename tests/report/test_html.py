@@ -4,8 +4,8 @@ from html.parser import HTMLParser
 
 import pytest
 
+from aottrain.explain.report import CompileReport, GraphBreak
 from aottrain.ir.decisions import Decision, Record, Timing
-from aottrain.ir.report import CompileReport, GraphBreak
 from aottrain.report import html
 from aottrain.report.charts import WIDTHS
 from tests.report import example

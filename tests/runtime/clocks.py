@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aottrain.runtime import measuring, timings
+from aottrain.measure import measuring, timings
 
 
 class Clock:

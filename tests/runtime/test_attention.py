@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aottrain.ir.attention import scratch_floats
-from aottrain.runtime.attention import attention, attention_backward
-from aottrain.runtime.native import find_compiler
+from aottrain.ops.attention import attention, attention_backward
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import sum_error
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")

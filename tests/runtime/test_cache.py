@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.runtime import cache, native
-from aottrain.runtime.native import Source, find_compiler, load_all
 from aottrain.runtime.triton_launch import load_module
+from aottrain.toolchain import cache, native
+from aottrain.toolchain.native import Source, find_compiler, load_all
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER = Source('extern "C" int answer() { return 7; }')
@@ -108,9 +108,9 @@ def test_no_predictable_folder_of_the_temporary_directory_is_used(tmp_path, monk
 @needs_compiler
 def test_a_private_folder_is_ours_alone_and_ends_with_its_process(tmp_path):
     program = (
-        "from aottrain.runtime.cache import private_folder\n"
-        "from aottrain.runtime.native import Source, load_all\n"
-        'print(load_all([Source(\'extern "C" int answer() { return 7; }\')])[0].functions.answer())\n'
+        "from aottrain.toolchain.cache import private_folder\n"
+        "from aottrain.toolchain.native import Source, load_all\n"
+        "print(load_all([Source('extern \"C\" int answer() { return 7; }')])[0].functions.answer())\n"
         "print(oct(private_folder().stat().st_mode), private_folder())"
     )
     (tmp_path / "file").write_text("no folder")

@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.compiler.analysis import analyse
-from aottrain.compiler.capture import capture
-from aottrain.compiler.functional import functionalize
-from aottrain.compiler.joint import trace_joint
-from aottrain.compiler.links import without_links, without_values
-from aottrain.compiler.simplification import simplify
+from aottrain.compiler.capture.capture import capture
+from aottrain.compiler.graphs.simplification import simplify
+from aottrain.compiler.joint.analysis import analyse
+from aottrain.compiler.joint.functional import functionalize
+from aottrain.compiler.joint.joint import trace_joint
+from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.errors import UnsupportedError
 from tests.numerics.comparison import assert_same, compiled
 

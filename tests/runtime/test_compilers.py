@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.compiler.codegen.multi_tensor import link_multi_tensor
+from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.errors import CompilerError, UnsupportedError
-from aottrain.runtime import cache, native
-from aottrain.runtime.native import Source, compiler_obstacle, find_compiler, load_all, require_all
 from aottrain.tasks import plan, train
 from aottrain.tasks.build import build_job
+from aottrain.toolchain import cache, native
+from aottrain.toolchain.native import Source, compiler_obstacle, find_compiler, load_all, require_all
 from aottrain.trainer.loop import prepare
 from aottrain.trainer.signals import Interrupted
 from tests.runtime.conftest import isolated

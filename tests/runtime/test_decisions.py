@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from aottrain.ir.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
-from aottrain.runtime import cache, measuring, products, rates
-from aottrain.runtime.decisions import deciding
-from aottrain.runtime.measuring import Run, in_turns
-from aottrain.runtime.products import choose_library
-from aottrain.runtime.rates import DEFAULT_RATES, rates_for
+from aottrain.measure import measuring, rates
+from aottrain.measure.decisions import deciding
+from aottrain.measure.measuring import Run, in_turns
+from aottrain.measure.rates import DEFAULT_RATES, rates_for
+from aottrain.ops import products
+from aottrain.ops.products import choose_library
+from aottrain.toolchain import cache
 from tests.runtime.clocks import Clock
 
 CPU = torch.device("cpu")

@@ -277,7 +277,7 @@ def test_a_parameter_given_as_an_argument():
 
 
 def test_past_the_limit_calls_run_eagerly_and_are_counted():
-    from aottrain.compiler import api
+    from aottrain.compiler.frontends import api
 
     call = aottrain.compile(lambda x: F.relu(x) * 2, capture="trace")
     with warnings.catch_warnings():
@@ -290,7 +290,7 @@ def test_past_the_limit_calls_run_eagerly_and_are_counted():
 
 
 def test_past_the_limit_is_an_error_where_that_is_asked_for():
-    from aottrain.compiler import api
+    from aottrain.compiler.frontends import api
 
     call = compiled(lambda x: x * 2)
     for size in range(1, api.RECOMPILE_LIMIT + 1):

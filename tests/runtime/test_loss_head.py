@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.runtime import loss_head
-from aottrain.runtime.native import find_compiler
+from aottrain.ops import loss_head
+from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import assert_close, sum_error
 
 op = torch.ops.aottrain.linear_cross_entropy.default

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.runtime import native
-from aottrain.runtime.native import Source, find_compiler, load_all
+from aottrain.toolchain import native
+from aottrain.toolchain.native import Source, find_compiler, load_all
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER = Source('extern "C" int answer() { return 42; }')

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from aottrain.runtime import philox
-from aottrain.runtime.philox import new_state, philox_words, reference_uniform
+from aottrain.ops.random import philox
+from aottrain.ops.random.philox import new_state, philox_words, reference_uniform
 
 CPU = torch.device("cpu")
 draws = torch.ops.aottrain

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from aottrain.ir.tensor import tensor_spec
-from aottrain.runtime import cache, rates
-from aottrain.runtime.calls import OpCall
-from aottrain.runtime.rates import DEFAULT_RATES, rates_for
-from aottrain.runtime.timings import call_seconds
+from aottrain.measure import rates
+from aottrain.measure.calls import OpCall
+from aottrain.measure.rates import DEFAULT_RATES, rates_for
+from aottrain.measure.timings import call_seconds
+from aottrain.toolchain import cache
 from tests.runtime.clocks import Clock
 
 aten = torch.ops.aten

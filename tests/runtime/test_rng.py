@@ -11,7 +11,7 @@ import torch.nn.functional as F
 import aottrain
 from aottrain import philox_eager
 from aottrain.errors import UnsupportedError
-from aottrain.runtime.rng import RULES, PhiloxMode, _check_no_draw
+from aottrain.ops.random.mode import RULES, PhiloxMode, _check_no_draw
 
 aten = torch.ops.aten
 N = 4000

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from aottrain.ir.tensor import TensorSpec, tensor_spec
-from aottrain.runtime import cache, calls, workspaces
-from aottrain.runtime.calls import OpCall
-from aottrain.runtime.workspaces import workspace_bytes
+from aottrain.measure import calls, workspaces
+from aottrain.measure.calls import OpCall
+from aottrain.measure.workspaces import workspace_bytes
+from aottrain.toolchain import cache
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.runtime.native import find_compiler
+from aottrain.toolchain.native import find_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aottrain.compiler.codegen import multi_tensor, triton_programs
 from aottrain.compiler.codegen.evaluation import evaluate
-from aottrain.ir.kernel import KernelIR
-from aottrain.ir.multi_tensor import Base, MultiTensorIR, Over, Stage, at_count
+from aottrain.compiler.codegen.triton import programs as triton_programs
+from aottrain.compiler.link import multi_tensor
+from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.multi_tensor import Base, MultiTensorIR, Over, Stage, at_count
 
 # Of a kernel by its name, on so many programs, with these arguments (addresses, numbers): what it does.
 Meaning = Callable[[str, int, Sequence[Any]], None]
@@ -118,4 +119,4 @@ def _loss_rows(name: str, programs: int, given: Sequence[Any]) -> None:
         rows.copy_(shares / float(memory_at(counted, 1, torch.float32)) if mean else shares)
 
 
-_OTHERS: Mapping[str, Meaning] = {"aottrain.runtime.triton_loss_rows": _loss_rows}
+_OTHERS: Mapping[str, Meaning] = {"aottrain.ops.triton.loss_rows": _loss_rows}

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.compiler import loss_head
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
+from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.runtime import triton_launch
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 import aottrain
-from aottrain.ir.report import GraphReport
+from aottrain.explain.report import GraphReport
 from tests.simulated.device import Device
 from tests.simulated.driver import Launch, Log
 

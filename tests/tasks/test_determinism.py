@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from aottrain.config import RunConfig, TrainerConfig
+from aottrain.config.run import RunConfig, TrainerConfig
 from aottrain.errors import UnsupportedError
 from aottrain.tasks import determinism
 from aottrain.tasks.determinism import as_deterministic_as_asked, what_hangs_on_the_model

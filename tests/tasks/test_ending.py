@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.config import RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.tasks import compare, worker
-from aottrain.tasks.turns import TimedRun
+from aottrain.tasks.runs_in_turns import TimedRun
 from aottrain.trainer.signals import Interrupted
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -9,10 +9,10 @@ import torch
 
 import aottrain
 from aottrain.errors import ConfigError
-from aottrain.runtime import native
-from aottrain.runtime.lion import Lion
+from aottrain.ops.lion import Lion
 from aottrain.tasks import train
 from aottrain.tasks.build import build_job
+from aottrain.toolchain import native
 from aottrain.trainer import optim
 from tests.trainer.conftest import left_by, one_thread, tiny
 

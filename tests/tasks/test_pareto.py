@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from aottrain.errors import BudgetError
+from aottrain.measure.machine import describe_machine
 from aottrain.report.charts import WIDTHS
-from aottrain.runtime.machine import describe_machine
 from aottrain.tasks import pareto
 from aottrain.tasks.pareto import matching, peers, point_config
-from aottrain.tasks.points import (
+from aottrain.tasks.pareto_points import (
     Point,
     beaten,
     dominated,
@@ -21,7 +21,7 @@ from aottrain.tasks.points import (
     planned_peak,
     predicted_line,
 )
-from aottrain.tasks.turns import RunError, timed_training
+from aottrain.tasks.runs_in_turns import RunError, timed_training
 from tests.tasks.test_compare_runs import ROOT, run_here, small
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config import LoggerConfig, RecipeConfig, RunConfig, load_recipe
+from aottrain.config.run import LoggerConfig, RecipeConfig, RunConfig, load_recipe
 from aottrain.metrics.sinks import CsvSink
 from aottrain.tasks.build import build_job
 from aottrain.tasks.summary import first_summary

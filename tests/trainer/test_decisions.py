@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.compiler.scheduling import products as product_choice
+from aottrain.compiler.schedule import products as product_choice
 from aottrain.errors import CheckpointError
 from aottrain.ir.decisions import ATEN, ONEDNN, Timing, read_record
-from aottrain.runtime import measuring, timings
-from aottrain.runtime.cache import Table
-from aottrain.runtime.native import find_compiler
-from aottrain.runtime.products import choose_library
+from aottrain.measure import measuring, timings
+from aottrain.ops.products import choose_library
 from aottrain.tasks import train
 from aottrain.tasks.build import build_job
+from aottrain.toolchain.cache import Table
+from aottrain.toolchain.native import find_compiler
 from aottrain.trainer.checkpoint import load
 from tests.trainer.test_run import same
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.config import LrScheduleConfig, OptimizerConfig
+from aottrain.config.run import LrScheduleConfig, OptimizerConfig
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.runtime.lion import Lion
+from aottrain.ops.lion import Lion
 from aottrain.trainer.optim import (
     build_optimizer,
     clip_and_update,

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.config import RecipeConfig, load_recipe
+from aottrain.config.run import RecipeConfig, load_recipe
 from aottrain.errors import CheckpointError, ConfigError, NumericsError, UnsupportedError
-from aottrain.ir.report import CompileReport, Fallback
+from aottrain.explain.report import CompileReport, Fallback
 from aottrain.ir.units import format_bytes
 from aottrain.step import StepResult
 from aottrain.tasks import build, train

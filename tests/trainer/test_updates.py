@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.config import OptimizerConfig
+from aottrain.config.run import OptimizerConfig
 from aottrain.errors import NumericsError
 from aottrain.trainer.optim import decay_groups, hyperparameters
 from aottrain.trainer.updates import verify_update

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from aottrain.config import VerifyConfig
+from aottrain.config.run import VerifyConfig
 from aottrain.errors import NumericsError
-from aottrain.runtime.rng import philox_eager
+from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.rounding import distance, place_of, relative_norm, unexplained

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.compiler import backends
-from aottrain.config import EngineConfig, KernelConfig, PartitionConfig, RunConfig
+from aottrain.compiler.link import backends
+from aottrain.config.run import EngineConfig, KernelConfig, PartitionConfig, RunConfig
 from aottrain.data.text import load_text
 from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
 from aottrain.metrics.sinks import CsvSink, write_summary

@@ -1,1 +1,1 @@
-"""KernelIR as text that runs: C++ for a CPU, Triton for CUDA; and run in plain torch, as the oracle for both."""
+"""KernelIR as text that runs: `cpp` for a CPU, `triton` for CUDA; and run in plain torch, as the oracle for both."""

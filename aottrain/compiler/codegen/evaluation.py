@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from aottrain.ir.affine import Affine
-from aottrain.ir.kernel import Address, Column, Compute, Constant, Instruction, KernelIR, Load, Position, Reduce
-from aottrain.runtime.philox import philox_words
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Address, Column, Compute, Constant, Instruction, KernelIR, Load, Position, Reduce
+from aottrain.ops.random.philox import philox_words
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.true_divide, "neg": torch.neg, "abs": torch.abs,

@@ -22,9 +22,9 @@ from aottrain.compiler.lowering.rules import (
     whole,
     wide,
 )
-from aottrain.ir.affine import offset_of
 from aottrain.ir.graph import value_of
-from aottrain.ir.kernel import Position
+from aottrain.ir.kernels.affine import offset_of
+from aottrain.ir.kernels.kernel import Position
 
 Formula = Callable[[Builder, Values], Sequence[int]]
 

@@ -21,7 +21,7 @@ from aottrain.compiler.lowering.rules import (
     whole,
     wide,
 )
-from aottrain.ir.affine import ZERO, Affine
+from aottrain.ir.kernels.affine import ZERO, Affine
 
 
 def _own_output(node: fx.Node) -> tuple[Output, ...]:

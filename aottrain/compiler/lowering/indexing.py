@@ -19,8 +19,8 @@ from aottrain.compiler.lowering.rules import (
     spec,
     whole,
 )
-from aottrain.ir.affine import ZERO, Affine
-from aottrain.ir.kernel import Position
+from aottrain.ir.kernels.affine import ZERO, Affine
+from aottrain.ir.kernels.kernel import Position
 
 
 @lowers("aten.embedding.default")

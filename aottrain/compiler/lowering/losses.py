@@ -23,8 +23,8 @@ from aottrain.compiler.lowering.rules import (
     spec,
     wide,
 )
-from aottrain.ir.affine import ZERO
 from aottrain.ir.graph import value_of
+from aottrain.ir.kernels.affine import ZERO
 
 _NONE, _MEAN = 0, 1
 

@@ -1,4 +1,4 @@
-"""The parts of batch and group normalisation that `runtime.norms` defines.
+"""The parts of batch and group normalisation that `ops.norms` defines.
 
 Sums over a channel are those of a row where a channel's elements lie together, and of a column in channels_last.
 """
@@ -12,7 +12,7 @@ from torch import fx
 
 from aottrain.compiler.lowering.rules import Builder, Operand, Output, Rule, Values, arguments, lowers, spec, whole
 from aottrain.ir.graph import value_of
-from aottrain.runtime.norms import channel_dims
+from aottrain.ops.norms import channel_dims
 
 
 def _operands(*values: object) -> tuple[Operand, ...]:

@@ -22,9 +22,9 @@ from aottrain.compiler.lowering.rules import (
     whole,
     wide,
 )
-from aottrain.ir.affine import ZERO, Affine
 from aottrain.ir.graph import value_of
-from aottrain.ir.kernel import Position
+from aottrain.ir.kernels.affine import ZERO, Affine
+from aottrain.ir.kernels.kernel import Position
 
 # Larger windows are many instructions for each result.
 _LARGEST_WINDOW = 25

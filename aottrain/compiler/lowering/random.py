@@ -1,4 +1,4 @@
-"""Draws inside kernels: the same numbers as `runtime.philox` gives, computed where they are read."""
+"""Draws inside kernels: the same numbers as `ops.random.philox` gives, computed where they are read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from aottrain.compiler.lowering.rules import (
     spec,
     whole,
 )
-from aottrain.ir.affine import Affine, offset_of
-from aottrain.ir.kernel import Position
+from aottrain.ir.kernels.affine import Affine, offset_of
+from aottrain.ir.kernels.kernel import Position
 
 
 @lowers("aottrain.philox_uniform.default")

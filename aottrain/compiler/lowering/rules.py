@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.ir.affine import Affine
 from aottrain.ir.graph import spec_of, value_of
-from aottrain.ir.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
 from aottrain.ir.tensor import TensorSpec
 
 Values = Sequence[int]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compiler.codegen.multi_tensor import link_multi_tensor
+from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.multi_tensor import TensorTables

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from aottrain.compiler.codegen.multi_tensor import link_multi_tensor
+from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step
 from aottrain.compiler.optimizers.plan import Member, Plan, check_parameter, segments_of
 from aottrain.runtime.multi_tensor import TensorTables

@@ -7,18 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import fx
 
-from aottrain.compiler.partition.cost import node_flops
+from aottrain.compiler.partition.costs.op_cost import node_flops
 from aottrain.errors import ConfigError
-from aottrain.ir.graph import (
-    Mark,
-    info,
-    is_tuple,
-    module_of,
-    source_of,
-    spec_of,
-    storage_bytes,
-    value_of,
-)
+from aottrain.ir.graph import Mark, info, is_tuple, module_of, source_of, spec_of, storage_bytes, value_of
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue
 from aottrain.ir.tensor import tensor_spec

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from aottrain.compiler.simplification import remove_dead_code
+from aottrain.compiler.graphs.simplification import remove_dead_code
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.simplification import remove_dead_code
+from aottrain.compiler.graphs.simplification import remove_dead_code
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
     InputKind,

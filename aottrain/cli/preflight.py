@@ -1,0 +1,87 @@
+"""What only a look at the machine can tell, before a run begins: files, folders, devices, a kernel's target."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from aottrain.config.run import RunConfig, load_recipe
+from aottrain.config.schema import Mistake
+from aottrain.errors import ConfigError
+from aottrain.ir.decisions import DEFAULT, MEASURED, read_record
+
+
+def missing_paths(config: RunConfig) -> list[Mistake]:
+    """Paths that are absent, unreadable or empty. Imports nothing, so that a wrong path is answered at once."""
+    found = []
+    text = "" if config.data.path is None else _unreadable(Path(config.data.path))
+    if text:
+        found.append(Mistake("data.path", text, config.data.path))
+    if config.resume not in (None, "auto") and not Path(config.resume).exists():
+        text = "no such file or folder; give the output directory of an earlier run, or auto"
+        found.append(Mistake("resume", text, config.resume))
+    if config.decisions not in (MEASURED, DEFAULT):
+        try:
+            read_record(config.decisions)
+        except ValueError as error:
+            reason = "no such file or folder" if not Path(config.decisions).exists() else str(error)
+            text = f"{reason}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
+            found.append(Mistake("decisions", text, config.decisions))
+    return found
+
+
+def _unreadable(path: Path) -> str:
+    """What is wrong with a data path, or nothing."""
+    if not path.exists():
+        return "no such file or folder; a text file or a folder of text files is needed"
+    if not os.access(path, os.R_OK):
+        return "cannot be read (permission denied)"
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    if not any(file.stat().st_size for file in files):
+        return "the file is empty" if path.is_file() else "the folder holds no text: no file in it has any bytes"
+    return ""
+
+
+def unusable(config: RunConfig, known_wrong: Iterable[str]) -> list[Mistake]:
+    """A device or a kernel's target that is not there. Imports torch, and the target, if there is one to look at."""
+    checks = []
+    if config.kernel.target is not None and "kernel.target" not in known_wrong:
+        checks.append("load_kernel")
+    if config.device.startswith("cuda") and "device" not in known_wrong:
+        checks.append("find_device")
+    found = []
+    for check in checks:
+        from aottrain.tasks import build
+
+        try:
+            build.load_kernel(config) if check == "load_kernel" else build.find_device(config.device)
+        except ConfigError as error:
+            found += [Mistake.from_line(line) for line in error.mistakes]
+    return found
+
+
+def without_text(config: RunConfig) -> list[Mistake]:
+    """A path for a recipe that reads none, or a data folder whose files are all of other kinds. Imports torch."""
+    if config.data.path is None:
+        return []
+    if hasattr(load_recipe(config.recipe.name), "make_batch"):
+        text = f"recipe {config.recipe.name} makes its own data and reads no text; leave it out"
+        return [Mistake("data.path", text, config.data.path)]
+    if Path(config.data.path).is_file():
+        return []
+    from aottrain.data.text import TEXT_SUFFIXES
+
+    if any(path.suffix.lower() in TEXT_SUFFIXES for path in Path(config.data.path).rglob("*")):
+        return []
+    return [Mistake("data.path", f"the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}", config.data.path)]
+
+
+def unwritable(key: str, directory: str) -> list[Mistake]:
+    """What keeps the output directory that `key` names from being made."""
+    path = Path(directory).absolute()
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK):
+        return []
+    reason = "is not writable" if existing.is_dir() else "is a file"
+    return [Mistake(key, f"cannot be made: {existing} {reason}", directory)]

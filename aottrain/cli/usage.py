@@ -1,0 +1,108 @@
+"""The flags, and the text of `--help`: one screen. Groups and their options are read from the folder of YAML files."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from aottrain.errors import ConfigError
+
+HELP = """\
+aottrain {version}: train PyTorch models with a training compiler that keeps to a memory budget.
+
+  python -m aottrain [flags] [group=option ...] [key=value ...]
+
+Examples
+  python -m aottrain                                         train a small GPT on built-in text
+  python -m aottrain data.path=books/ trainer.steps=2000     your own text: a file or a folder
+  python -m aottrain partition.budget=0.4 trainer.precision=bf16
+  python -m aottrain task=compare                            eager, torch.compile, aot in one table
+  python -m aottrain task=pareto                             memory against speed, a run per budget
+  python -m aottrain -m partition.budget=0.1,0.4,1.0 engine=aot,eager    one process per job
+  python -m aottrain resume=outputs/transformer/<run> trainer.steps=4000 go on with a run
+
+Groups: group=option (files of conf/, each key explained there; {default} marks the default)
+{groups}
+
+Keys most used
+  task=train|compare|plan|pareto          seed=1234              device=auto|cpu|cuda|cuda:N
+  trainer.steps=500                       data.batch_size=16     optimizer.lr=2e-3
+  recipe.model.num_layers=4               recipe.model.width=192 recipe.model.context=128
+  partition.budget=0..1|6GiB|auto         verify.steps=1         logger.mode=offline|online|disabled
+
+Flags
+  -m, --multirun            run every combination of comma-separated values
+  -c, --cfg job [--resolve] show the configuration instead of running it
+  --config-dir DIR          add a folder of your own groups, as in DIR/recipe/mine.yaml
+  --version, --hydra-help   versions; all of Hydra's flags
+A run writes metrics.csv, summary.json and its log to hydra.run.dir, outputs/<recipe>/<time>."""
+
+
+_MAX_COLUMN = 50
+
+
+def config_folder() -> Path:
+    """The folder of the YAML files: in the package where it is installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    return Path(importlib.import_module("aottrain.conf").__path__[0])
+
+
+def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
+    """Hydra's flags, and `overrides`: the rest. Both may be mixed. ConfigError names every unknown flag."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for names in (("--help", "-h"), ("--version",), ("--hydra-help",), ("--shell-completion", "-sc"), ("--resolve",)):
+        parser.add_argument(*names, action="store_true")
+    for names in (("--multirun", "-m"), ("--run", "-r")):
+        parser.add_argument(*names, action="store_true")
+    parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
+    parser.add_argument("--info", "-i", nargs="?", const="all")
+    for names in (("--config-dir", "-cd"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--package", "-p")):
+        parser.add_argument(*names)
+    parser.add_argument("overrides", nargs="*")
+
+    def refuse(message: str) -> None:
+        raise ConfigError(f"{message} (see --help)")
+
+    parser.error = refuse  # type: ignore[assignment, method-assign]
+    flags, unknown = parser.parse_known_intermixed_args(list(arguments))
+    if unknown:
+        hint = "unknown flag; settings are written key=value, without dashes, as in trainer.steps=100"
+        raise ConfigError([f"{flag}: {hint}" for flag in unknown])
+    return flags
+
+
+def usage(conf: Path, version: str) -> str:
+    """The help text for the groups in `conf`."""
+    defaults = _defaults(conf / "config.yaml")
+    lines = []
+    for group, chosen in defaults.items():
+        options = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+        marked = [option + "*" if option == chosen else option for option in options]
+        lines.append(f"  {group:<12} {' '.join(marked)}")
+    return HELP.format(version=version, groups="\n".join(_two_columns(lines)), default="*")
+
+
+def _defaults(path: Path) -> dict[str, str]:
+    """`group: option` of the defaults list, in its order. Read as text: help must not wait for a YAML reader."""
+    defaults = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        entry = line.split("#")[0].strip()
+        if entry.startswith("- ") and ": " in entry:
+            group, option = entry[2:].split(": ")
+            defaults[group] = option
+    return defaults
+
+
+def _two_columns(lines: list[str]) -> list[str]:
+    """Side by side; what is too long for that comes first, on lines of its own."""
+    long = [line for line in lines if len(line) > _MAX_COLUMN]
+    lines = [line for line in lines if len(line) <= _MAX_COLUMN]
+    half = (len(lines) + 1) // 2
+    left, right = lines[:half], [*lines[half:], ""][:half]
+    width = max(map(len, left)) + 2
+    return [*long, *(f"{first:<{width}}{second}".rstrip() for first, second in zip(left, right, strict=True))]

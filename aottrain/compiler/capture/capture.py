@@ -1,0 +1,400 @@
+"""capture: a call of the user's function or module becomes a pure function of explicit state.
+
+Also the mode that is active whenever the user's code is traced: it numbers random draws, writes the hidden mutations
+of batch normalisation out, and notes which module and source line each op came from.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from aottrain.compat import flatten_values, tree_unflatten
+from aottrain.compiler.capture.audit import audited
+from aottrain.compiler.capture.checkpoint_regions import (
+    Region,
+    Storages,
+    inlined_checkpoints,
+    open_regions,
+    storages_of,
+)
+from aottrain.compiler.capture.dynamic import SymbolicSizes
+from aottrain.compiler.capture.indexing import IndexingGradients
+from aottrain.compiler.capture.replaced_ops import KNOWN_PURE, MUTATION_RULES, SIZE_RULES, hidden_writes
+from aottrain.compiler.capture.substitutes import contained, installed, swapping
+from aottrain.compiler.graphs.source_locations import Place, tell_source, told_place, user_line
+from aottrain.errors import UnsupportedError, none_caught, note_refusal
+from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_in_backward, set_marks, set_provenance
+from aottrain.ir.ops import hidden_mutation, op_info, uses_generator
+from aottrain.ir.sizes import hint
+from aottrain.ir.tensor import tensor_spec
+from aottrain.ops.checks import checked_value
+from aottrain.ops.random.eager_draws import eager_draw
+from aottrain.ops.random.mode import PhiloxMode
+
+aten = torch.ops.aten
+_DEVICE = torch.ops.prim.device.default
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """One call as a pure function: `call(primals)` runs the user's code on flat tensors and gives its raw result.
+
+    primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
+    inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
+    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. sizes: the symbols by name, of a step with symbolic
+    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept. watching: to be entered around
+    code of the user's.
+    """
+
+    call: Callable[[Sequence[Tensor]], Any]
+    primals: tuple[Tensor, ...]
+    inputs: tuple[InputSpec, ...]
+    module: nn.Module | None
+    num_state: int
+    is_leaf: tuple[bool, ...]
+    is_view: tuple[bool, ...]
+    shared: frozenset[int]
+    notes: set[str] = field(default_factory=set)
+    rng: str = "philox"
+    sizes: Mapping[str, torch.SymInt] = field(default_factory=dict)
+    shape_env: Any = None
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @property
+    def device(self) -> torch.device:
+        return self.primals[0].device if self.primals else torch.device("cpu")
+
+
+def capture(
+    function: Callable[..., Any],
+    module: nn.Module | None,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    captured: Sequence[Tensor] = (),
+    rng: str = "philox",
+    sizes: SymbolicSizes | None = None,
+    watching: Callable[[], AbstractContextManager[None]] = nullcontext,
+    containers: Container[int] = (),
+) -> CapturedStep:
+    """Make the state of one call explicit.
+
+    `function` is what runs; where it is a module, `module` is that same object and its parameters and buffers become
+    inputs. `captured`: tensors that it reads from elsewhere (closures, globals, attributes); they become inputs too.
+    Raises UnsupportedError for inputs that this door cannot describe (tensor subclasses, sparse tensors).
+    """
+    state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
+    num_named = len(state) - len(captured)
+    leaves, tree = flatten_values((tuple(args), kwargs))
+    entries, index = list(state), {id(tensor): i for i, (_, _, tensor) in enumerate(state)}
+    places = {}
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            if id(leaf) not in index:
+                index[id(leaf)] = len(entries)
+                entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
+            places[place] = index[id(leaf)]
+    notes: set[str] = set()
+    inputs, traced = [], []
+    for kind, name, tensor in entries:
+        _check_input(name, tensor)
+        stand_in = sizes.fakes.get(id(tensor)) if sizes is not None and kind is InputKind.BATCH else None
+        traced.append(tensor if stand_in is None else stand_in)
+        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad))
+    named = [tensor for _, _, tensor in state[:num_named]]
+
+    def call(primals: Sequence[Tensor]) -> Any:
+        filled = list(leaves)
+        for place, i in places.items():
+            filled[place] = primals[i]
+        call_args, call_kwargs = tree_unflatten(filled, tree)
+        table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
+        stand_ins = swapping(table, {id(value) for value in primals}, notes)
+        with none_caught(), contained(rng), audited(function, module), watching(), stand_ins, inlined_checkpoints():
+            if module is None:
+                result = function(*call_args, **call_kwargs)
+            else:
+                with installed(module, {id(real): value for real, value in zip(named, primals, strict=False)}):
+                    result = module(*call_args, **call_kwargs)
+        # The containers are copies of the caller's.
+        after, tree_after = flatten_values((call_args, call_kwargs))
+        if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
+            raise UnsupportedError("the program changes a list or dictionary that it was given")
+        given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
+        if len({*given, *returned}) < len({*given}) + len(returned) or any(one in containers for one in returned):
+            raise UnsupportedError("the program returns a list or dictionary that it was given or keeps, or one twice")
+        return result
+
+    tensors = tuple(tensor for _, _, tensor in entries)
+    return CapturedStep(
+        call,
+        tuple(traced),
+        tuple(inputs),
+        module,
+        len(state),
+        tuple(value.is_leaf for value in tensors),
+        tuple(value._is_view() for value in tensors),
+        frozenset(shared_storages(tensors)),
+        notes,
+        rng,
+        {} if sizes is None else sizes.symbols,
+        None if sizes is None else sizes.shape_env,
+        watching,
+    )
+
+
+def _containers(value: Any) -> Iterator[int]:
+    """Identities of the lists and dictionaries in a nest: a call's result is rebuilt with new ones."""
+    if isinstance(value, (list, dict)):
+        yield id(value)
+    if isinstance(value, (list, tuple, dict)) and not isinstance(value, torch.Size):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _containers(item)
+
+
+def named_state(module: nn.Module | None) -> list[tuple[InputKind, str, Tensor]]:
+    """Parameters then buffers of a module, each distinct tensor once."""
+    if module is None:
+        return []
+    state = [(InputKind.PARAMETER, name, value) for name, value in module.named_parameters()]
+    return state + [(InputKind.BUFFER, name, value) for name, value in module.named_buffers()]
+
+
+def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
+    return (InputKind.PARAMETER if tensor.requires_grad else InputKind.BUFFER), f"captured{i}", tensor
+
+
+def _check_input(name: str, tensor: Tensor) -> None:
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor):
+        raise UnsupportedError(f"{name} is a tensor subclass, {type(tensor).__name__}")
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(f"{name} has layout {tensor.layout}")
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        raise UnsupportedError(f"{name} is quantised or a lazy conjugate")
+    if tensor.device.type == "meta":
+        raise UnsupportedError(f"{name} is on the meta device")
+
+
+def shared_storages(tensors: Sequence[Tensor]) -> set[int]:
+    """Indices of the tensors whose storage another tensor of the list shares."""
+    groups: dict[int, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        storage = tensor.untyped_storage()
+        if hint(storage.nbytes()):
+            groups.setdefault(storage._cdata, []).append(i)
+    return {i for members in groups.values() if len(members) > 1 for i in members}
+
+
+def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
+    """Fresh leaf fakes with the primals' metadata; they share nothing with the real tensors."""
+    static = step.shape_env is None
+    pairs = zip(step.primals, step.inputs, strict=True)
+    return [_fake(value, mode, static).requires_grad_(spec.requires_grad) for value, spec in pairs]
+
+
+def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
+    known = isinstance(value, FakeTensor)
+    fake = _fake_again(value, mode, static) if known else mode.from_tensor(value.detach(), static_shapes=True)
+    if not (value.requires_grad and value.is_leaf and value._is_view()):
+        return fake
+    with mode, torch.enable_grad():
+        return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
+
+
+def _fake_again(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
+    """Of a tensor that TorchDynamo has traced with."""
+    size, stride = list(value.shape), list(value.stride())
+    if static:
+        size, stride = [int(n) for n in size], [int(n) for n in stride]
+    with mode, torch.no_grad():
+        empty = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        if static or not value.storage_offset():
+            return empty
+        memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
+        return empty.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
+
+
+def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:
+    """What the user's code gets for the leaves: those of `cloned` that are no leaves to the caller are copied first, so
+    that they may be mutated, and gradients are still taken with respect to the value that came in."""
+    copied = set(cloned)
+    for value, real in zip(leaves, step.primals, strict=True):
+        if not isinstance(
+            real, FakeTensor
+        ):  # a parameter is one to isinstance, and has the attributes that it was given
+            vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
+    with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
+        return [
+            value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
+            for i, value in enumerate(leaves)
+        ]
+
+
+class CaptureMode(PhiloxMode):
+    """Active while the user's code is traced: functional draws, visible mutations, provenance of every node."""
+
+    def __init__(self, state: Tensor, provenance: Provenance, rng: str = "philox"):
+        super().__init__(state)
+        self.provenance = provenance
+        self.rng = rng
+        self.read_in_regions: Storages = {}  # that come into a checkpointed region from outside
+        self.indexing = IndexingGradients()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE and type(args[0]) is FakeTensor and not args[0].fake_mode.in_kernel_invocation:
+            return args[0].fake_device  # autograd asks this several times for each op
+        profile = sys.getprofile()
+        sys.setprofile(None)  # the audit is of the user's code, and would slow this down
+        try:
+            return self.dispatch(func, types, args, kwargs or {})
+        except Exception as error:
+            tell_source(error, self.provenance.current().source)
+            if not isinstance(error, UnsupportedError):
+                note_refusal(f"{func}, {type(error).__name__}")
+            raise
+        finally:
+            sys.setprofile(profile)
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        place = self.provenance.current()
+        regions = open_regions()
+        self._check_regions(regions, func, args, kwargs)
+        rule = MUTATION_RULES.get(func) or SIZE_RULES.get(func)
+        node = torch._C._current_autograd_node()
+        out = None if node is None else self.indexing.rule(node, func, args)
+        if func is aten._local_scalar_dense.default:
+            out = checked_value(*args)
+        if rule is not None:
+            out = rule(func, args, kwargs)
+        elif out is None:
+            if hidden_mutation(func) and func not in KNOWN_PURE:
+                raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
+            if self.rng == "eager" and uses_generator(func):
+                if _in_backward():
+                    raise UnsupportedError("the backward draws random numbers")
+                out = eager_draw(func, args, kwargs)
+            else:
+                out = super().__torch_dispatch__(func, types, args, kwargs)
+        if _in_backward():
+            # What the gradient of a region's op makes of its values is never saved by eager's checkpoint.
+            marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in place.regions)
+        else:
+            marks = tuple((region.number, region.mark(func, args, kwargs, out)) for region in regions)
+        self.provenance.mark(place, marks)
+        return out
+
+    def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
+        places = op_info(func).writes or hidden_writes(func, args)
+        if not (regions or (places and self.read_in_regions)):
+            return
+        written = storages_of(_arguments_at(func, places, args, kwargs))
+        if written.keys() & self.read_in_regions.keys():
+            raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
+        for region in regions:
+            if uses_generator(func) and not region.preserves_rng:
+                raise UnsupportedError("random numbers in torch.utils.checkpoint with preserve_rng_state=False")
+            region.check_writes(written)
+        if regions:
+            read = storages_of((args, kwargs))
+            self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].made.keys())
+
+    def _next(self, device: torch.device) -> tuple[Tensor, int]:
+        if _in_backward():
+            raise UnsupportedError("the backward draws random numbers")
+        return super()._next(device)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_autograd_node() is not None
+
+
+def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+    """The arguments at these places of the schema."""
+    names = [argument.name for argument in func._schema.arguments]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
+
+
+class Provenance:
+    """Which module and source line is running: forward ops by hooks and stack, backward ops by sequence number."""
+
+    def __init__(self, module: nn.Module | None):
+        self.module = module
+        self.names = {} if module is None else {id(child): name for name, child in module.named_modules()}
+        self.roots: list[nn.Module] = []  # kept alive, so that no other module takes the identity
+        self.stack: list[tuple[str, int]] = []
+        self.runs: Counter[str] = Counter()
+        self.by_sequence: dict[int, Place] = {}
+        self.last: fx.Node | None = None
+        self.graph: fx.Graph | None = None  # that is recorded; else that of torch's tracer
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow the forwards of the captured module's children; of a function, those of the modules that it calls."""
+
+        def enter(module: nn.Module, _: Any) -> None:
+            if self.module is None and id(module) not in self.names:
+                self._add_root(module)
+            if id(module) in self.names:
+                name = self.names[id(module)]
+                self.stack.append((name, self.runs[name]))
+                self.runs[name] += 1
+
+        def leave(module: nn.Module, _: Any, __: Any) -> None:
+            if id(module) in self.names and self.stack:
+                self.stack.pop()
+
+        handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _add_root(self, module: nn.Module) -> None:
+        """A module that a function calls is named by its class."""
+        same = sum(type(root).__name__ == type(module).__name__ for root in self.roots)
+        root = type(module).__name__ + (f"_{same + 1}" if same else "")
+        self.roots.append(module)
+        for name, child in module.named_modules():
+            self.names.setdefault(id(child), f"{root}.{name}" if name else root)
+
+    def current(self) -> Place:
+        """The place of the op that is about to run."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self.by_sequence.get(node._sequence_nr(), Place())
+        told = told_place()
+        if told is None:
+            told = Place(tuple(self.stack), user_line())
+        place = told._replace(regions=tuple(region.number for region in open_regions()))
+        # The autograd kernel above has numbered this op's gradient node already.
+        self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, place)
+        return place
+
+    def mark(self, place: Place, marks: Marks) -> None:
+        """Note the place and the marks on the nodes that were added since the last call."""
+        graph = self.graph
+        if graph is None and (mode := get_proxy_mode()) is not None:
+            graph = mode.tracer.graph
+        if graph is None:
+            return
+        node = graph._root._prev
+        newest = node
+        while node is not self.last and node.op != "root":
+            if node.op == "call_function":
+                set_provenance(node, place.modules, place.source, torch.is_grad_enabled())
+                set_marks(node, marks)
+                if _in_backward():
+                    set_in_backward(node)
+            node = node._prev
+        self.last = newest

@@ -1,0 +1,118 @@
+"""Ops that a trace cannot have as they are, written out.
+
+Those that update an argument though their schema denies it: a new value, then a copy of it in place. Those whose
+results have sizes that depend on values, where larger ones hold the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import aottrain.ops.ctc  # noqa: F401  (the ops)
+import aottrain.ops.lstsq  # noqa: F401  (the ops)
+from aottrain.ir.ops import hidden_mutation
+
+aten = torch.ops.aten
+
+
+def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    mean, var = given["running_mean"], given["running_var"]
+    if not given["training"] or mean is None:
+        return func(*args, **kwargs)
+    x, weight, bias = given["input"], given["weight"], given["bias"]
+    out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
+        x, weight, bias, mean, var, True, given["momentum"], given["eps"]
+    )
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    return out, save_mean, save_invstd
+
+
+def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
+    out, save_mean, save_invstd, reserve, mean, var = aten._batch_norm_with_update_functional(*args, **kwargs)
+    args[3].copy_(mean)
+    args[4].copy_(var)
+    return out, save_mean, save_invstd, reserve
+
+
+def _cudnn_batch_norm(_: Any, args: Any, kwargs: Any) -> Any:
+    """As the native op, whose results it shares but for what cuDNN's own backward would read."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    given = {**dict(zip(names, args, strict=False)), **_native_names(kwargs)}
+    values = tuple(given[name] for name in names)
+    if given["training"] and given["running_mean"] is None:
+        results = aten._native_batch_norm_legit.no_stats(*values[:3], *values[5:])
+    else:
+        results = _batch_norm(aten.native_batch_norm.default, values, {})
+    return (*results, values[0].new_empty(0, dtype=torch.uint8))
+
+
+def _native_names(kwargs: Any) -> dict[str, Any]:
+    known = {"exponential_average_factor": "momentum", "epsilon": "eps"}
+    return {known.get(name, name): value for name, value in kwargs.items()}
+
+
+def _cudnn_batch_norm_backward(_: Any, args: Any, kwargs: Any) -> Any:
+    """Of training alone: elsewhere autograd calls the native op."""
+    names = ("input", "grad_output", "weight", "running_mean", "running_var", "save_mean", "save_var", "epsilon")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    x, gradient, weight, *statistics, epsilon = (given[name] for name in names)
+    return aten.native_batch_norm_backward(gradient, x, weight, *statistics, True, epsilon, [True, True, True])
+
+
+def _ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
+    """On a CPU: elsewhere other libraries may compute it."""
+    names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "zero_infinity")
+    given = {"blank": 0, "zero_infinity": False, **dict(zip(names, args, strict=False)), **kwargs}
+    if given["log_probs"].device.type != "cpu":
+        return func(*args, **kwargs)
+    lengths = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (given[name] for name in names[2:4])]
+    rest = given["blank"], given["zero_infinity"]
+    return torch.ops.aottrain.ctc_loss.default(given["log_probs"], given["targets"], *lengths, *rest)
+
+
+def _ctc_loss_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    if args[1].device.type != "cpu":
+        return func(*args, **kwargs)
+    zero_infinity = args[8] if len(args) > 8 else kwargs.get("zero_infinity", False)
+    lengths = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in args[3:5]]
+    return torch.ops.aottrain.ctc_loss_backward.default(*args[:3], *lengths, *args[5:8], zero_infinity)
+
+
+def _lstsq(func: Any, args: Any, kwargs: Any) -> Any:
+    names = ("self", "b", "rcond", "driver")
+    given = {"rcond": None, "driver": None, **dict(zip(names, args, strict=False)), **kwargs}
+    a, b, driver = given["self"], given["b"], given["driver"] or "gelsy"
+    if a.device.type != "cpu" or b.dim() != a.dim() or b.shape[:-1] != a.shape[:-1]:
+        return func(*args, **kwargs)
+    return torch.ops.aottrain.lstsq.default(a, b, given["rcond"], driver)
+
+
+def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
+    """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
+    training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
+    return hidden_mutation(func) if func in MUTATION_RULES and training else ()
+
+
+MUTATION_RULES: dict[Any, Callable[..., Any]] = {
+    aten.native_batch_norm.default: _batch_norm,
+    aten._native_batch_norm_legit.default: _batch_norm,
+    aten._batch_norm_with_update.default: _batch_norm_with_update,
+    # Fused and checked as the native op, which a library's own state between forward and backward would prevent.
+    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+    aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+}
+KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
+# Of ops whose results have sizes that depend on values.
+SIZE_RULES: dict[Any, Callable[..., Any]] = {
+    aten._ctc_loss.Tensor: _ctc_loss,
+    aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
+    aten._ctc_loss.default: _ctc_loss,
+    aten._ctc_loss_backward.default: _ctc_loss_backward,
+    aten.linalg_lstsq.default: _lstsq,
+}

@@ -1,0 +1,247 @@
+"""Around a run of the user's code on stand-ins: they take the places of the real tensors, and nothing leaks out."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from aottrain.compat import map_values, no_onednn, no_saved_tensor_hooks
+from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
+from aottrain.compiler.capture.covariance import STAND_INS
+from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
+from aottrain.errors import UnsupportedError, note_refusal
+from aottrain.ops.checks import values_checked
+from aottrain.ops.random.generator import generators_traced
+
+CUSTOM_FUNCTION = "a custom autograd.Function"
+
+
+class PerThread(dict[str, Any]):
+    """A dictionary that is another one for the thread that makes it: `shared` for all others, whose writes go there."""
+
+    def __init__(self, shared: dict[str, Any], own: dict[str, Any]):
+        super().__init__(shared)  # for what reads a dictionary in C, past these methods
+        self.shared = shared
+        self._own = own
+        self._before = dict(own)
+        self._thread = threading.get_ident()
+
+    def moved(self) -> list[str]:
+        """The keys whose values its maker has changed, added or removed."""
+        keys = {**self._before, **self._own}
+        return [key for key in keys if self._own.get(key, keys) is not self._before.get(key, keys)]
+
+    def seen(self) -> dict[str, Any]:
+        return self._own if threading.get_ident() == self._thread else self.shared
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(self.shared), (dict(self.seen()),)
+
+
+def _delegated(name: str) -> Any:
+    def method(self: PerThread, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.seen(), name)(*args, **kwargs)
+
+    return method
+
+
+for _name in (
+    "__contains__", "__delitem__", "__eq__", "__getitem__", "__ior__", "__iter__", "__len__", "__ne__", "__or__",
+    "__repr__", "__reversed__", "__ror__", "__setitem__", "clear", "copy", "get", "items", "keys", "pop", "popitem",
+    "setdefault", "update", "values",
+):  # fmt: skip
+    setattr(PerThread, _name, _delegated(_name))
+
+
+@contextmanager
+def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
+    """Inside, each parameter and buffer slot of the tree holds the stand-in of its tensor (tied ones the same), as this
+    thread sees it: others, which may train or save the module meanwhile, see the tensors.
+
+    Raises UnsupportedError where the program puts another tensor into a slot: that would be lost with the stand-ins.
+    """
+    owners = {id(vars(child)): vars(child) for child in module.modules()}.values()
+    slots = [
+        (attributes, kind, PerThread(known, {name: _stand_in(table, value) for name, value in known.items()}))
+        for attributes in owners
+        for kind in ("_parameters", "_buffers")
+        if (known := attributes[kind])
+    ]
+    # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
+    recurrent = [
+        (vars(child), {name: value for name, value in vars(child).items() if name.startswith("_flat_weight")})
+        for child in module.modules()
+        if isinstance(child, nn.RNNBase)
+    ]
+    for attributes, kind, slot in slots:
+        attributes[kind] = slot
+    try:
+        yield
+        moved = [name for _, _, slot in slots for name in slot.moved()]
+    finally:
+        for attributes, before in recurrent:
+            attributes.update(before)
+        for attributes, kind, slot in slots:
+            attributes[kind] = slot.shared
+    if moved:
+        raise UnsupportedError(f"the program assigns another tensor to {moved[0]}")
+
+
+def _stand_in(table: dict[int, Tensor], value: Tensor | None) -> Tensor | None:
+    return None if value is None else table[id(value)]
+
+
+@contextmanager
+def contained(rng: str) -> Iterator[None]:
+    """Around every run of the user's code on stand-ins: what it would do to the world beside its inputs is refused."""
+    backward, grad_mode, settings = torch.autograd.backward, torch.is_grad_enabled(), global_settings()
+    random_state, numpy_state = random.getstate(), numpy.random.get_state()
+
+    thread = threading.get_ident()  # others go on training meanwhile
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return backward(*args, **kwargs)
+        raise UnsupportedError("the program calls backward() inside")
+
+    torch.autograd.backward = refuse
+    try:
+        # oneDNN's LSTM keeps a workspace only while autograd records, which compiled graphs do not: it is decomposed.
+        with generators_traced(rng), no_saved_tensor_hooks(), no_onednn():
+            yield
+        if torch.is_grad_enabled() != grad_mode:
+            raise UnsupportedError("the program changes the grad mode of its caller")
+        if global_settings() != settings:
+            raise UnsupportedError("the program changes torch's settings: the default type, determinism, threads")
+        # As bytes: to print NumPy's state would take a fifth of the time of a small program's compile.
+        numpy_drew = pickle.dumps(numpy.random.get_state()) != pickle.dumps(numpy_state)
+        if numpy_drew or random.getstate() != random_state:
+            raise UnsupportedError("the program draws from Python's or NumPy's random generator")
+    finally:
+        torch.autograd.backward = backward
+        torch.set_grad_enabled(grad_mode)
+        restore_settings(settings)
+        random.setstate(random_state)
+        numpy.random.set_state(numpy_state)
+
+
+@contextmanager
+def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Iterator[None]:
+    """Inside, torch functions that are given a tensor of the table (by identity) see its stand-in.
+
+    Raises UnsupportedError where the program asks what only the real tensors know; inputs: identities of the stand-ins.
+    """
+    apply = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
+
+    def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return apply.__func__(cls, *args, **kwargs)
+        if cls is CheckpointFunction:
+            return reentrant_checkpoint(*args)
+        # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
+        notes.add(CUSTOM_FUNCTION)
+        return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
+
+    torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
+    try:
+        with _StandInMode(table, inputs):
+            yield
+    finally:
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+def _swap(table: dict[int, Tensor], value: Any) -> Any:
+    return map_values(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
+
+
+# Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, and are all leaves.
+_UNKNOWN = (
+    *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
+    Tensor._version.__get__,  # type: ignore[attr-defined]
+    Tensor.data_ptr,
+    Tensor.__repr__,
+    Tensor.__format__,
+)
+_UNKNOWN_OF_INPUTS = (
+    *(getattr(Tensor, name).__get__ for name in ("is_leaf", "grad_fn", "_base")),
+    Tensor._is_view,
+    Tensor.register_hook,
+    Tensor.register_post_accumulate_grad_hook,
+    Tensor.retain_grad,
+)
+
+# No op: the tensor would stay what it was computed as.
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def _one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+    """As on real tensors: a trace of torch's own compares with a range, which lets a class outside it pass unseen."""
+    if num_classes <= 0 or tensor.numel() == 0:
+        return torch.nn.functional.one_hot(tensor, num_classes)
+    zeros = torch.zeros(*tensor.shape, num_classes, dtype=torch.int64, device=tensor.device)
+    return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
+
+
+def _ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *more: Any, **named: Any
+) -> Tensor:
+    """With lengths as tensors: of lists C++ makes tensors that no trace sees."""
+    inputs, outputs = (torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (input_lengths, target_lengths))
+    return torch.nn.functional.ctc_loss(log_probs, targets, inputs, outputs, *more, **named)
+
+
+_WRITTEN_OUT: dict[Any, Any] = {
+    torch.nn.functional.one_hot: _one_hot,
+    torch.nn.functional.ctc_loss: _ctc_loss,
+    **STAND_INS,
+}
+
+
+class _StandInMode(TorchFunctionMode):
+    def __init__(self, table: dict[int, Tensor], inputs: set[int]):
+        super().__init__()
+        self.table = table
+        self.inputs = inputs
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        profile = sys.getprofile()
+        sys.setprofile(None)  # the audit is of the user's code, and would slow this down
+        try:
+            of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
+            if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
+                known = getattr(func, "__self__", func)
+                raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
+            if func == _SET_DATA:
+                raise UnsupportedError("the program puts other memory behind a tensor by .data")
+            if self.table:
+                args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
+        finally:
+            sys.setprofile(profile)
+        try:
+            return self._run(func, args, kwargs or {})
+        except Exception as error:  # such as that fakes have no numpy(); the program may catch it
+            if not isinstance(error, UnsupportedError):
+                note_refusal(f"{getattr(func, '__name__', func)}, {type(error).__name__}")
+            raise
+
+    @staticmethod
+    def _run(func: Any, args: Any, kwargs: Any) -> Any:
+        stand_in = _WRITTEN_OUT.get(func)
+        if stand_in is not None:
+            return stand_in(*args, **kwargs)
+        if func is torch.nn.functional.gaussian_nll_loss:
+            with values_checked("var has negative entry/entries"):
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)

@@ -1,0 +1,231 @@
+"""The C++ functions that generated kernels call: self-contained, so that a program compiles in a second.
+
+Each is written so that a compiler vectorises a loop around it: no branches, no tables. Polynomials are least-squares
+fits, weighted towards the largest error (Lawson's method), made for this file; arguments are reduced as Cody and Waite
+do (Software Manual for the Elementary Functions, 1980). tests/numerics bound the errors.
+"""
+
+from aottrain.compiler.codegen.cpp.circular import turns_table
+from aottrain.ops.native.philox import PHILOX_ROWS
+
+_TYPES = """\
+typedef __INT8_TYPE__ i8; typedef __UINT8_TYPE__ u8; typedef __INT16_TYPE__ i16; typedef __UINT16_TYPE__ u16;
+typedef __INT32_TYPE__ i32; typedef __UINT32_TYPE__ u32; typedef __INT64_TYPE__ i64; typedef __UINT64_TYPE__ u64;
+typedef _Float16 f16;
+struct bf16 { u16 bits; };
+#define INLINE static inline __attribute__((always_inline))
+extern "C" {
+int omp_get_thread_num(void); int omp_get_num_threads(void); int omp_get_max_threads(void);
+double exp(double); double expm1(double); double log(double); double log1p(double); double sin(double);
+double cos(double); double tanh(double); double erf(double); double erfc(double); double pow(double, double);
+double tan(double); double atan(double); double atan2(double, double); double exp2(double); double log2(double);
+double log10(double); float powf(float, float); float sinf(float); float cosf(float); float tanf(float);
+float atanf(float); float atan2f(float, float); float erfcf(float);
+double asin(double); double acos(double); double sinh(double); double cosh(double); double fmod(double, double);
+float asinf(float); float acosf(float); float sinhf(float); float coshf(float); float fmodf(float, float);
+float log10f(float); float log2f(float); float exp2f(float);
+}
+#ifdef __FMA__
+INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+INLINE float fma_(float a, float b, float c) { return (float)((double)a * b + c); }
+#endif
+INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c); }
+"""
+
+_FUNCTIONS = """\
+template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }
+// a where `first` is 1, b where it is 0, by their bits: a choice would become one whether to read a at all, and then
+// no vector.
+template <class T> INLINE T blend_(i32 first, T a, T b) { return (T)((a & (T)-(T)first) | (b & (T)((T)first - 1))); }
+INLINE bool blend_(i32 first, bool a, bool b) { return first ? a : b; }
+INLINE float blend_(i32 first, float a, float b) {
+  return bits_<float>(blend_(first, bits_<i32>(a), bits_<i32>(b)));
+}
+INLINE double blend_(i32 first, double a, double b) {
+  return bits_<double>(blend_(first, bits_<i64>(a), bits_<i64>(b)));
+}
+// A NaN and what is too large, which C++ leaves open, as the processor has them; g++ makes other numbers of those that
+// it knows while it compiles.
+template <class To, class From> INLINE To whole_(From x) {
+#if defined(__x86_64__)
+  const To lowest = (To)((u64)1 << (8 * sizeof(To) - 1));
+  return x >= (From)lowest && x < -(From)lowest ? (To)x : lowest;
+#else
+  return (To)x;
+#endif
+}
+INLINE float widen(float x) { return x; }
+INLINE double widen(double x) { return x; }
+INLINE float widen(f16 x) { return (float)x; }
+INLINE float widen(bf16 x) { return bits_<float>((u32)x.bits << 16); }
+// Round to nearest, ties to even; a NaN stays one.
+INLINE bf16 to_bf16(float x) {
+  const u32 u = bits_<u32>(x);
+  const u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return bf16{(u16)(x != x ? 0x7fc0u : rounded)};
+}
+// Of a number that is one already.
+INLINE bf16 upper_bf16(float x) { return bf16{(u16)(bits_<u32>(x) >> 16)}; }
+INLINE float round_bf16(float x) { return widen(to_bf16(x)); }
+INLINE float round_f16(float x) { return (float)(f16)x; }
+INLINE float max_(float a, float b) { return (a > b || a != a) ? a : b; }
+INLINE float min_(float a, float b) { return (a < b || a != a) ? a : b; }
+INLINE double max_(double a, double b) { return (a > b || a != a) ? a : b; }
+INLINE double min_(double a, double b) { return (a < b || a != a) ? a : b; }
+INLINE i64 max_(i64 a, i64 b) { return a > b ? a : b; }
+INLINE i64 min_(i64 a, i64 b) { return a < b ? a : b; }
+INLINE i32 max_(i32 a, i32 b) { return a > b ? a : b; }
+INLINE i32 min_(i32 a, i32 b) { return a < b ? a : b; }
+// x below a positive bound and above a negative one, but not a NaN. Compared as integers: of comparisons of floats
+// g++ makes several blends.
+INLINE float at_most_(float x, float high) {
+  const i32 most = bits_<i32>(high), c = bits_<i32>(x);
+  return bits_<float>(c > most ? most : c);
+}
+INLINE float clamp_(float x, float low, float high) {
+  const u32 least = bits_<u32>(low), c = bits_<u32>(at_most_(x, high));
+  return bits_<float>(c > least ? least : c);
+}
+// Added to a number up to 2^22, it leaves the nearest integer in the last bits.
+#define NEAREST 12582912.0f
+// e^r, |r| <= log(2) / 2, and 2^r, |r| <= 1 / 2.
+INLINE float near_exp_(float r) {
+  float p = fma_(0.0013813141f, r, 0.0083694197f);
+  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
+  p = fma_(p, r, 1.0f); return fma_(p, r, 1.0f);
+}
+INLINE float near_exp2_(float r) {
+  float p = fma_(0.0001532646f, r, 0.0013390806f);
+  p = fma_(p, r, 0.0096185058f); p = fma_(p, r, 0.0555035993f); p = fma_(p, r, 0.2402264774f);
+  p = fma_(p, r, 0.6931471825f); return fma_(p, r, 1.0f);
+}
+// exp: x = n log 2 + r; scaled by 2^n in two factors, so that results near the ends of the range come out right.
+INLINE float exp_(float x) {
+  const float c = clamp_(x, -104.0f, 89.0f);
+  const float t = fma_(c, 1.44269504f, NEAREST), n = t - NEAREST;
+  const float y = near_exp_(fma_(n, -1.42860677e-6f, fma_(n, -0.693145752f, c)));
+  const u32 k = bits_<u32>(t), half = (k >> 1) << 23;
+  const float out = bits_<float>(bits_<u32>(y) + half) * bits_<float>((k << 23) - half + 0x3f800000u);
+  return x != x ? x : out;
+}
+INLINE float log_(float x) {
+  const bool tiny = x < 1.17549435e-38f;
+  const u32 u = bits_<u32>(tiny ? x * 8388608.0f : x);
+  // The exponent that leaves a significand between sqrt(1/2) and sqrt(2).
+  const i32 e = (i32)(u - 0x3f3504f3u) >> 23;
+  const float f = bits_<float>(u - ((u32)e << 23)) - 1.0f;
+  const float k = (float)(e - (tiny ? 23 : 0));
+  float p = fma_(0.0672965422f, f, -0.1149794385f);
+  p = fma_(p, f, 0.1179439276f); p = fma_(p, f, -0.1243143156f); p = fma_(p, f, 0.1423750371f);
+  p = fma_(p, f, -0.1666700840f); p = fma_(p, f, 0.2000104785f); p = fma_(p, f, -0.2500001490f);
+  p = fma_(p, f, 0.3333333135f);
+  const float s = f * f;
+  const float tail = fma_(k, 1.42860677e-6f, fma_(s * f, p, -0.5f * s));
+  const float y = fma_(k, 0.693145752f, f + tail);
+  const float inf = __builtin_inff();
+  return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
+}
+// exp(r) - 1 is kept apart from 1, so that it loses nothing near zero; 2^n - 1 is exact where it matters.
+INLINE float expm1_(float x) {
+  const float c = x > 40.0f ? 40.0f : (x < -40.0f ? -40.0f : x);
+  const float n = __builtin_rintf(c * 1.44269504f);
+  float r = fma_(n, -0.693145752f, c);
+  r = fma_(n, -1.42860677e-6f, r);
+  float p = fma_(0.0013813141f, r, 0.0083694197f);
+  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
+  const float scale = bits_<float>(((i32)n + 127) << 23);
+  const float y = fma_(scale, fma_(r * r, p, r), scale - 1.0f);
+  return x == 0.0f || x != x ? x : (x > 40.0f ? exp_(x) : y);
+}
+// log(u) of the rounded u = 1 + x, and what rounding has left of x.
+INLINE float log1p_(float x) {
+  const float u = 1.0f + x, rest = x - (u - 1.0f);
+  const float y = log_(u) + rest / u;
+  return x == 0.0f ? x : (u > 0.0f && u < __builtin_inff() ? y : (x == x && u > 0.0f ? x : log_(u)));
+}
+INLINE float tanh_(float x) {
+  const float t = __builtin_fabsf(x), s = x * x;
+  float p = fma_(-0.0058979667f, s, 0.0207986254f);
+  p = fma_(p, s, -0.0537847169f); p = fma_(p, s, 0.1333193630f); p = fma_(p, s, -0.3333329856f);
+  const float small = fma_(x * s, p, x);
+  const float c = at_most_(t, 10.0f);
+  const float u = fma_(c, 2.88539008f, NEAREST);
+  const float y = near_exp2_(fma_(c, 2.88539008f, NEAREST - u));
+  const float large = 1.0f - 2.0f / (bits_<float>(bits_<u32>(y) + (bits_<u32>(u) << 23)) + 1.0f);
+  return __builtin_copysignf(t >= 0.6f ? large : small, x);
+}
+// 1 - 2^Q(t) where log2(erfc(t)) = Q(t), a series in t near zero.
+INLINE float erf_(float x) {
+  const float t = __builtin_fabsf(x), s = x * x;
+  float p = fma_(0.0044356617f, s, -0.0265955050f);
+  p = fma_(p, s, 0.1127993017f); p = fma_(p, s, -0.3761244416f); p = fma_(p, s, 0.1283791512f);
+  const float small = fma_(x, p, x);
+  const float c = at_most_(t, 4.0f);
+  float q = fma_(0.0003204852f, c, -0.0047384230f);
+  q = fma_(q, c, 0.0333631597f); q = fma_(q, c, -0.1524463296f); q = fma_(q, c, -0.9166102409f);
+  q = fma_(q, c, -1.6283489466f); q = fma_(q, c, 4.3620035e-5f);
+  const float u = q + NEAREST, y = near_exp2_(q - (u - NEAREST));
+  const float large = 1.0f - bits_<float>(bits_<u32>(y) + (bits_<u32>(u) << 23));
+  return t >= 0.6f ? __builtin_copysignf(large, x) : small;
+}
+// Sine (quarter 0) or cosine (1) of r + k * pi / 2, |r| <= pi / 4.
+INLINE float quadrant_(float r, i32 k) {
+  const float s = r * r;
+  float a = fma_(2.71736644e-6f, s, -0.0001983923f);
+  a = fma_(a, s, 0.0083333291f); a = fma_(a, s, -0.1666666717f);
+  const float sine = fma_(r * s, a, r);
+  float b = fma_(-2.69566982e-7f, s, 2.47973694e-5f);
+  b = fma_(b, s, -0.0013888882f); b = fma_(b, s, 0.0416666679f);
+  const float cosine = fma_(s * s, b, fma_(-0.5f, s, 1.0f));
+  const float y = (k & 1) ? cosine : sine;
+  return (k & 2) ? -y : y;
+}
+INLINE float near_(float x, int quarter) {
+  const float n = __builtin_rintf(x * 0.636619772f);
+  float r = fma_(n, -1.57079601f, x);
+  r = fma_(n, -3.13916473e-7f, r);
+  r = fma_(n, -5.39030253e-15f, r);
+  return quadrant_(r, (i32)n + quarter);
+}
+INLINE float far_(float x, int quarter) {
+  const i32 e = (i32)((bits_<u32>(x) >> 23) & 255u) - 150, k = e < 0 ? 0 : (e > 105 ? 105 : e);
+  const double m = (double)(x * bits_<float>((u32)(127 - k) << 23)), turns = m * TURNS[2 * k];
+  const double n = __builtin_rint(turns);
+  const float r = (float)(((turns - n) + m * TURNS[2 * k + 1]) * 1.5707963267948966);
+  return quadrant_(r, (i32)n + quarter);
+}
+INLINE float sin_(float x) { return x == 0.0f ? x : near_(x, 0); }
+INLINE float cos_(float x) { return near_(x, 1); }
+INLINE float far_sin_(float x) { return x == 0.0f ? x : far_(x, 0); }
+INLINE float far_cos_(float x) { return far_(x, 1); }
+// 1 / (1 + e^-x), with e^-x as twice a number that does not overflow before it does.
+INLINE float sigmoid_(float x) {
+  const float c = clamp_(x, -89.0f, 87.0f);
+  const float t = fma_(c, -1.44269504f, NEAREST), n = t - NEAREST;
+  const float y = near_exp_(fma_(n, -1.42860677e-6f, fma_(n, -0.693145752f, -c)));
+  const float out = 1.0f / fma_(y * bits_<float>((bits_<u32>(t) << 23) + 0x3f000000u), 2.0f, 1.0f);
+  return x != x ? x : out;
+}
+INLINE double sigmoid_(double x) { return 1.0 / (1.0 + exp(-x)); }
+INLINE float sign_(float x) { return (float)((x > 0.0f) - (x < 0.0f)); }
+INLINE double sign_(double x) { return (double)((x > 0.0) - (x < 0.0)); }
+INLINE i64 sign_(i64 x) { return (x > 0) - (x < 0); }
+// Philox4x32-10: word `element % 4` of block `element / 4`.
+INLINE float philox_(u64 seed, u64 position, u64 element) {
+  u32 c0 = (u32)(element >> 2), c1 = (u32)(element >> 34), c2 = (u32)position, c3 = (u32)(position >> 32);
+  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+  #pragma GCC unroll 10
+  for (int round = 0; round < 10; round++) {
+    const u64 a = (u64)c0 * 0xD2511F53u, b = (u64)c2 * 0xCD9E8D57u;
+    const u32 n0 = (u32)(b >> 32) ^ c1 ^ k0, n2 = (u32)(a >> 32) ^ c3 ^ k1;
+    c0 = n0; c1 = (u32)b; c2 = n2; c3 = (u32)a;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  const u32 lane = (u32)element & 3u;
+  const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
+  return (float)(word >> 8) * 5.96046448e-8f;
+}
+"""
+
+LIBRARY = _TYPES + turns_table() + _FUNCTIONS + PHILOX_ROWS

@@ -1,0 +1,400 @@
+"""Render a KernelIR as a C++ function: rows in parallel by OpenMP, the row's innermost loop in SIMD.
+
+A row is passed over as often as its reductions depend on each other. What a later pass needs and is costly to compute
+again is held in a row buffer on the stack. Reductions over rows are summed per thread, and then over threads in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
+from aottrain.compiler.codegen.cpp.circular import with_far_angles
+from aottrain.compiler.codegen.cpp.columns import Columns
+from aottrain.compiler.codegen.cpp.segments import Segment, cut_segments, is_uniform, parts_of
+from aottrain.compiler.codegen.cpp.text import (
+    COMPUTED,
+    SELECTING,
+    STORED,
+    affine_text,
+    arithmetic,
+    decoded,
+    folded,
+    holds,
+    identity,
+    literal,
+    loaded,
+    rounded,
+    to_stored,
+)
+from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
+from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers, store_stage
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import (
+    Address,
+    Column,
+    Compute,
+    Constant,
+    KernelIR,
+    Level,
+    Load,
+    Position,
+    Reduce,
+    Store,
+    draw_constants,
+    is_natural,
+    levels,
+    stages,
+)
+
+# Below this many elements a kernel runs on the calling thread: starting the others costs more.
+_PARALLEL_FROM = 16384
+# What is held of a row is on the stack, and should stay in a processor's own cache: up to this many bytes of it, or of
+# rows up to this many elements.
+_MOST_HELD, _LONGEST_BUFFER = 512 << 10, 16384
+# Partial sums of this many elements of a row are added up on their own: keeps errors small.
+_FLUSH_ELEMENTS = 4096
+
+
+class _Work(NamedTuple):
+    """What a pass leaves behind: the row's reductions, stores, and its part of reductions over rows by their number."""
+
+    reductions: dict[int, Reduce]
+    stores: list[Store]
+    columns: dict[int, Column]
+
+
+class Renderer:
+    def __init__(self, kernel: KernelIR):
+        self.kernel = kernel
+        self.levels, self.stages = levels(kernel), stages(kernel)
+        self.plan = plan_passes(kernel, can_hold=True)
+        self.buffers = row_buffers(kernel, self.plan)
+        held = sum(kernel.body[v].dtype.itemsize for v in {b: v for v, b in self.buffers.items()}.values())
+        if kernel.row_size > _LONGEST_BUFFER and kernel.row_size * held > _MOST_HELD:
+            self.plan, self.buffers = plan_passes(kernel, can_hold=False), {}
+        self.draws = draw_constants(kernel)
+        self.lines: list[str] = []
+        self.columns = Columns(kernel, self._out)
+        # Of the innermost loop, while it is rendered: and the values that are known before it.
+        self.segment: Segment | None = None
+        self.tile: Tile | None = None
+        self.ready: set[int] = set()
+
+    def render(self) -> str:
+        kernel = self.kernel
+        parallel = kernel.num_rows * kernel.row_size >= _PARALLEL_FROM
+        self._out(0, f"static int {kernel.name}(void* const* p, char* scratch, int num_threads) {{")
+        self._parameters()
+        if self.draws:
+            self._out(1, f"const i64* const draws = (const i64*)p[{len(kernel.parameters)}];")
+        self._out(1, "int failed = 0;")
+        self._values(1, Level.CONSTANT, 0)
+        reduces = any(isinstance(i, Reduce) for i in kernel.body)
+        single = not reduces and not kernel.columns and kernel.num_outer == 0 and parallel
+        self.tile = find_tile(kernel, self.levels, self.plan) if parallel else None
+        if self.tile is not None:
+            element = partial(self._body, number=0, work=self._work(0), base=None, running="b")
+            self.tile.render(self._out, partial(self._values, level=Level.ROW, stage=0), element)
+        elif single:
+            self._single(parallel)
+        else:
+            self._rows(parallel and kernel.num_rows > 1)
+        self._out(1, "return failed;")
+        self._out(0, "}")
+        return "\n".join(self.lines) + "\n"
+
+    def _parameters(self) -> None:
+        for i, parameter in enumerate(self.kernel.parameters):
+            const = "" if parameter.written else "const "
+            kind = STORED[parameter.dtype]
+            self._out(1, f"{const}{kind}* __restrict const p{i} = ({const}{kind}*)p[{i}];")
+
+    def _single(self, parallel: bool) -> None:
+        """No rows, no reductions: one long loop, in blocks."""
+        size = self.kernel.row_size
+        self._out(1, "#pragma omp parallel for schedule(static) reduction(|:failed) num_threads(num_threads)")
+        self._out(1, f"for (i64 block = 0; block < {-(-size // 4096)}; block++) {{")
+        self._out(2, f"const i64 begin = block * 4096, end = begin + 4096 < {size} ? begin + 4096 : {size};")
+        for value, before in self.plan.holds.items():
+            if before == -1:
+                self._out(2, f"alignas(64) float r{self.buffers[value]}[4096];")
+                self._run(2, value, "begin", "end - begin")
+        self._pass(2, 0, ("begin", "end"), "begin")
+        self._out(1, "}")
+
+    def _rows(self, parallel: bool) -> None:
+        kernel = self.kernel
+        if parallel:
+            self._out(1, "#pragma omp parallel num_threads(num_threads) reduction(|:failed)")
+        self._out(1, "{")
+        if parallel:
+            self._out(2, "const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();")
+        else:
+            self._out(2, "const i64 thread = 0, threads = 1;")
+        self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
+        self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
+        for buffer, kind in sorted({(self.buffers[v], COMPUTED[kernel.body[v].dtype]) for v in self.plan.holds}):
+            self._out(2, f"alignas(64) {kind} r{buffer}[{kernel.row_size}];")
+        depth = self.columns.start(2)
+        self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
+        outer = kernel.ranges[: kernel.num_outer]
+        self._lines(depth, decoded("row", [f"i{loop}" for loop in range(len(outer))], outer))
+        self._values(depth, Level.ROW, 0)
+        for value, before in self.plan.holds.items():
+            if before == -1:
+                self._run(depth, value, None, str(kernel.row_size))
+        for number in range(len(self.plan.passes)):
+            self._pass(depth, number, None, None)
+            self._values(depth, Level.ROW, number + 1)
+        self._row_stores(depth)
+        self._out(depth - 1, "}")
+        self.columns.end(2, parallel)
+        self._out(1, "}")
+
+    def _values(self, depth: int, level: Level, stage: int) -> None:
+        """Values of a level that are known once the passes before `stage` are done."""
+        for value, instruction in enumerate(self.kernel.body):
+            if self.levels[value] is not level or isinstance(instruction, Reduce):
+                continue
+            if level is Level.ROW and self.stages[value] != stage:
+                continue
+            self._define(depth, value)
+
+    def _define(self, depth: int, value: int) -> None:
+        instruction = self.kernel.body[value]
+        kind = COMPUTED[instruction.dtype]
+        if isinstance(instruction, Compute) and instruction.op == "checked":
+            index, size = (f"v{v}" for v in instruction.args)
+            self._out(depth, f"failed |= ({index} < -{size}) | ({index} >= {size});")
+            self._out(depth, f"const i64 v{value} = ({index} < -{size}) | ({index} >= {size}) ? 0 : {index};")
+            return
+        if self.segment is not None and value in self.segment.answers:
+            self._out(depth, f"const {kind} v{value} = {literal(self.segment.answers[value], torch.bool)};")
+            return
+        if isinstance(instruction, Load) and (parts := self._address_in_any_case(instruction)) is not None:
+            text = loaded(instruction.dtype, f"q{value}", affine_text(parts[1]))
+            other = literal(instruction.other, instruction.dtype)
+            self._out(depth, f"const {kind} e{value} = {text};")
+            self._out(depth, f"const {kind} v{value} = blend_(v{instruction.guard}, e{value}, {other});")
+            return
+        self._out(depth, f"const {kind} v{value} = {self._expression(value)};")
+
+    def _run(self, depth: int, value: int, begin: str | None, count: str) -> None:
+        instruction = self.kernel.body[value]
+        assert isinstance(instruction, Compute)
+        seed, position, element = instruction.args
+        offset = self.kernel.body[element]
+        assert isinstance(offset, Position)
+        last = len(self.kernel.ranges) - 1
+        rest = Affine.of({loop: c for loop, c in offset.offset.terms if loop != last}, offset.offset.constant)
+        first = affine_text(rest) + (f" + {begin}" if begin else "")
+        given = f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
+        self._out(depth, f"philox_row({given}, r{self.buffers[value]});")
+
+    def _pass(self, depth: int, number: int, bounds: tuple[str, str] | None, base: str | None) -> None:
+        """One pass over the row: the values that it needs, its stores, its reductions."""
+        kernel = self.kernel
+        work = self._work(number)
+        if not (work.reductions or work.stores or work.columns):
+            return
+        inner = list(range(kernel.num_outer, len(kernel.ranges)))
+        last = inner[-1] if inner else None
+        for value, reduce in work.reductions.items():
+            self._lines(depth, cpp_reductions.start(value, reduce))
+        for loop in inner[:-1]:
+            self._out(depth, f"for (i64 i{loop} = 0; i{loop} < {kernel.ranges[loop]}; i{loop}++) {{")
+            depth += 1
+        if last is None:
+            self._body(depth, number, work, base, "a")
+        else:
+            self._loop(depth, number, work, last, bounds, base)
+        for _ in inner[:-1]:
+            depth -= 1
+            self._out(depth, "}")
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.end(value, reduce))
+
+    def _work(self, number: int) -> _Work:
+        kernel = self.kernel
+        reductions = {
+            v: i for v, i in enumerate(kernel.body) if isinstance(i, Reduce) and self.stages[i.value] == number
+        }
+        elements = [s for s in kernel.stores if is_element(kernel, self.levels, s)]
+        stores = [s for s in elements if store_stage(self.stages, s) == number]
+        columns = {k: c for k, c in enumerate(kernel.columns) if self.stages[c.value] == number}
+        return _Work(reductions, stores, columns)
+
+    def _loop(
+        self, depth: int, number: int, work: _Work, last: int, bounds: tuple[str, str] | None, base: str | None
+    ) -> None:
+        """The innermost loop, its reductions in one vector each; of a long row in parts."""
+        kernel = self.kernel
+        size = kernel.ranges[last]
+        wholes = {k: column for k, column in work.columns.items() if column.whole}
+        ends = bounds or ("0", str(size))
+        flushed = bounds is None and size > _FLUSH_ELEMENTS and bool(work.reductions or wholes)
+        if flushed:
+            self._out(depth, f"for (i64 part = 0; part < {size}; part += {_FLUSH_ELEMENTS}) {{")
+            depth += 1
+            ends = "part", f"(part + {_FLUSH_ELEMENTS} < {size} ? part + {_FLUSH_ELEMENTS} : {size})"
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.start_part(value, reduce))
+        for k, column in wholes.items():
+            self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
+        pragma = self._pragma(number, work, wholes)
+        cut = bounds is None and not flushed
+        for segment in cut_segments(kernel, self.plan.passes[number]) if cut else [Segment(0, size)]:
+            self.segment = segment
+            self._out(depth, "{")
+            self._uniform_values(depth + 1, number, segment)
+            first_line = len(self.lines)
+            self._lines(depth, pragma)
+            first, stop = (str(segment.start), str(segment.stop)) if cut else ends
+            self._out(depth, f"for (i64 i{last} = {first}; i{last} < {stop}; i{last}++) {{")
+            self._body(depth + 1, number, work, base, "b", wholes)
+            self._out(depth, "}")
+            rendered = self.lines[first_line:]
+            self.lines[first_line:] = with_far_angles(kernel, self.levels, self.plan.passes[number], rendered)
+            self._out(depth, "}")
+        self.segment, self.ready = None, set()
+        for k, column in wholes.items():
+            self._out(depth, folded(column.op, f"l{k}[0]", f"w{k}"))
+        for value, reduce in work.reductions.items():
+            self._out(depth, cpp_reductions.join(value, reduce))
+        if flushed:
+            self._out(depth - 1, "}")
+
+    def _pragma(self, number: int, work: _Work, wholes: Mapping[int, Column]) -> list[str]:
+        """What makes vectors of an innermost loop; nothing where it may not be one."""
+        computed = [self.kernel.body[value] for value in self.plan.passes[number]]
+        checks = any(isinstance(i, Compute) and i.op == "checked" for i in computed)
+        places = [access.address for access in (*computed, *work.stores) if isinstance(access, (Load, Store))]
+        looks_up = checks and any(place.indirect for place in places)
+        if looks_up or any(column.op not in ("sum", "prod") for column in wholes.values()):
+            return []
+        clauses = ["reduction(|:failed)"] * checks
+        clauses += [clause for item in work.reductions.items() for clause in cpp_reductions.clauses(*item)]
+        clauses += [f"reduction({'+' if column.op == 'sum' else '*'}:w{k})" for k, column in wholes.items()]
+        return [" ".join(["#pragma omp simd", *clauses])]
+
+    def _uniform_values(self, depth: int, number: int, segment: Segment) -> None:
+        """What is the same for all elements of a segment; and where in memory loads begin whose guards are: at an
+        address that may be read in any case, for compilers make no vectors of a choice whether to read."""
+        kernel, answers = self.kernel, segment.answers
+        computed = [v for v in self.plan.passes[number] if self.plan.holds.get(v, number) == number]
+        self.ready = {
+            v for v in computed if self.levels[v] is Level.ELEMENT and is_uniform(kernel, self.levels, answers, v)
+        }
+        for value in sorted(self.ready):
+            self._define(depth, value)
+        for value in computed:
+            load = kernel.body[value]
+            if isinstance(load, Load) and (parts := self._address_in_any_case(load)) is not None:
+                kind = STORED[load.dtype]
+                start = f"p{load.buffer} + (v{load.guard} ? {affine_text(parts[0])} : 0)"
+                self._out(depth, f"const {kind}* const q{value} = {start};")
+
+    def _address_in_any_case(self, load: Load) -> tuple[Affine, Affine] | None:
+        if (
+            self.segment is None
+            or load.guard is None
+            or not is_uniform(self.kernel, self.levels, self.segment.answers, load.guard)
+        ):
+            return None
+        return parts_of(self.kernel, load, self.segment)
+
+    def _body(
+        self, depth: int, number: int, work: _Work, base: str | None, running: str, wholes: Container[int] = ()
+    ) -> None:
+        """What is done for each element. running: what the names of running results begin with."""
+        place = self._row_position(base)
+        for value in self.plan.passes[number]:
+            if value in self.plan.holds and self.plan.holds[value] < number:
+                kind = COMPUTED[self.kernel.body[value].dtype]
+                self._out(depth, f"const {kind} v{value} = r{self.buffers[value]}[{place}];")
+                continue
+            if value not in self.ready:
+                self._define(depth, value)
+            if value in self.plan.holds:
+                self._out(depth, f"r{self.buffers[value]}[{place}] = v{value};")
+        for store in work.stores:
+            self._store(depth, store)
+        for value, reduce in work.reductions.items():
+            self._lines(depth, cpp_reductions.accumulate(value, reduce, f"{running}{value}"))
+        for k, column in work.columns.items():
+            target = f"w{k}" if k in wholes else f"l{k}[{self._row_position(None)}]"
+            self._out(depth, folded(column.op, target, f"v{column.value}"))
+
+    def _row_position(self, base: str | None) -> str:
+        """The running number of an element in its row."""
+        ranges = self.kernel.ranges
+        step, parts = 1, []
+        for loop in reversed(range(self.kernel.num_outer, len(ranges))):
+            parts.append(f"i{loop}" if step == 1 else f"{step} * i{loop}")
+            step *= ranges[loop]
+        text = " + ".join(reversed(parts)) or "0"
+        return f"{text} - {base}" if base else text
+
+    def _row_stores(self, depth: int) -> None:
+        for store in self.kernel.stores:
+            if not is_element(self.kernel, self.levels, store):
+                self._store(depth, store)
+
+    def _store(self, depth: int, store: Store) -> None:
+        dtype = self.kernel.parameters[store.buffer].dtype
+        text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
+        place = self.tile.written(store) if self.tile else None
+        self._out(depth, f"{place or f'p{store.buffer}[{self._address(store.address)}]'} = {text};")
+
+    def _address(self, address: Address) -> str:
+        parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []
+        for value, stride, size in address.indirect:
+            natural = is_natural(self.kernel, value)
+            wrapped = f"v{value}" if natural else f"(v{value} < 0 ? v{value} + {size} : v{value})"
+            parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
+        return " + ".join(parts) or "0"
+
+    def _expression(self, value: int) -> str:
+        instruction = self.kernel.body[value]
+        if isinstance(instruction, Load):
+            if self.tile and value in self.tile.loads:
+                return self.tile.read(value)
+            text = loaded(instruction.dtype, f"p{instruction.buffer}", self._address(instruction.address))
+            if instruction.guard is None:
+                return text
+            return f"v{instruction.guard} ? {text} : {literal(instruction.other, instruction.dtype)}"
+        if value in self.draws:
+            return f"draws[{self.draws.index(value)}]"
+        if isinstance(instruction, Constant):
+            return literal(instruction.value, instruction.dtype)
+        if isinstance(instruction, Position):
+            return affine_text(instruction.offset)
+        assert isinstance(instruction, Compute)
+        operands = [self.kernel.body[v] for v in instruction.args]
+        text = arithmetic(instruction, [i.dtype for i in operands], self.levels[value] is Level.ELEMENT)
+        if instruction.dtype in (torch.bfloat16, torch.float16) and instruction.op in SELECTING:
+            chosen = operands[1:] if instruction.op == "where" else operands
+            if all(holds(operand, instruction.dtype) for operand in chosen):
+                return text
+        return rounded(instruction.dtype, text)
+
+    def _lines(self, depth: int, texts: Iterable[str]) -> None:
+        for text in texts:
+            self._out(depth, text)
+
+    def _out(self, depth: int, text: str) -> None:
+        self.lines.append("  " * depth + text)
+
+
+def render_cpp(kernel: KernelIR) -> str:
+    """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`.
+
+    p: the parameters' memory and, where it draws, that of its `draw_numbers`; scratch: `scratch_bytes` for each thread.
+    It returns 1 for an index out of range.
+    """
+    return Renderer(kernel).render()

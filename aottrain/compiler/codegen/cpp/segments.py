@@ -1,0 +1,88 @@
+"""Loops over elements cut where a comparison of their position with a number changes its answer.
+
+A concatenation, padding or window asks of each element where it lies. Within a segment the answers are known, and what
+is left is a loop without choices, which compilers turn into vectors.
+"""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Compute, Constant, KernelIR, Level, Load, Position, extent
+
+_ORDERS: dict[str, Callable[[int, int], bool]] = {
+    "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+# More segments are more code than what they save.
+_MOST_SEGMENTS = 6
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Iterations of the innermost loop from start to stop, and the comparisons of which the answer is known there."""
+
+    start: int
+    stop: int
+    answers: Mapping[int, bool] = field(default_factory=dict)
+
+
+def cut_segments(kernel: KernelIR, values: Sequence[int]) -> list[Segment]:
+    """The innermost loop in segments. values: what it computes."""
+    last = len(kernel.ranges) - 1
+    size = kernel.ranges[last]
+    asked = {value: answer for value in values if (answer := _question(kernel, value, last)) is not None}
+    borders = {0, size}
+    for answer in asked.values():
+        borders.add(_first_other(answer, size))
+    if len(borders) > _MOST_SEGMENTS + 1:
+        return [Segment(0, size)]
+    return [
+        Segment(start, stop, {value: answer(start) for value, answer in asked.items()})
+        for start, stop in pairwise(sorted(borders))
+    ]
+
+
+def _first_other(answer: Callable[[int], bool], size: int) -> int:
+    """The first iteration with another answer than the first one; the number of iterations where there is none."""
+    return bisect_left(range(size), True, key=lambda i: answer(i) != answer(0))
+
+
+def _question(kernel: KernelIR, value: int, last: int) -> Callable[[int], bool] | None:
+    """For a comparison of a position in the innermost loop with a number: its answer at each iteration."""
+    instruction = kernel.body[value]
+    if not isinstance(instruction, Compute) or instruction.op not in _ORDERS:
+        return None
+    place, limit = (kernel.body[v] for v in instruction.args)
+    if not isinstance(place, Position) or not isinstance(limit, Constant) or place.offset.loops != (last,):
+        return None
+    step, start, order, number = place.offset.coefficient(last), place.offset.constant, instruction.op, int(limit.value)
+    return lambda i: _ORDERS[order](step * i + start, number)
+
+
+def is_uniform(kernel: KernelIR, known: Sequence[Level], answers: Mapping[int, bool], value: int) -> bool:
+    """Whether a value is the same for all elements of a segment."""
+    if known[value] is not Level.ELEMENT or value in answers:
+        return True
+    instruction = kernel.body[value]
+    return isinstance(instruction, Compute) and all(is_uniform(kernel, known, answers, v) for v in instruction.args)
+
+
+def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Affine] | None:
+    """A guarded load's address as what is the same for the row, and what moves within it; None where the latter alone,
+    which is read where the guard is false, may lie outside the buffer."""
+    if load.address.indirect:
+        return None
+    offset = load.address.offset
+    moving = Affine.of({loop: c for loop, c in offset.terms if loop >= kernel.num_outer}, 0)
+    rest = Affine.of({loop: c for loop, c in offset.terms if loop < kernel.num_outer}, offset.constant)
+    last = len(kernel.ranges) - 1
+    low, high = extent(moving, kernel.ranges)
+    step = moving.coefficient(last)
+    if step > 0:
+        low, high = low + step * segment.start, high - step * (kernel.ranges[last] - segment.stop)
+    return (rest, moving) if low >= 0 and high < kernel.parameters[load.buffer].span else None

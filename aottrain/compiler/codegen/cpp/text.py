@@ -1,0 +1,194 @@
+"""C++ for single instructions: types, literals, arithmetic, rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, Load, Reduce
+
+STORED = {
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16", torch.float16: "f16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
+COMPUTED = {**STORED, torch.bfloat16: "float", torch.float16: "float"}
+
+_INFIX = {
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">",
+    "ge": ">=", "and": "&", "or": "|", "xor": "^",
+}  # fmt: skip
+_LIBM = (
+    "log2", "log10", "exp2", "tan", "atan", "atan2", "pow", "erfc", "asin", "acos", "sinh", "cosh",
+    "fmod",
+)  # fmt: skip
+# What they give is one of their operands, but for its sign.
+SELECTING = ("where", "max", "min", "neg", "abs")
+_OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos")
+
+
+def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True) -> str:
+    """in_loop: whether it is one of many in a row, where `cpp_circular` chooses how angles are reduced."""
+    args = [f"v{v}" for v in instruction.args]
+    op, kind = instruction.op, COMPUTED[kinds[-1]]
+    if op == "cast":
+        return _cast(args[0], kinds[0], instruction.dtype)
+    if op == "where":
+        return f"{args[0]} ? {args[1]} : {args[2]}"
+    if op in _INFIX:
+        return _infix(op, args, kind, instruction.dtype)
+    if op in ("max", "min"):
+        return (
+            f"{op}_({args[0]}, {args[1]})"
+            if kind in ("float", "double", "i64", "i32")
+            else (f"{args[0]} {'>' if op == 'max' else '<'} {args[1]} ? {args[0]} : {args[1]}")
+        )
+    if op == "neg":
+        return f"({kind})-{args[0]}"
+    if op == "not":
+        return f"!{args[0]}" if kind == "bool" else f"({kind})~{args[0]}"
+    if op == "philox":
+        return f"philox_((u64){args[0]}, (u64){args[1]}, (u64){args[2]})"
+    if op in ("sin", "cos") and kind == "float" and not in_loop:
+        return f"far_{op}_({args[0]})"
+    return _function(op, args, kind)
+
+
+def _function(op: str, args: Sequence[str], kind: str) -> str:
+    single = kind == "float"
+    suffix = "f" if single else ""
+    given = ", ".join(args)
+    if op == "fmod" and kind not in ("float", "double"):
+        return f"({kind})({args[0]} % {args[1]})"
+    if op == "fma":
+        return f"fma_({given})" if kind in ("float", "double") else f"({kind})({args[0]} * {args[1]} + {args[2]})"
+    if op in ("sigmoid", "sign"):
+        return f"{op}_({given})" if kind in ("float", "double") else f"({kind})sign_((i64){given})"
+    if op in _OWN:
+        return f"{op}_({given})" if single else f"{op}({given})"
+    if op in _LIBM:
+        return f"{op}{suffix}({given})"
+    one = "1.0f" if single else "1.0"
+    if op == "rsqrt":
+        return f"{one} / __builtin_sqrt{suffix}({given})"
+    if op == "reciprocal":
+        return f"{one} / {given}"
+    if op == "abs":
+        if kind in ("float", "double"):
+            return f"__builtin_fabs{suffix}({given})"
+        return f"({kind})({given} < 0 ? -{given} : {given})"
+    if op in ("sqrt", "floor", "ceil", "trunc"):
+        return f"__builtin_{op}{suffix}({given})" if kind in ("float", "double") else given
+    if op == "round":
+        return f"__builtin_rint{suffix}({given})" if kind in ("float", "double") else given
+    raise KeyError(f"no C++ for {op}")
+
+
+def _infix(op: str, args: Sequence[str], kind: str, dtype: torch.dtype) -> str:
+    text = f"{args[0]} {_INFIX[op]} {args[1]}"
+    if dtype is torch.bool or kind in ("float", "double", "i64"):
+        return text
+    return f"({kind})({text})"
+
+
+def _cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
+    if target is torch.bool:
+        return f"{text} != 0"
+    kind = COMPUTED[target]
+    if source is torch.bool and kind in ("float", "double"):
+        return f"{text} ? {literal(1.0, target)} : {literal(0.0, target)}"  # g++ vectorises no cast of a truth value
+    if kind in ("i64", "i32") and COMPUTED[source] in ("float", "double"):
+        return f"whole_<{kind}>({text})"
+    return text if kind == COMPUTED[source] else f"({kind}){text}"
+
+
+def rounded(dtype: torch.dtype, text: str) -> str:
+    """A result of low precision has the value that its type can hold."""
+    if dtype is torch.bfloat16:
+        return f"round_bf16({text})"
+    return f"round_f16({text})" if dtype is torch.float16 else text
+
+
+def holds(instruction: Instruction, dtype: torch.dtype) -> bool:
+    """Whether every value that it gives is one of this low precision already, so that rounding would change nothing."""
+    literals = [instruction.value] if isinstance(instruction, Constant) else []
+    if isinstance(instruction, Load) and instruction.guard is not None:
+        literals = [instruction.other]
+    exact = all(float(torch.tensor(float(value), dtype=dtype)) == value for value in literals)
+    return exact and (instruction.dtype is dtype or isinstance(instruction, Constant))
+
+
+def loaded(dtype: torch.dtype, pointer: str, position: str) -> str:
+    """What is in memory, as the type that it is computed in."""
+    if dtype is torch.bool:
+        return f"((const u8*){pointer})[{position}] != 0"  # of truth values in memory g++ makes no vectors
+    text = f"{pointer}[{position}]"
+    return f"widen({text})" if dtype in (torch.bfloat16, torch.float16) else text
+
+
+def to_stored(dtype: torch.dtype, text: str, value: Instruction | None = None) -> str:
+    """value: what has computed it, where that may have rounded it."""
+    if dtype is torch.bfloat16:
+        return f"{'upper' if value is not None and holds(value, dtype) else 'to'}_bf16({text})"
+    return f"(f16)({text})" if dtype is torch.float16 else text
+
+
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    if dtype is torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        return "(-9223372036854775807LL - 1)" if value == -(2**63) else f"({COMPUTED[dtype]}){int(value)}LL"
+    single = COMPUTED[dtype] == "float"
+    suffix = "f" if single else ""
+    number = float(value)
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number) or (single and abs(number) > torch.finfo(torch.float32).max):
+        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    text = repr(float(torch.tensor(number, dtype=torch.float32))) if single else repr(number)
+    return f"{text}{suffix}"
+
+
+def identity(op: str, dtype: torch.dtype) -> str:
+    if op in ("sum", "prod"):
+        return literal(0 if op == "sum" else 1, dtype)
+    if dtype.is_floating_point:
+        return literal(-math.inf if op == "max" else math.inf, dtype)
+    limits = torch.iinfo(dtype)
+    return literal(limits.min if op == "max" else limits.max, dtype)
+
+
+def combined(op: str, name: str, value: str) -> str:
+    if op == "sum":
+        return f"{name} += {value};"
+    if op == "prod":
+        return f"{name} *= {value};"
+    return f"{name} = {value} {'>' if op == 'max' else '<'} {name} ? {value} : {name};"
+
+
+def folded(op: str, name: str, value: str) -> str:
+    """As `_combined`, in a loop over names: NaN wins."""
+    return f"{name} = {op}_({value}, {name});" if op in ("max", "min") else combined(op, name, value)
+
+
+def tracks_nan(instruction: Reduce) -> bool:
+    return instruction.op in ("max", "min") and instruction.dtype.is_floating_point
+
+
+def affine_text(offset: Affine) -> str:
+    parts = [f"i{loop}" if c == 1 else f"{c} * i{loop}" for loop, c in offset.terms]
+    if offset.constant or not parts:
+        parts.append(f"{offset.constant}")
+    return " + ".join(parts)
+
+
+def decoded(number: str, names: Sequence[str], sizes: Sequence[int]) -> list[str]:
+    """The index of each loop, the innermost first, from the running number of an iteration."""
+    lines, step = list[str](), 1
+    for loop in reversed(range(len(sizes))):
+        part = number if step == 1 else f"{number} / {step}"
+        lines.append(f"const i64 {names[loop]} = {part}" + (f" % {sizes[loop]};" if loop else ";"))
+        step *= sizes[loop]
+    return lines

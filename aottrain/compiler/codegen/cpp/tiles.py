@@ -1,0 +1,160 @@
+"""Kernels that read or write across memory, such as a change of layout, in tiles that stay in the nearest cache.
+
+Where a loop over rows steps through memory one by one and the loop over a row's elements in large steps, each element
+costs a cache line, of which the rest is gone before the next row asks for it. So a tile of some rows is copied at once,
+by whole lines, and computed from the copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aottrain.compiler.codegen.cpp.text import STORED, affine_text, decoded, loaded
+from aottrain.compiler.codegen.row_passes import PassPlan, is_element
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Reduce, Store
+
+_LINE_BYTES, _PAGE_BYTES, _WAYS = 64, 4096, 16
+# Rows of a tile: those of one cache line in float32; and elements of each, with some more so that columns of a tile do
+# not all fall into one set of the cache.
+_ROWS, _COLUMNS, _MOST_COLUMNS, _GAP = 16, 64, 128, 4
+_FEWEST = 8
+# Ops whose loops are made twice, or that look at single elements.
+_SPECIAL = {"sin", "cos", "tan", "checked", "philox"}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """loop: the outer loop of a tile's rows. loads, stores: those across memory, by the position in the body and in the
+    kernel's stores."""
+
+    kernel: KernelIR
+    loop: int
+    loads: tuple[int, ...]
+    stores: tuple[int, ...]
+
+    @property
+    def last(self) -> int:
+        return len(self.kernel.ranges) - 1
+
+    @property
+    def columns(self) -> int:
+        size = self.kernel.ranges[self.last]
+        return size if size <= _MOST_COLUMNS else _COLUMNS
+
+    def render(
+        self, out: Callable[[int, str], None], row: Callable[[int], None], element: Callable[[int], None]
+    ) -> None:
+        """All of the kernel's loops. row, element: write what is done for each, at a depth."""
+        kernel = self.kernel
+        blocks = [-(-kernel.ranges[self.loop] // _ROWS), -(-kernel.ranges[self.last] // self.columns)]
+        others = [loop for loop in range(kernel.num_outer) if loop != self.loop]
+        sizes = [kernel.ranges[loop] for loop in others] + blocks
+        out(1, "#pragma omp parallel for schedule(static) num_threads(num_threads)")
+        out(1, f"for (i64 block = 0; block < {math.prod(sizes)}; block++) {{")
+        names = [f"i{loop}" for loop in others] + ["part", "piece"]
+        for line in decoded("block", names, sizes):
+            out(2, line)
+        self._bounds(out, "part", self.loop, _ROWS)
+        self._bounds(out, "piece", self.last, self.columns)
+        for value in self.loads:
+            load = kernel.body[value]
+            assert isinstance(load, Load)
+            source = f"p{load.buffer}[{affine_text(load.address.offset)}]"
+            self._copy(out, load.buffer, f"t{value}", f"t{value}[{self.place}] = {source};")
+        for number in self.stores:
+            self._declare(out, kernel.stores[number].buffer, f"s{number}")
+        out(2, f"for (i64 i{self.loop} = first_{self.loop}; i{self.loop} < end_{self.loop}; i{self.loop}++) {{")
+        row(3)
+        out(3, "#pragma omp simd")
+        out(3, f"for (i64 i{self.last} = first_{self.last}; i{self.last} < end_{self.last}; i{self.last}++) {{")
+        element(4)
+        out(3, "}")
+        out(2, "}")
+        for number in self.stores:
+            store = kernel.stores[number]
+            target = f"p{store.buffer}[{affine_text(store.address.offset)}]"
+            self._loops(out, f"{target} = s{number}[{self.place}];")
+        out(1, "}")
+
+    @property
+    def place(self) -> str:
+        """Of an element in the copy of its tile."""
+        return f"(i{self.loop} - first_{self.loop}) * {self.columns + _GAP} + i{self.last} - first_{self.last}"
+
+    def read(self, value: int) -> str:
+        return loaded(self.kernel.body[value].dtype, f"t{value}", self.place)
+
+    def written(self, store: Store) -> str | None:
+        """Where in a copy a store goes; None for one that goes to its buffer."""
+        number = self.kernel.stores.index(store)
+        return f"s{number}[{self.place}]" if number in self.stores else None
+
+    def _bounds(self, out: Callable[[int, str], None], part: str, loop: int, size: int) -> None:
+        whole = self.kernel.ranges[loop]
+        out(2, f"const i64 first_{loop} = {part} * {size};")
+        end = f"first_{loop} + {size}"
+        if whole % size:
+            end = f"{end} < {whole} ? {end} : {whole}"
+        out(2, f"const i64 end_{loop} = {end};")
+
+    def _declare(self, out: Callable[[int, str], None], buffer: int, name: str) -> None:
+        kind = STORED[self.kernel.parameters[buffer].dtype]
+        out(2, f"alignas(64) {kind} {name}[{_ROWS * (self.columns + _GAP)}];")
+
+    def _copy(self, out: Callable[[int, str], None], buffer: int, name: str, text: str) -> None:
+        self._declare(out, buffer, name)
+        self._loops(out, text)
+
+    def _loops(self, out: Callable[[int, str], None], text: str) -> None:
+        """Memory's order: rows innermost."""
+        a, b = self.loop, self.last
+        out(2, f"for (i64 i{b} = first_{b}; i{b} < end_{b}; i{b}++)")
+        out(3, f"for (i64 i{a} = first_{a}; i{a} < end_{a}; i{a}++) {text}")
+
+
+def find_tile(kernel: KernelIR, known: Sequence[Level], plan: PassPlan) -> Tile | None:
+    """None where no access of a kernel without reductions goes across memory."""
+    last = len(kernel.ranges) - 1
+    if kernel.num_outer != last or last < 1 or kernel.columns or plan.holds or kernel.ranges[last] < _FEWEST:
+        return None
+    for instruction in kernel.body:
+        if isinstance(instruction, Reduce) or (isinstance(instruction, Compute) and instruction.op in _SPECIAL):
+            return None
+        if isinstance(instruction, Load) and (instruction.guard is not None or instruction.address.indirect):
+            return None
+    if any(store.address.indirect or not is_element(kernel, known, store) for store in kernel.stores):
+        return None
+    loads = {v: _rows_of(kernel, i.buffer, i.address.offset) for v, i in enumerate(kernel.body) if isinstance(i, Load)}
+    stores = {n: _rows_of(kernel, s.buffer, s.address.offset) for n, s in enumerate(kernel.stores)}
+    found = [loop for loop in (*loads.values(), *stores.values()) if loop is not None]
+    if not found or (len(loads) == len(found) == 1 and _stays_near(kernel, *loads)):
+        return None
+    loop = max(found, key=found.count)
+    return Tile(
+        kernel,
+        loop,
+        tuple(value for value, own in loads.items() if own == loop),
+        tuple(number for number, own in stores.items() if own == loop),
+    )
+
+
+def _stays_near(kernel: KernelIR, value: int) -> bool:
+    """Whether the cache lines of a row are still there for the next row, so that a mere copy needs no tile: lines at
+    the same place of a page share a set of the nearest cache, which has 64 of them."""
+    last, load = len(kernel.ranges) - 1, kernel.body[value]
+    assert isinstance(load, Load)
+    step = abs(load.address.offset.coefficient(last)) * load.dtype.itemsize
+    sets = min(_PAGE_BYTES // math.gcd(step, _PAGE_BYTES), _PAGE_BYTES // _LINE_BYTES)
+    return kernel.ranges[last] <= _WAYS * sets
+
+
+def _rows_of(kernel: KernelIR, buffer: int, offset: Affine) -> int | None:
+    """The outer loop along which an access is contiguous, where along the row it takes a cache line for each
+    element."""
+    last = len(kernel.ranges) - 1
+    if abs(offset.coefficient(last)) * kernel.parameters[buffer].dtype.itemsize < _LINE_BYTES:
+        return None
+    return next((i for i in range(last) if offset.coefficient(i) == 1 and kernel.ranges[i] >= _FEWEST), None)

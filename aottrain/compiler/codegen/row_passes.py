@@ -1,0 +1,157 @@
+"""Which values each pass over a row computes, and which are held for a later one. Both renderers follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Position, Reduce, Store, levels, operands, stages
+
+# Values that cost more than this (in additions) to compute again are held for a later pass.
+_HOLD_FROM = 3
+# Cost in additions; what is not named costs 1.
+_COSTS = {
+    "div": 3, "exp": 8, "log": 10, "tanh": 14, "erf": 16, "sin": 9, "cos": 9, "sigmoid": 10, "sqrt": 3, "rsqrt": 6,
+    "pow": 40, "reciprocal": 3, "philox": 30, "cast": 0,
+}  # fmt: skip
+BEFORE = -1
+
+
+@dataclass
+class PassPlan:
+    """passes: for each pass over the row the elements that it computes or reads back, in order.
+
+    holds: for each value that is held the pass that computes it; BEFORE for draws that are made for a whole row first.
+    """
+
+    passes: list[list[int]] = field(default_factory=list)
+    holds: dict[int, int] = field(default_factory=dict)
+
+
+def is_element(kernel: KernelIR, known: Sequence[Level], store: Store) -> bool:
+    """Whether it stores one value per element of the row, not one per row."""
+    if known[store.value] is Level.ELEMENT:
+        return True
+    return any(loop >= kernel.num_outer for loop in store.address.offset.loops)
+
+
+def store_stage(known: Sequence[int], store: Store) -> int:
+    """The pass that stores it: the first in which all that it needs is known."""
+    return max([known[store.value], *(known[v] for v, _, _ in store.address.indirect)])
+
+
+def plan_passes(kernel: KernelIR, can_hold: bool) -> PassPlan:
+    """can_hold: whether a row fits into fast memory. If not, all is computed again from what is in memory."""
+    known = levels(kernel)
+    plan, first = PassPlan(), {}  # type: tuple[PassPlan, dict[int, int]]
+    for number, roots in enumerate(_roots(kernel, known, stages(kernel))):
+        needed: set[int] = set()
+        chosen = _need(kernel, known, plan, first if can_hold else {}, number, roots, needed)
+        for value in sorted(chosen):  # cheap now that others are held: computed again after all
+            del plan.holds[value]
+            if _cost(kernel, known, value, {}, plan) > _HOLD_FROM:
+                plan.holds[value] = first[value]
+            else:
+                _need(kernel, known, plan, {}, number, operands(kernel.body[value]), needed)
+        for value in needed:
+            first.setdefault(value, number)
+        plan.passes.append(sorted(needed))
+    for value in first:
+        if can_hold and is_run(kernel, value):
+            plan.holds[value] = BEFORE
+    return plan
+
+
+def _need(
+    kernel: KernelIR,
+    known: Sequence[Level],
+    plan: PassPlan,
+    first: Mapping[int, int],
+    number: int,
+    roots: Sequence[int],
+    needed: set[int],
+) -> list[int]:
+    """Add to `needed` what a pass computes or reads back for its roots. Returns what is held from now on: what `first`
+    knows an earlier pass of and is dear."""
+    costs: dict[int, int] = {}
+    chosen: list[int] = []
+    stack = [root for root in roots if known[root] is Level.ELEMENT]
+    while stack:
+        value = stack.pop()
+        if value in needed:
+            continue
+        needed.add(value)
+        if value in plan.holds and plan.holds[value] < number:
+            continue
+        if first.get(value, number) < number and _cost(kernel, known, value, costs, plan) > _HOLD_FROM:
+            plan.holds[value] = first[value]
+            chosen.append(value)
+            continue
+        stack += [v for v in operands(kernel.body[value]) if known[v] is Level.ELEMENT]
+    return chosen
+
+
+def row_buffers(kernel: KernelIR, plan: PassPlan) -> dict[int, int]:
+    """For each value that is held the number of its buffer: values of one type share it, one after the other.
+
+    In the pass that reads one for the last time another may take its place, where it is computed after that."""
+    last = {v: max(n for n, values in enumerate(plan.passes) if v in values) for v in plan.holds}
+    found: dict[int, int] = {}
+    users: list[int] = []  # the last value of each buffer
+    for value in sorted(plan.holds, key=lambda v: (plan.holds[v], v)):
+        begin, dtype = plan.holds[value], kernel.body[value].dtype
+        free = [
+            number
+            for number, user in enumerate(users)
+            if (last[user], user) < (begin, value) and kernel.body[user].dtype is dtype
+        ]
+        found[value] = free[0] if free else len(users)
+        if free:
+            users[free[0]] = value
+        else:
+            users.append(value)
+    return found
+
+
+def _roots(kernel: KernelIR, known: Sequence[Level], stage: Sequence[int]) -> list[list[int]]:
+    """For each pass the elements that its reductions, stores and columns read."""
+    found: list[list[int]] = [[] for _ in range(max(stage, default=0) + 1)]
+    for instruction in kernel.body:
+        if isinstance(instruction, Reduce):
+            found[stage[instruction.value]].append(instruction.value)
+    for store in kernel.stores:
+        if is_element(kernel, known, store):
+            found[store_stage(stage, store)] += [store.value, *(v for v, _, _ in store.address.indirect)]
+    for column in kernel.columns:
+        found[stage[column.value]].append(column.value)
+    return found
+
+
+def is_run(kernel: KernelIR, value: int) -> bool:
+    """Whether these are draws of consecutive elements of the row."""
+    instruction = kernel.body[value]
+    if not (isinstance(instruction, Compute) and instruction.op == "philox"):
+        return False
+    element = kernel.body[instruction.args[2]]
+    last = len(kernel.ranges) - 1
+    return (
+        isinstance(element, Position)
+        and len(kernel.ranges) - kernel.num_outer == 1
+        and element.offset.coefficient(last) == 1
+    )
+
+
+def _cost(kernel: KernelIR, known: Sequence[Level], value: int, costs: dict[int, int], plan: PassPlan) -> int:
+    """Of computing an element again in a later pass, from memory and from what is held."""
+    if value in costs:
+        return costs[value]
+    instruction = kernel.body[value]
+    cost = 0
+    if value not in plan.holds and known[value] is Level.ELEMENT:
+        if isinstance(instruction, Load):
+            cost = 1 + 4 * bool(instruction.address.indirect or instruction.guard is not None)
+        elif isinstance(instruction, Compute):
+            cost = _COSTS.get(instruction.op, 1)
+            cost += sum(_cost(kernel, known, v, costs, plan) for v in instruction.args)
+    costs[value] = cost
+    return cost

@@ -1,0 +1,1 @@
+"""A KernelIR as Triton."""

@@ -1,0 +1,157 @@
+"""Reductions over rows in Triton: a program's partial results, and the kernels that add them up in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from aottrain.compiler.codegen.triton.index import COL, ROW, Axes, Indices
+from aottrain.compiler.codegen.triton.text import STORED, folded, identity, literal, option, reduced, stored
+from aottrain.compiler.codegen.triton.tiles import Tile
+from aottrain.ir.kernels.kernel import Column, KernelIR
+
+# Partial results that the second kernel adds at once, and elements of a row that one of its programs adds up.
+_HEIGHT, _WIDTH, _WHOLE_HEIGHT = 16, 64, 1024
+
+
+class Columns:
+    """out(depth, text) writes a line; masked(value, op, axes): a value as a full tile, without effect on the reduction
+    outside of the elements.
+
+    A column's total is `l0` in registers, one element for each of the tile, until the program's rows are done. Where
+    rows are walked along they are too long for that, and partial results are added up in scratch memory.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelIR,
+        tile: Tile,
+        index: Indices,
+        masked: Callable[[int, str, Axes], str],
+        out: Callable[[int, str], None],
+    ):
+        self.kernel, self.tile, self.index = kernel, tile, index
+        self._masked, self._out = masked, out
+        # Partial results of one program need no second kernel, unless they are too long for registers.
+        self.split = bool(kernel.columns) and (tile.num_programs > 1 or tile.swept)
+
+    @property
+    def buffers(self) -> list[str]:
+        return [f"s{k}" for k in range(len(self.kernel.columns))] if self.split else []
+
+    @property
+    def sizes(self) -> list[tuple[str, int]]:
+        """Type and elements of each scratch buffer."""
+        if not self.split:
+            return []
+        return [
+            (STORED[self._total_type(column)].removeprefix("tl."), self._num_partials(column))
+            for column in self.kernel.columns
+        ]
+
+    def start(self, depth: int) -> None:
+        for k, column in enumerate(self.kernel.columns):
+            if self._in_registers(column):
+                dtype = self._total_type(column)
+                self._out(depth, f"l{k} = tl.full({self.index.shape}, {identity(column.op, dtype)}, {STORED[dtype]})")
+
+    def end(self, depth: int) -> None:
+        for k, column in enumerate(self.kernel.columns):
+            if not self._in_registers(column):
+                continue
+            total = reduced(column.op, f"l{k}", 0)
+            if not column.whole:
+                total = f"{total}[None, :]"
+            elif not self.tile.flat:
+                total = reduced(column.op, total, 0)
+            self._out(depth, f"l{k} = {total}")
+            self._leave(depth, k, column)
+
+    def _in_registers(self, column: Column) -> bool:
+        return column.whole or not self.tile.swept
+
+    def accumulate(self, depth: int, k: int, column: Column) -> None:
+        """Add a tile to the program's partial result: in registers; in scratch memory where rows are walked along."""
+        dtype = self._total_type(column)
+        over = self.index.all_axes if column.whole else frozenset({ROW})
+        part = self._masked(column.value, column.op, over)
+        if self._in_registers(column):
+            self._out(depth, f"l{k} = {folded(column.op, f'l{k}', part, dtype)}")
+            return
+        mask = self.index.mask(frozenset({COL}))
+        self._out(depth, f"at{k} = s{k} + (program * {self.kernel.row_size} + col)")
+        self._out(depth, f"part{k} = {reduced(column.op, part, 0)}[None, :]")
+        if self.tile.rows_each > self.tile.rows:
+            later = " & ".join([*([mask] if mask else []), "(step > 0)"])
+            known = f"tl.load(at{k}, mask={later}, other={identity(column.op, dtype)})"
+            self._out(depth, f"part{k} = {folded(column.op, known, f'part{k}', dtype)}")
+        self._out(depth, f"tl.store(at{k}, part{k}{option('mask', mask)})")
+        # The next row's tile may be laid out over the threads in another way.
+        self._out(depth, "tl.debug_barrier()")
+
+    def _leave(self, depth: int, k: int, column: Column) -> None:
+        """Store a program's partial result, or the result where there is one program alone."""
+        mask = "" if column.whole else option("mask", self.index.mask(frozenset({COL})))
+        if not self.split:
+            target = self._scalar_target(column) if column.whole else self._column_target(column)
+            self._out(depth, f"tl.store({target}, {self._result(column, f'l{k}')}{mask})")
+        elif column.whole:
+            self._out(depth, f"tl.store(s{k} + tl.program_id(0), l{k})")
+        else:
+            self._out(depth, f"tl.store(s{k} + (program * {self.kernel.row_size} + col), l{k}{mask})")
+
+    def _scalar_target(self, column: Column) -> str:
+        return f"p{column.buffer} + {column.address.offset.constant}"
+
+    def _column_target(self, column: Column) -> str:
+        offset = column.address.offset
+        shaped = self.index.shaped(self.index.text(offset), self.index.axes_of(offset), frozenset({COL}))
+        return f"p{column.buffer} + {shaped}"
+
+    def finish(self, name: str, k: int, column: Column) -> tuple[str, int, int, list[str]]:
+        """The kernel that adds partial results in the order of the programs."""
+        finish = f"{name}_column_{k}"
+        parameters = [f"s{k}", f"p{column.buffer}"]
+        for text in ("", "", "@triton.jit", f"def {finish}({', '.join(parameters)}):"):
+            self._out(0, text)
+        if column.whole:
+            self._add_partials(k, column, self.tile.num_programs, f"[{_WHOLE_HEIGHT}]", _WHOLE_HEIGHT, "part", "part")
+            self._out(1, f"total = {reduced(column.op, 'total', 0)}")
+            self._out(1, f"tl.store({self._scalar_target(column)}, {self._result(column, 'total')})")
+            return finish, 1, 4, parameters
+        size = self.kernel.row_size
+        for line in self.index.finish_lines(_WIDTH):
+            self._out(1, line)
+        count, shape = self.tile.row_programs, f"[{_HEIGHT}, {_WIDTH}]"
+        self._add_partials(k, column, count, shape, _HEIGHT, "part[:, None]", f"(part[:, None] * {size} + col)")
+        self._out(1, f"total = {reduced(column.op, 'total', 0)}[None, :]")
+        self._out(1, f"tl.store({self._column_target(column)}, {self._result(column, 'total')}, mask=col < {size})")
+        return finish, -(-size // _WIDTH), 4, parameters
+
+    def _add_partials(
+        self, k: int, column: Column, count: int, shape: str, height: int, place: str, offset: str
+    ) -> None:
+        dtype = self._total_type(column)
+        start = identity(column.op, dtype)
+        inside = f"{place} < {count}" if column.whole else f"({place} < {count}) & (col < {self.kernel.row_size})"
+        self._out(1, f"total = tl.full({shape}, {start}, {STORED[dtype]})")
+        self._out(1, f"for start in range(0, {count}, {height}):")
+        self._out(2, f"part = start + tl.arange(0, {height})")
+        known = f"tl.load(s{k} + {offset}, mask={inside}, other={start})"
+        self._out(2, f"total = {folded(column.op, 'total', known, dtype)}")
+
+    def _result(self, column: Column, total: str) -> str:
+        dtype = self._total_type(column)
+        if column.divisor != 1:
+            total = f"fn.div({total}, {literal(column.divisor, dtype)})"
+        return stored(total, dtype, self.kernel.parameters[column.buffer].dtype)
+
+    def _total_type(self, column: Column) -> torch.dtype:
+        dtype = self.kernel.body[column.value].dtype
+        return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+    def _num_partials(self, column: Column) -> int:
+        if column.whole:
+            return self.tile.num_programs
+        return self.tile.row_programs * self.kernel.row_size

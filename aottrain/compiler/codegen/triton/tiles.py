@@ -1,0 +1,139 @@
+"""How a kernel is cut into Triton programs: a small model of a GPU's registers and parallelism, from the shape alone.
+
+The same kernel gets the same tiles on every device, so that its sums are always added in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aottrain.compiler.codegen.row_passes import is_element
+from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
+
+# Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
+_TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
+# Elements of a row, times its values that live across a reduction, that are kept in registers: most of a
+# multiprocessor's 65536. Walking along a row computes it again in each pass.
+_HELD_ELEMENTS, _LONGEST_HELD = 57344, 16384
+# Programs wanted: two for each of an H100's 132 multiprocessors, so that all run at once.
+_PROGRAMS = 264
+# Rows that are reduced and summed up, where they are not wider than this: four warps, whose threads have as many
+# elements as registers hold (values alive across a reduction, times elements), within bounds. Measured on an H100 by
+# kernels of norms' gradients: with more threads one program has a multiprocessor to itself, with more registers they
+# spill.
+_SUMMED_WIDTH, _SUMMED_THREADS, _SUMMED_REGISTERS, _FEWEST, _MOST = 2048, 128, 128, 4, 32
+# Offsets up to here are 32 bits: tiles reach over the ends of loops, at most by as much again.
+_NARROW = 1 << 30
+
+
+@dataclass(frozen=True)
+class Tile:
+    """flat: all elements are numbered in one; a tile is `width` of them. Otherwise it is `rows` rows of `width`.
+
+    swept: a program walks along its rows, pass by pass. Otherwise a tile has all elements of its rows, or those of one
+    of `width_programs` programs. rows_each: rows of one program, a multiple of `rows`. wide: offsets are 64 bits.
+    """
+
+    flat: bool
+    rows: int
+    width: int
+    num_warps: int
+    wide: bool
+    swept: bool = False
+    rows_each: int = 1
+    row_programs: int = 1
+    width_programs: int = 1
+
+    @property
+    def num_programs(self) -> int:
+        return self.row_programs * self.width_programs
+
+
+def choose_tile(kernel: KernelIR) -> Tile:
+    wide = needs_wide_offsets(kernel)
+    reduces = any(isinstance(instruction, Reduce) for instruction in kernel.body)
+    known = levels(kernel)
+    plain_columns = any(not column.whole for column in kernel.columns)
+    elements_only = all(is_element(kernel, known, store) for store in kernel.stores)
+    if not reduces and not plain_columns and elements_only:
+        return _flat(kernel, wide)
+    if not reduces:
+        width = min(_power(kernel.row_size), _COLUMN_WIDTH)
+        return _by_rows(kernel, width, wide, width_programs=-(-kernel.row_size // width))
+    width = _power(kernel.row_size)
+    if width <= _LONGEST_HELD and width * _num_held(kernel) <= _HELD_ELEMENTS:
+        return _by_rows(kernel, width, wide)
+    return _by_rows(kernel, min(width, _SWEPT_WIDTH), wide, swept=True)
+
+
+def _flat(kernel: KernelIR, wide: bool) -> Tile:
+    count = kernel.num_rows * kernel.row_size
+    if kernel.columns:
+        block = min(_power(count), _WHOLE_BLOCK)
+    else:
+        block = max(min(_TILE, _power(count // _PROGRAMS)), min(128, _power(count)))
+    return Tile(True, 1, block, _warps(block), wide, width_programs=-(-count // block))
+
+
+def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, width_programs: int = 1) -> Tile:
+    """Short rows share a tile, as long as there is work for all programs; sums over rows take several tiles each."""
+    num_rows = kernel.num_rows
+    # Partial sums cost memory traffic: each is over eight rows at least.
+    largest, least = (4 * _TILE, 8) if kernel.columns else (_TILE, 1)
+    reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
+    per_thread = 0
+    if kernel.columns and reduced and not swept and width <= _SUMMED_WIDTH:
+        fitting = max(1, _SUMMED_REGISTERS // _num_held(kernel))
+        per_thread = min(max(1 << (fitting.bit_length() - 1), _FEWEST), _MOST)
+        largest = per_thread * _SUMMED_THREADS
+    rows = 1 if swept else max(1, min(largest // width, _power(num_rows)))
+    while rows > least and -(-num_rows // rows) * width_programs < _PROGRAMS:
+        rows //= 2
+    tiles, each = -(-num_rows // rows), 1
+    if kernel.columns:
+        each = max(-(-tiles * width_programs // _PROGRAMS), min(tiles, least // rows))
+    warps = max(1, rows * width // (32 * per_thread)) if per_thread else _warps(rows * width)
+    return Tile(False, rows, width, warps, wide, swept, rows * each, -(-tiles // each), width_programs)
+
+
+def _num_held(kernel: KernelIR) -> int:
+    """The most values of an element that are alive across a reduction over its row, at least one: what registers must
+    hold. In between, an element's values come and go; what is stored is stored as soon as it is there."""
+    known = levels(kernel)
+    last: dict[int, int] = {}
+    for position, instruction in enumerate(kernel.body):
+        last.update((value, position) for value in operands(instruction))
+    reductions = [position for position, instruction in enumerate(kernel.body) if isinstance(instruction, Reduce)]
+    elements = [value for value in last if known[value] is Level.ELEMENT]
+    return max([1, *(sum(value < at < last[value] for value in elements) for at in reductions)])
+
+
+def _warps(elements: int) -> int:
+    """Eight elements a thread, more for long rows: a power of two up to 16."""
+    return max(1, min(16, elements // 256))
+
+
+def _power(count: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def needs_wide_offsets(kernel: KernelIR) -> bool:
+    """Whether any offset, or any number of an element, may pass what 32 bits hold."""
+    counts = [kernel.num_rows * kernel.row_size, *(parameter.span for parameter in kernel.parameters)]
+    counts += [_reach(position, kernel.ranges) for position in affines(kernel)]
+    return max(counts) > _NARROW
+
+
+def _reach(position: Affine, ranges: tuple[int, ...]) -> int:
+    return abs(position.constant) + sum(abs(c) * (ranges[loop] - 1) for loop, c in position.terms)
+
+
+def affines(kernel: KernelIR) -> list[Affine]:
+    """All positions that the kernel computes."""
+    found = [i.address.offset for i in kernel.body if isinstance(i, Load)]
+    found += [i.offset for i in kernel.body if isinstance(i, Position)]
+    found += [store.address.offset for store in kernel.stores]
+    found += [column.address.offset for column in kernel.columns if not column.whole]
+    return found

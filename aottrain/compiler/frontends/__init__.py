@@ -1,0 +1,1 @@
+"""How a program comes in: by the direct trace, or by TorchDynamo."""

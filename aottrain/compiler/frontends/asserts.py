@@ -1,0 +1,37 @@
+"""Assert statements about tensors, as TorchDynamo writes them into its graph: they raise what Python raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import aottrain.ops.checks  # noqa: F401  (the op)
+
+# TorchDynamo's message for a statement that has none.
+_NO_MESSAGE = "assertion error"
+
+
+def raise_as_python(graph: fx.GraphModule) -> None:
+    """In place: an `assert` raises AssertionError; Dynamo has made `torch._assert_async` of it, a RuntimeError's."""
+    for part in graph.modules():
+        if not isinstance(part, fx.GraphModule):
+            continue
+        found = [node for node in part.graph.nodes if _is_statement(node)]
+        for node in found:
+            node.target = assert_true
+        if found:
+            part.recompile()
+
+
+def _is_statement(node: fx.Node) -> bool:
+    """By the source that Dynamo notes: its last frame's line is followed by marks under it, or nothing."""
+    lines = str(node.meta.get("stack_trace") or "").splitlines()
+    written = any(line.strip().startswith("assert") for line in lines[-2:])
+    return written and getattr(node.target, "__name__", "") == "_assert_async"
+
+
+def assert_true(flag: Tensor, message: Any = _NO_MESSAGE) -> None:
+    text = "" if message == _NO_MESSAGE else str(message)
+    torch.ops.aottrain.require_false(flag == 0, text, "AssertionError")

@@ -1,0 +1,371 @@
+"""The Dynamo door: TorchDynamo traces any Python into graphs and guards them; each graph goes through our pipeline.
+
+`backend` is registered as an entry point of torch, so that `torch.compile(model, backend="aottrain",
+options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.compile(..., capture="dynamo")` uses.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from aottrain.compat import (
+    dynamo_settings,
+    guard_modules,
+    in_dual_level,
+    symbolic_tracing,
+    tracing_alone,
+    tree_unflatten,
+)
+from aottrain.compat_dynamo import Frame, compiled_code, handed_on, left_to_python, optimized
+from aottrain.compiler.capture.capture import CapturedStep
+from aottrain.compiler.capture.checkpoint_regions import checkpointed, reentrant_checkpoint
+from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes
+from aottrain.compiler.frontends.asserts import raise_as_python
+from aottrain.compiler.frontends.dynamo_before_2_13 import drop_shadows
+from aottrain.compiler.frontends.dynamo_checkpoints import close_over, is_state, restore_checkpoints
+from aottrain.compiler.frontends.memory_guards import (
+    OVERLAP,
+    STARTS,
+    counts_from_start,
+    keep_all_apart,
+    keep_apart,
+    tensors_at,
+)
+from aottrain.compiler.frontends.refusals import count_fallback, shared_report
+from aottrain.compiler.frontends.seeding import seeding_shown
+from aottrain.compiler.graphs.source_locations import line_at, line_of, place_of, raised_at, written_at
+from aottrain.compiler.joint.analysis import Analysis
+from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.pipeline import compile_call
+from aottrain.compiler.reporting import without_state
+from aottrain.errors import AottrainError, ConfigError, OverlapError, UnsupportedError
+from aottrain.explain.report import CompileReport, GraphReport, add_graph_break
+from aottrain.guards.guards import FORWARD_MODE, is_disjoint
+from aottrain.guards.state import StateGuard
+from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.failures import ForwardRaised
+from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
+from aottrain.toolchain.cache import say_once
+
+Runner = Callable[..., Any]
+
+
+def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: Any = None, **_: Any) -> Runner:
+    """The backend that `torch.compile(..., backend="aottrain")` finds; `options`: keywords of `aottrain.compile`.
+
+    What was compiled and what runs eagerly is in `aottrain.reports()`.
+    """
+    try:
+        chosen = options_from_dict(options or {})
+    except ConfigError as error:
+        raise handed_on(error) from None
+    code = compiled_code()
+    report = shared_report(None if code is None else (code, chosen), _where(graph))
+    return compile_graph(chosen, report, graph, example_inputs)
+
+
+def _where(graph: fx.GraphModule) -> str:
+    """The first line of the program that is in this graph."""
+    return next((place for node in graph.graph.nodes if (place := place_of(node).source)), "")
+
+
+_SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
+# Programs kept for one callable (by Dynamo: for one piece of code); past it calls run eagerly and are counted.
+RECOMPILE_LIMIT = 16
+LIMIT_REACHED = f"{RECOMPILE_LIMIT} programs are compiled for this target already"
+NO_GRAPH = "TorchDynamo gave no graph to compile for this call"
+
+
+class _Calls(threading.local):
+    """The call that this thread is in. ran: whether a graph was run; eager: why something ran eagerly, in order."""
+
+    inside = False
+    ran = False
+
+    def __init__(self) -> None:
+        self.eager: list[UnsupportedError] = []
+
+
+class _Watch:
+    """What TorchDynamo does with the frames of one target: past the recompile limit it runs code eagerly, and says so
+    only once."""
+
+    def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
+        self._options, self._report, self._calls = options, report, calls
+        self._num_compiled = self._num_skipped = 0
+
+    def __call__(self, frame: Frame) -> None:
+        if not frame.limited:
+            self._num_compiled += not frame.skipped
+            self._num_skipped += frame.skipped
+            if frame.failed is not None:
+                self._eagerly(frame.failed.reason, line_at(frame.failed.file, frame.failed.line))
+            for found in frame.breaks:
+                add_graph_break(self._report, found.reason, line_at(found.file, found.line))
+            if frame.breaks and self._options.partition == "budget":
+                say_once(self._report.breaks_text)  # other graphs of the same step follow
+        else:
+            self._eagerly(LIMIT_REACHED, line_of(frame.code))
+
+    def _eagerly(self, reason: str, source: str) -> None:
+        """Once in a call for each reason."""
+        if self._options.on_unsupported == "error":
+            raise UnsupportedError(reason, source)
+        if not any(error.reason == reason for error in self._calls.eager):
+            self._calls.eager.append(UnsupportedError(reason, source))
+
+    def check_ran(self) -> None:
+        """After a call: something of it ran compiled, or is counted, or there was nothing to compile."""
+        report = self._report
+        if self._calls.ran or self._calls.eager:
+            return
+        if self._num_compiled and not (self._num_skipped or report.graphs or report.graph_breaks):
+            return
+        # Under "error" not where a program exists: this call may have had nothing to compute.
+        if self._options.on_unsupported == "error" and not report.graphs:
+            raise UnsupportedError(NO_GRAPH)
+        self._calls.eager.append(UnsupportedError(NO_GRAPH))
+
+
+def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
+    """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
+
+    Hooks on modules are guarded, which Dynamo skips by default. What runs eagerly, in part or as a whole, is counted as
+    a fallback; where Dynamo breaks graphs is told in the report.
+    """
+    calls = _Calls()
+    watch = _Watch(options, report, calls)
+    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, watch)
+    settings = _settings()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
+        try:
+            with settings, seeding_shown(options.rng):
+                out = compiled(*args, **kwargs)
+            watch.check_ran()
+        finally:
+            eager = calls.eager
+            calls.inside, calls.ran, calls.eager = around
+            for error in eager:
+                count_fallback(report, error, 4)
+        return out
+
+    return call
+
+
+@cache
+def _settings() -> Any:
+    """One for the process: where all threads see the same options, who leaves last puts them back."""
+    return dynamo_settings(
+        skip_nnmodule_hook_guards=False,
+        recompile_limit=RECOMPILE_LIMIT,
+        error_on_nested_fx_trace=False,
+        reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
+    )
+
+
+def compile_graph(
+    options: CompileOptions,
+    report: CompileReport,
+    graph: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    calls: _Calls | None = None,
+) -> Runner:
+    """One Dynamo graph as a callable on the graph's inputs. What is not proven runs as Dynamo's graph, op by op, and is
+    counted in the report."""
+    guard_modules()
+    keep_dynamo_out()
+    drop_shadows(graph)
+    raise_as_python(graph)
+    eager = _Eager(graph, _Counted(options, report, calls or _Calls()))
+    try:
+        return _compile_graph(options, graph, example_inputs, eager)
+    except UnsupportedError as error:
+        if options.on_unsupported == "error":
+            raise handed_on(error) from None
+        return _leave(graph, example_inputs, error, eager)
+    except AottrainError as error:
+        raise handed_on(error) from None
+
+
+def _leave(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
+    """What runs a graph that is not compiled; where its inputs overlap, Python is to run the code."""
+    try:
+        if isinstance(error, OverlapError):
+            raise error
+        keep_all_apart(graph, tensors_at(example_inputs))
+        return eager.because(error)
+    except OverlapError as found:
+        # Dynamo has followed the code past the place where eager raises, and left its `except` out.
+        tell = partial(eager.counted.tell_once, UnsupportedError(found.reason, found.source or raised_at(found)))
+        tell()
+        raise left_to_python(found.reason, tell) from None
+
+
+def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
+    examples = _examples(graph, inputs)
+    from_start = counts_from_start(graph)
+    if from_start and any(inputs[i].storage_offset() for i in tensors_at(inputs)):
+        raise UnsupportedError(STARTS)
+    with tracing_alone():
+        entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
+    program, step, analysis, graph_report = entry
+    report, calls = eager.counted.report, eager.counted.calls
+    places, state = tensors_at(examples), step.primals[: step.num_state]
+    keep_apart(graph, places, state, analysis.mutated)
+    report.graphs.append(without_state(graph_report, graph, inputs))
+    program.faults.count_in(report)
+    num_batch = len(step.primals) - step.num_state
+    forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, OVERLAP, STARTS)))
+
+    def run(*args: Any) -> Any:
+        if from_start and any(args[i].storage_offset() for i in places):
+            return moved(*args)
+        if in_dual_level():
+            return forward_mode(*args)
+        batch = {id(args[i]): args[i] for i in places}
+        primals = [*state, *batch.values()]
+        # Guarded is that they lie apart: parts of one memory may, of which a program knows nothing.
+        if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
+            return overlapping(*args)
+        calls.ran = True
+        values = NO_SIZES if sizes is None else sizes.read(args)
+        try:
+            computed = program(primals, values)
+        except ForwardRaised as signal:
+            raised = signal
+        else:
+            return finish(computed, primals, values)
+        result = raised.run_again(eager.by_operators, args, {})
+        if options.on_unsupported == "error":
+            raise raised.error
+        eager.counted.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
+        return result
+
+    def finish(computed: Sequence[Tensor], primals: list[Tensor], values: Any) -> Any:
+        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, values)
+        return tree_unflatten(leaves, analysis.out_tree)
+
+    return run
+
+
+def _compile(
+    function: Runner,
+    graph: fx.GraphModule,
+    examples: Sequence[Any],
+    options: CompileOptions,
+    sizes: SymbolicSizes | None,
+) -> tuple[tuple[Program, CapturedStep, Analysis, GraphReport], SymbolicSizes | None]:
+    """With symbolic sizes where there are some; if that fails each becomes the number that it is, guarded by Dynamo."""
+    if sizes is not None:
+        try:
+            with symbolic_tracing():
+                return compile_call(function, None, examples, {}, options, StateGuard(graph), sizes), sizes
+        except UnsupportedError:
+            examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
+    return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
+
+
+class _Counted:
+    """What runs eagerly is counted in the report, or an error. It holds no graph: TorchDynamo's callback keeps it."""
+
+    def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
+        self.report, self.calls = report, calls
+        self._refuses = options.on_unsupported == "error"
+
+    def tell(self, error: UnsupportedError) -> None:
+        if self._refuses:
+            raise error
+        self.count(error)
+
+    def tell_once(self, error: UnsupportedError) -> None:
+        """Not again in the same call: code that Python runs may call more that is left to it."""
+        if not any((known.reason, known.source) == (error.reason, error.source) for known in self.calls.eager):
+            self.tell(error)
+
+    def count(self, error: UnsupportedError) -> None:
+        self.calls.ran = True
+        if self.calls.inside:  # told at the end of the call
+            self.calls.eager.append(error)
+        else:
+            count_fallback(self.report, error, 5)
+
+
+class _Eager:
+    """Dynamo's graph, op by op, where it is not compiled or not for these inputs: counted, or an error."""
+
+    def __init__(self, graph: fx.GraphModule, counted: _Counted):
+        self.graph, self.counted = graph, counted
+        self._restored = False
+
+    def because(self, error: UnsupportedError) -> Runner:
+        reason, source = error.reason, error.source or raised_at(error)
+        return lambda *args: self._run(UnsupportedError(reason, source), args)
+
+    def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
+        self.counted.tell(error)
+        return self.by_operators(*args)
+
+    def by_operators(self, *args: Any) -> Any:
+        """Dynamo's graph as eager runs it."""
+        if not self._restored:
+            restore_checkpoints(self.graph)
+            self._restored = True
+        return self.graph(*args)
+
+
+def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """Dynamo's fakes of the inputs, and symbolic numbers."""
+    found = []
+    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
+    for node in (node for part in parts for node in part.graph.nodes):
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if name.startswith(_SETTERS):
+            # Dynamo has called it once already: the trace sees no change.
+            raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
+    for node, example in zip(nodes, example_inputs, strict=True):
+        value = node.meta.get("example_value", example)
+        if isinstance(value, Tensor) and value.is_nested:
+            raise UnsupportedError("an input is a nested tensor")
+        if isinstance(value, torch.SymInt) and value.node.is_nested_int():
+            raise UnsupportedError("an input is the size of a nested tensor")
+        found.append(value)
+    return found
+
+
+class _Inliner(fx.Interpreter):
+    """Runs Dynamo's torch-level graph, with the bodies of activation checkpoints in line and marked: the partitioner
+    has their values computed again, and checkpoint's own recompute would draw other random numbers."""
+
+    def __init__(self, graph: nn.Module):
+        super().__init__(graph, garbage_collect_values=False)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self.env.clear()
+        return super().run(*args, enable_io_processing=False)
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "call_method" and n.target == "item":
+            # A Python float that Dynamo made symbolic (an eps, a dropout rate): its number, which adds a guard.
+            value = n.meta.get("example_value")
+            if isinstance(value, torch.SymFloat) and value.node.hint is not None:
+                return float(value)
+        if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
+            with written_at(place_of(n)):
+                return super().run_node(n)
+        (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
+        preserves_rng = kwargs.get("preserve_rng_state", True)
+        if kwargs.get("use_reentrant"):
+            function, direct = close_over(_Inliner(body).run, inputs, is_state(n))
+            return reentrant_checkpoint(function, preserves_rng, *direct)
+        with checkpointed(body.meta.get("_checkpoint_context_fn"), preserves_rng):
+            return _Inliner(body).run(*inputs)

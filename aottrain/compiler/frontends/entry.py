@@ -1,0 +1,100 @@
+"""What one attempt to compile a call came to: a program with its guards, or the reason why there is none."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any
+
+from torch import Tensor
+
+from aottrain.compat import tree_unflatten
+from aottrain.compiler.capture.capture import CapturedStep
+from aottrain.compiler.capture.dynamic import SizeGuard
+from aottrain.compiler.joint.analysis import Analysis
+from aottrain.errors import UnsupportedError
+from aottrain.explain.report import GraphReport
+from aottrain.guards.guards import describe, is_disjoint
+from aottrain.guards.state import StateGuard
+from aottrain.runtime.epilogue import assemble
+from aottrain.runtime.program import NO_SIZES, Program
+
+
+class Entry:
+    """One compiled program with what it needs to be called. It keeps no parameter or buffer alive: one that is replaced
+    is let go, and this program with it."""
+
+    def __init__(
+        self, program: Program, step: CapturedStep, analysis: Analysis, guard: StateGuard, report: GraphReport
+    ):
+        self.program = program
+        self.analysis = analysis
+        self.report = report
+        self.guard = guard
+        state = step.primals[: step.num_state]
+        self._state = tuple(map(weakref.ref, state))
+        self._places_of_state = {id(tensor): i for i, tensor in enumerate(state)}
+        self.num_batch = len(step.primals) - step.num_state
+        # Where each distinct tensor argument stands among the state, which is one input then, not two; else -1.
+        self.places: tuple[int, ...] = ()
+        # Where the key leaves sizes open: the guard of a program with symbolic sizes, or the only sizes that it is for.
+        self.size_guard: SizeGuard | None = None
+        self.shapes: tuple[Any, ...] | None = None
+
+    def state_places(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+        """Which state each argument is, or -1: a parameter that is passed to its own module is one input, not two."""
+        return tuple(map(self._places_of_state.get, map(id, tensors), repeat(-1)))
+
+    def bind(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+        """The primals of a call that this program is for; None where it is not."""
+        if not self._accepts_sizes(tensors) or not self.guard.holds():
+            return None
+        places = self.state_places(tensors)
+        primals = self._primals(tensors, places)
+        if places != self.places or primals is None:
+            return None
+        return primals if not self.analysis.mutated or is_disjoint(primals, self.analysis.mutated) else None
+
+    def settle(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The primals of the call that was compiled. From now on what is guarded may be let go."""
+        self.places = self.state_places(tensors)
+        primals = self._primals(tensors, self.places)
+        assert primals is not None
+        self.guard.release()
+        return primals
+
+    def _accepts_sizes(self, tensors: Sequence[Tensor]) -> bool:
+        if self.size_guard is not None:
+            return self.size_guard.holds(tensors)
+        return self.shapes is None or self.shapes == tuple(map(describe, tensors))
+
+    def _primals(self, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor] | None:
+        state = [value for reference in self._state if (value := reference()) is not None]
+        if len(state) < len(self._state):
+            return None
+        batch = {id(tensor): tensor for tensor, place in zip(tensors, places, strict=True) if place < 0}
+        return [*state, *batch.values()]
+
+    def __call__(self, tensors: Sequence[Tensor], primals: list[Tensor]) -> Any:
+        sizes = NO_SIZES if self.size_guard is None else self.size_guard.sizes.read(tensors)
+        computed = self.program(primals, sizes)
+        known = self.analysis
+        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals, sizes)
+        return tree_unflatten(leaves, known.out_tree)
+
+
+Bound = tuple[Entry, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A call that cannot be compiled: where this guard holds, that is known without another trace."""
+
+    guard: StateGuard
+    reason: str
+    source: str
+
+    def error(self) -> UnsupportedError:
+        return UnsupportedError(self.reason, source=self.source)

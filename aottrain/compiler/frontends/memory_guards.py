@@ -1,0 +1,112 @@
+"""Where in memory the inputs of a graph of TorchDynamo's lie. It is for such as lie apart, and TorchDynamo guards that.
+
+Where an op writes memory that overlaps, eager raises, and a `try` of the program's may catch it. TorchDynamo has
+followed the code past that place and left the `except` out. So the code must not run compiled for such inputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aottrain.compat import is_wrapped
+from aottrain.compat_dynamo import guard_inputs, inputs_of
+from aottrain.compiler.joint.overlap import overlap
+from aottrain.errors import OverlapError
+from aottrain.ir.tensor import is_injective
+
+OVERLAP = "inputs overlap in memory, and the program writes one"
+STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
+_NAMES = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem"
+_IN_PLACE = {getattr(operator, name) for name in _NAMES.split()}
+
+
+def tensors_at(inputs: Sequence[Any]) -> list[int]:
+    """The places of tensors among a graph's inputs."""
+    return [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
+
+
+def keep_apart(graph: fx.GraphModule, places: Sequence[int], state: Sequence[Tensor], written: Sequence[int]) -> None:
+    """Have it guarded that what the program writes lies apart; OverlapError where it does not now.
+
+    places: of the tensors among the graph's inputs; written: which of `state` and those inputs, each counted once.
+    """
+
+    def lie_apart(values: Sequence[Any]) -> bool:
+        distinct = {id(value) if isinstance(value, Tensor) else (i,): value for i, value in enumerate(values)}
+        return _lie_apart([*state, *distinct.values()], written)
+
+    if written:
+        _keep(graph, places, lie_apart)
+
+
+def keep_all_apart(graph: fx.GraphModule, places: Sequence[int]) -> None:
+    """The same for a graph that runs op by op, of which it is not known which input it writes."""
+
+    def lie_apart(values: Sequence[Any]) -> bool:
+        distinct = list({id(value): value for value in values if _is_plain(value)}.values())
+        return _lie_apart(distinct, range(len(distinct)))
+
+    if _may_write(graph):
+        _keep(graph, places, lie_apart)
+
+
+def _keep(graph: fx.GraphModule, places: Sequence[int], lie_apart: Any) -> None:
+    inputs = inputs_of(graph, places)
+    if inputs is None:
+        return  # called by hand: the program itself checks each call
+    if not lie_apart(inputs):
+        raise OverlapError(OVERLAP)
+    guard_inputs(graph, places, lie_apart)
+
+
+def _lie_apart(values: Sequence[Any], written: Sequence[int]) -> bool:
+    """Whether no place in memory is that of two elements that are written, or of a written one and another. Numbers,
+    which TorchDynamo makes tensors of for a graph, have none of the program's memory."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    targets = [values[i] for i in written if isinstance(values[i], Tensor)]
+    if not all(map(is_injective, targets)):
+        return False
+    shared = Counter(value.untyped_storage()._cdata for value in tensors)
+    return not any(
+        overlap(target, other)
+        for target in targets
+        if shared[target.untyped_storage()._cdata] > 1
+        for other in tensors
+        if other is not target
+    )
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (Tensor, torch.nn.Parameter) and value.layout == torch.strided and not is_wrapped(value)
+
+
+def _may_write(graph: fx.GraphModule) -> bool:
+    parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
+    return any(_writes(node) for part in parts for node in part.graph.nodes)
+
+
+def _writes(node: fx.Node) -> bool:
+    """By its name and its arguments: functions of torch.nn.functional take `inplace` by its place, too."""
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module"
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    named = name.endswith("_") and not name.endswith("__")
+    flagged = any(value is True for value in (*node.args, *node.kwargs.values()))
+    return named or flagged or node.target in _IN_PLACE or "out" in node.kwargs
+
+
+def counts_from_start(graph: fx.GraphModule) -> bool:
+    """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
+    return any(
+        getattr(node.target, "__name__", node.target) == "as_strided"
+        and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None)
+        for part in graph.modules()
+        if isinstance(part, fx.GraphModule)
+        for node in part.graph.nodes
+    )

@@ -1,0 +1,11 @@
+"""What `torch.compile(..., backend="aottrain")` finds. It is imported for that alone, before anything is traced."""
+
+from __future__ import annotations
+
+from aottrain.compat_dynamo import guard_methods_of_classes, look_again
+from aottrain.compiler.frontends.dynamo import backend
+
+__all__ = ["backend"]
+
+guard_methods_of_classes()
+look_again()

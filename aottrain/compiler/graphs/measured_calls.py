@@ -1,0 +1,81 @@
+"""Graph nodes as calls that can be measured: the workspace of each op, for the memory timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compat import tree_flatten, tree_map
+from aottrain.compiler.graphs.repetition import once_for_alike
+from aottrain.ir.graph import InputKind, JointGraph, calls, descendants, info, spec_of, storage_bytes, value_of
+from aottrain.ir.sizes import concrete, hint
+from aottrain.measure.calls import OpCall
+from aottrain.measure.workspaces import product_workspace_bytes, workspace_bytes
+
+Workspace = Callable[[fx.Node], int]
+_PRODUCTS = ("matrix product", "linear and cross-entropy")
+
+
+def no_workspace(node: fx.Node) -> int:
+    return 0
+
+
+def workspaces_of(*graphs: fx.Graph) -> Workspace:
+    """Bytes that the call of a node allocates inside itself: a function of nodes, of these graphs or of any other.
+
+    The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0.
+    """
+    found = _measured(node for graph in graphs for node in calls(graph))
+
+    def workspace(node: fx.Node) -> int:
+        if node not in found:
+            found.update(_measured([node]))
+        return found[node]
+
+    return workspace
+
+
+def kept_by_libraries(joint: JointGraph) -> int:
+    """Bytes that cuBLAS keeps for the program from its first call on: for the thread of the forward and for that of the
+    backward, which autograd has one of for each device, where they do matrix products."""
+    device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
+    if device.type != "cuda":
+        return 0
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    halves = {node in late for node in calls(joint.graph) if info(node).label in _PRODUCTS}
+    return len(halves) * product_workspace_bytes(device) if halves else 0
+
+
+def call_of(node: fx.Node) -> OpCall | None:
+    """The node as a call by layouts, symbolic sizes as they were traced; None for views and what is no op."""
+    if node.op != "call_function" or info(node).is_free:
+        return None
+    args, kwargs = tree_map(_layout, (tuple(node.args), dict(node.kwargs)))
+    return OpCall(node.target, args, kwargs, _result_bytes(node))
+
+
+def _measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
+    alike = once_for_alike(call_of)
+    found = {node: alike(node) for node in nodes}
+    calls = list({id(call): call for call in found.values() if call is not None}.values())
+    sizes = workspace_bytes(calls).num_bytes
+    by_call = {id(call): size for call, size in zip(calls, sizes, strict=True)}
+    return {node: 0 if call is None else by_call[id(call)] for node, call in found.items()}
+
+
+def _layout(argument: Any) -> Any:
+    if not isinstance(argument, fx.Node):
+        return concrete(argument)
+    spec = spec_of(argument)
+    return concrete(value_of(argument)) if spec is None else replace(spec, symbolic=None)
+
+
+def _result_bytes(node: fx.Node) -> int:
+    if spec_of(node) is not None:
+        return storage_bytes(node)
+    items = [leaf for leaf in tree_flatten(value_of(node))[0] if isinstance(leaf, torch.Tensor)]
+    return sum(hint(leaf.untyped_storage().nbytes()) for leaf in items)

@@ -1,0 +1,182 @@
+"""simplify: the same functional program with fewer nodes. Only rewrites that leave every value bitwise the same.
+
+No float algebra (x * 0, x - x, x / x): law 9.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compat import tree_flatten
+from aottrain.compiler.graphs.effects import anchor_checks, drop_anchors
+from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import (
+    GraphSignature,
+    InputKind,
+    JointGraph,
+    calls,
+    copy_meta,
+    info,
+    is_size,
+    marks_of,
+    placeholders,
+    set_marks,
+    spec_of,
+    value_of,
+    view_source,
+)
+from aottrain.ir.ops import OpKind, is_pure
+from aottrain.ir.sizes import SizeExpression, size_of
+
+aten = torch.ops.aten
+
+# Ops that return their argument's own values in its own storage.
+_IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+
+
+def simplify(joint: JointGraph) -> JointGraph:
+    """Identities, copies into fresh memory, unread batch-norm statistics, common subexpressions, dead code."""
+    graph = copy_graph(joint.graph)
+    anchor_checks(joint.with_graph(graph))
+    _express_sizes(graph, joint.signature)
+    for node in list(graph.nodes):
+        if node.op == "call_function":
+            _drop_identity(node)
+            _drop_copy_into_fresh(graph, node)
+            _drop_running_statistics(node)
+    _merge_common_subexpressions(graph)
+    remove_dead_code(graph)
+    drop_anchors(joint.with_graph(graph))
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+def _express_sizes(graph: fx.Graph, signature: GraphSignature) -> None:
+    """Each symbolic number becomes one expression of the symbols, whatever it was read from: so no tensor is kept for
+    its shape alone, and both graphs compute what they need."""
+    symbols = {
+        spec.name: node
+        for node, spec in zip(placeholders(graph), signature.inputs, strict=True)
+        if spec.kind is InputKind.SIZE
+    }
+    if not symbols:
+        return
+    for node in calls(graph):
+        if not is_size(node):
+            continue
+        size = size_of(value_of(node))
+        if not isinstance(size, SizeExpression):
+            node.replace_all_uses_with(size)
+        elif size.text in symbols:
+            node.replace_all_uses_with(symbols[size.text])
+        elif any(name not in symbols for name in size.names):
+            raise UnsupportedError(f"the size {size} is not one of the inputs' shapes")
+        else:
+            with graph.inserting_before(node):
+                new = graph.call_function(size, tuple(symbols[name] for name in size.names))
+            copy_meta(node, new)
+            node.replace_all_uses_with(new)
+        graph.erase_node(node)
+
+
+def copy_graph(graph: fx.Graph) -> fx.Graph:
+    """A copy that shares the (immutable) metadata values."""
+    new = fx.Graph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    new.output(new.graph_copy(graph, mapping))
+    return new
+
+
+def remove_dead_code(graph: fx.Graph) -> None:
+    """Erase every call that nothing reads, but effects."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and not node.users and is_pure(node.target):
+            graph.erase_node(node)
+
+
+def _drop_identity(node: fx.Node) -> None:
+    if node.target in _IDENTITIES:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if source.op != "placeholder" or not _is_result(node):
+            node.replace_all_uses_with(source)
+
+
+def _is_result(node: fx.Node) -> bool:
+    """Whether the caller gets this value or a view of it: then its memory must stay its own."""
+    for user in node.users:
+        follows = user.op == "call_function" and (view_source(user) is node or info(user).kind is OpKind.STRUCTURE)
+        if user.op == "output" or (follows and _is_result(user)):
+            return True
+    return False
+
+
+def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
+    """copy(x, value) reads only x's layout: with equal layouts it is the value, or the value converted. A value that
+    starts elsewhere in its memory is copied: views of the copy are known, and as_strided counts, from its start."""
+    if node.target is not aten.copy.default:
+        return
+    value = node.args[1]
+    into, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
+    if into is None or source is None or not isinstance(value, fx.Node):
+        return
+    if not into.same_layout(source) or into.device != source.device:
+        return
+    if into.dtype == source.dtype:
+        if not _is_result(node) and _start(value) == _start(node) is not None:
+            node.replace_all_uses_with(value)
+        return
+    with graph.inserting_before(node):
+        converted = graph.call_function(aten._to_copy.default, (value,), {"dtype": into.dtype})
+    converted.meta = dict(node.meta)
+    node.replace_all_uses_with(converted)
+
+
+def _start(node: fx.Node) -> int | None:
+    """Where in its memory a value begins; None for what only symbols tell."""
+    start = value_of(node).storage_offset()
+    return start if isinstance(start, int) else None
+
+
+def _drop_running_statistics(node: fx.Node) -> None:
+    """In training the batch-norm backward takes the batch's statistics; the running ones, which the step mutates, are
+    among its arguments but are not read."""
+    if node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
+        node.args = (*node.args[:3], None, None, *node.args[5:])
+
+
+def _merge_common_subexpressions(graph: fx.Graph) -> None:
+    kept: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_pure(node.target) or _is_result(node):
+            continue
+        key = _expression(node)
+        if key is None:
+            continue
+        first = kept.setdefault(key, node)
+        if first is not node:
+            merged = zip(marks_of(first), marks_of(node), strict=True)
+            set_marks(first, tuple((number, max(mark, other)) for (number, mark), (_, other) in merged))
+            node.replace_all_uses_with(first)
+            graph.erase_node(node)
+
+
+def _expression(node: fx.Node) -> Any:
+    """Hashable text of what the node computes; None where an argument cannot be compared.
+
+    What a checkpointed region computes is its own: shared with other code it would have to be saved.
+    """
+    leaves, tree = tree_flatten((node.args, node.kwargs))
+    parts: list[Any] = [node.target, str(tree), tuple(number for number, _ in marks_of(node))]
+    for leaf in leaves:
+        # True == 1 == 1.0 and 0.0 == -0.0 in Python, but not to an op: the type and the sign are part of the key.
+        parts.append(leaf if isinstance(leaf, fx.Node) else (type(leaf), repr(leaf)))
+    try:
+        key = tuple(parts)
+        hash(key)
+    except TypeError:
+        return None
+    return key

@@ -1,0 +1,1 @@
+"""Forward and backward as one functional program, and what it must honour."""

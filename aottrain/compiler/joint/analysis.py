@@ -1,0 +1,352 @@
+"""analyse: run the captured step once on fakes and see what it writes, what its outputs alias, what needs gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from aottrain.compat import flatten_values, tree_map, view_origin
+from aottrain.compiler.capture.capture import CapturedStep, CaptureMode, Provenance, enter_primals, fake_primals
+from aottrain.compiler.capture.fakes import KernelFakes
+from aottrain.compiler.capture.recording import tensors_among
+from aottrain.compiler.capture.replaced_ops import hidden_writes
+from aottrain.compiler.capture.torch_settings import autocast_cache
+from aottrain.compiler.joint.links import find_links
+from aottrain.compiler.joint.overlap import check_overlap, is_injective
+from aottrain.errors import OverlapError, UnsupportedError
+from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, Source, is_pair
+from aottrain.ir.ops import op_info
+from aottrain.ir.sizes import hint, is_symbolic, size_of
+from aottrain.ir.tensor import tensor_spec
+from aottrain.ir.values import PLAIN_TYPES
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What the traced program must honour.
+
+    outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
+    leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
+    mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
+    is a differentiable output of the program. unversioned: those that are written through .data only, which eager's
+    version counters do not see. viewed: computed tensors of which outputs are views by their strides. links: results
+    through which gradients of others pass.
+    """
+
+    outputs: tuple[OutputInfo, ...]
+    computed: tuple[ComputedInfo, ...]
+    leaves: tuple[Any, ...]
+    is_tensor: tuple[bool, ...]
+    out_tree: Any
+    mutated: tuple[int, ...]
+    replaced: tuple[int, ...]
+    unversioned: tuple[int, ...]
+    needs_gradient: bool
+    viewed: frozenset[int] = frozenset()
+    links: Links = NO_LINKS
+
+    def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
+        """Of a flat result, the fresh tensors that the program returns."""
+        tensors = [leaf for leaf, is_tensor in zip(leaves, self.is_tensor, strict=True) if is_tensor]
+        found = [(tensors[known.position], known.is_base) for known in self.computed]
+        return [value._base if is_base and value._base is not None else value for value, is_base in found]
+
+
+class CapturedTensors(Exception):
+    """Signal, not an error: the program reads these tensors, which are neither arguments nor module state."""
+
+    def __init__(self, tensors: Sequence[Tensor]):
+        super().__init__("the program reads tensors that are not its inputs")
+        self.tensors = list(tensors)
+
+
+# Ops that copy their first argument with its strides, and write to a part of the copy.
+_SCATTERS = (
+    aten.slice_scatter.default,
+    aten.select_scatter.default,
+    aten.diagonal_scatter.default,
+    aten.as_strided_scatter.default,
+)
+
+
+class _WatchMode(CaptureMode):
+    """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
+
+    def __init__(self, state: Tensor, rng: str, fake_mode: KernelFakes):
+        super().__init__(state, Provenance(None), rng)
+        self.fake_mode = fake_mode
+        self.stand_ins: dict[int, Tensor] = {}
+        self.written: set[int] = set()
+        self.foreign: dict[int, Tensor] = {}
+        self.addressed: set[int] = set()  # storages that as_strided has looked into
+        self.of_inputs: set[int] = set()
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        writes = op_info(func).writes or hidden_writes(func, args)
+        if writes:
+            names = [argument.name for argument in func._schema.arguments]
+            for i in writes:
+                value = args[i] if i < len(args) else kwargs.get(names[i])
+                targets = [v for v in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(v, Tensor)]
+                self.written |= {_storage_key(target) for target in targets}
+                if torch.Tag.inplace_view not in func.tags:
+                    read = list(tensors_among((args, kwargs)))
+                    check_overlap(func, targets, read)
+        if func is aten.as_strided.default:
+            self.addressed.add(_storage_key(args[0]))
+            if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not _is_whole(args[0]):
+                # Its gradient goes by the strides of a fake, which kernels may choose otherwise: runners lay it out so.
+                raise UnsupportedError("as_strided of a computed tensor that requires gradients")
+        if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
+            for value in tensors_among((args, kwargs)):
+                if not isinstance(value, FakeTensor):
+                    self.foreign[id(value)] = value
+            if self.foreign:  # an op whose inputs are all real would write to real memory
+                args, kwargs = tree_map(self._stand_in, (args, kwargs))
+        result = super().dispatch(func, types, args, kwargs)
+        if func in _SCATTERS and not is_injective(result):
+            # Eager's copy has these strides, too; what is in it depends on the order of the writes.
+            raise UnsupportedError(f"{func} of a tensor whose elements share their memory")
+        return result
+
+    def _stand_in(self, value: Any) -> Any:
+        if id(value) not in self.foreign:
+            return value
+        return self.stand_ins.setdefault(id(value), self.fake_mode.from_tensor(value, static_shapes=True))
+
+
+def analyse(step: CapturedStep) -> Analysis:
+    """Raises UnsupportedError where the front half has no proven treatment, and CapturedTensors where tensors that are
+    not inputs are read: the caller then makes inputs of them and starts again."""
+    fake_mode = KernelFakes(allow_non_fake_inputs=True, shape_env=step.shape_env)
+    leaves_in = fake_primals(step, fake_mode)
+    grad_mode = torch.is_grad_enabled()
+    with fake_mode:
+        state = torch.zeros(2, dtype=torch.int64, device=step.device)
+        primals = enter_primals(step, leaves_in, range(len(leaves_in)))
+        before = [_metadata(value) for value in primals]
+        versions = [value._version for value in primals]
+        with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
+            watch.of_inputs = {_storage_key(value) for value in primals}
+            result = step.call(primals)
+    if watch.foreign:
+        raise CapturedTensors(list(watch.foreign.values()))
+    leaves, out_tree = flatten_values(result)
+    mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
+    for i, value in enumerate(primals):
+        _check_input_state(step, i, before[i], value, i in mutated)
+    unversioned = tuple(i for i in mutated if primals[i]._version == versions[i])
+    differentiable = {i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i]}
+    replaced = tuple(sorted(differentiable - set(unversioned)))
+    is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    outputs, computed = _classify_outputs(tensors, primals)
+    viewed = {known.index for known in outputs if known.source is Source.COMPUTED and known.geometry is not None}
+    viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
+    constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
+    needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
+    written = mutated, replaced, unversioned
+    known = outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed)
+    found = Analysis(*known)
+    fresh = found.computed_outputs(leaves)
+    return replace(found, links=find_links(outputs, tensors, fresh, [primals[i] for i in replaced]))
+
+
+def _is_whole(value: Tensor) -> bool:
+    """Whether a value is all that lies in its memory, without gaps: a copy with its strides has the same elements at
+    the same places."""
+    size = hint(value.numel()) * value.itemsize
+    return value.storage_offset() == 0 and size == hint(value.untyped_storage().nbytes()) and is_injective(value)
+
+
+def _constant(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Size) and any(map(is_symbolic, leaf)):
+        return tuple(map(size_of, leaf))
+    if is_symbolic(leaf):
+        return size_of(leaf)
+    if isinstance(leaf, slice) and any(map(is_symbolic, (leaf.start, leaf.stop, leaf.step))):
+        raise UnsupportedError("the result holds a slice with a symbolic size")
+    if isinstance(leaf, PLAIN_TYPES):
+        return leaf
+    raise UnsupportedError(f"the result holds a {type(leaf).__name__}")
+
+
+def _check_input_state(step: CapturedStep, i: int, before: Any, value: Tensor, mutated: bool) -> None:
+    name = step.inputs[i].name
+    if _metadata(value) != before:
+        raise UnsupportedError(f"{name} changes its shape, strides, storage or requires_grad in place")
+    if not mutated:
+        return
+    if not is_injective(value):
+        raise OverlapError(f"{name} is mutated, and some of its elements share their memory")
+    if i in step.shared:
+        raise OverlapError(f"{name} is mutated and shares its memory with another input")
+    if step.inputs[i].requires_grad and step.is_view[i]:
+        raise UnsupportedError(f"{name} is mutated and is a differentiable view of another tensor")
+
+
+def _classify_outputs(
+    tensors: Sequence[Tensor], primals: Sequence[Tensor]
+) -> tuple[tuple[OutputInfo, ...], tuple[ComputedInfo, ...]]:
+    owners: dict[int, list[int]] = {}
+    for i, value in enumerate(primals):
+        owners.setdefault(_storage_key(value), []).append(i)
+    groups: dict[int, list[int]] = {}
+    found: dict[int, OutputInfo] = {}
+    for position, value in enumerate(tensors):
+        _check_output(position, value)
+        identity = next((i for i, primal in enumerate(primals) if value is primal), None)
+        key = _storage_key(value)
+        if identity is not None:
+            found[position] = OutputInfo(Source.PRIMAL, identity, value.requires_grad)
+        elif key in owners:
+            if len(owners[key]) > 1:
+                raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
+            found[position] = _view(Source.PRIMAL, owners[key][0], value, primals[owners[key][0]])
+        else:
+            groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
+    computed: list[ComputedInfo] = []
+    for members in groups.values():
+        _classify_group(members, tensors, found, computed)
+    _find_parents(tensors, found)
+    first: dict[int, int] = {}
+    for position, value in enumerate(tensors):  # one object that is returned twice is one view, not two
+        if first.setdefault(id(value), position) != position and found[position].geometry is not None:
+            found[position] = replace(found[position], twin=first[id(value)])
+    return tuple(found[position] for position in range(len(tensors))), tuple(computed)
+
+
+def _find_parents(tensors: Sequence[Tensor], found: dict[int, OutputInfo]) -> None:
+    """Views of results that are views: made from those, so that their gradients pass through them as in eager."""
+    views = [i for i, info in found.items() if info.geometry is not None or info.split is not None]
+    views = sorted((i for i in views if tensors[i].requires_grad), reverse=True)
+    edges = {(tensors[i].grad_fn, tensors[i].output_nr): i for i in views}  # of one view in two places, the first
+    for position in views:
+        if found[position].geometry is not None:
+            parent = _next_among(edges, tensors[position])
+            if parent is not None:
+                known = found[position]
+                info = _view(known.source, known.index, tensors[position], tensors[parent])
+                found[position] = replace(info, origin=known.origin, parent=parent)
+
+
+def _next_among(edges: dict[Any, int], value: Tensor) -> int | None:
+    """The first of the edges that a gradient of a view comes to on its way to the view's base."""
+    node = value.grad_fn
+    while node is not None and node.next_functions:
+        edge = node.next_functions[0]
+        if edge in edges:
+            return edges[edge]
+        node = edge[0] if len(node.next_functions) == 1 else None
+    return None
+
+
+def _check_output(position: int, value: Tensor) -> None:
+    if value.layout != torch.strided or value.is_quantized:
+        raise UnsupportedError(f"output {position} is not a plain strided tensor")
+    if type(value) is not FakeTensor:
+        raise UnsupportedError(f"output {position} is a {type(value).__name__}")
+    if value.retains_grad:
+        raise UnsupportedError(f"retain_grad() is called on output {position} inside the program")
+
+
+def _classify_group(
+    members: Sequence[int], tensors: Sequence[Tensor], found: dict[int, OutputInfo], computed: list[ComputedInfo]
+) -> None:
+    """Outputs that live in one fresh storage: the program returns their base, and each is made from it outside."""
+    bases = {id(_base(tensors[p])): p for p in reversed(members) if tensors[p].requires_grad}
+    if len(bases) > 1:
+        raise UnsupportedError(f"outputs {', '.join(map(str, members))} share their memory in a way autograd hides")
+    first = next(iter(bases.values()), members[0])
+    base = _base(tensors[first])
+    if base.is_conj() or base.is_neg():
+        raise UnsupportedError(f"output {first} is a lazy conjugate or negative that autograd does not take for a view")
+    for position in members:
+        value = tensors[position]
+        if value.requires_grad and value.is_leaf:
+            raise UnsupportedError(f"output {position} is a new leaf")
+        if value is base:
+            found[position] = OutputInfo(Source.COMPUTED, len(computed), value.requires_grad)
+        else:
+            found[position] = _view(Source.COMPUTED, len(computed), value, base)
+    computed.append(ComputedInfo(tensor_spec(base), base.requires_grad, first, base is not tensors[first]))
+
+
+def _through_custom_function(value: Tensor, base: Tensor) -> bool:
+    """Whether a gradient of the value reaches its base through the backward of a custom Function, or not as a view."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return _base(value) is not _base(base)
+
+
+def _base(value: Tensor) -> Tensor:
+    return value._base if value._base is not None else value
+
+
+def _unsafe_split(value: Tensor, base: Tensor) -> tuple[Any, int, int] | None:
+    """(sizes, dim, which) where the value is a part of its base that autograd does not take for a view."""
+    node = value.grad_fn
+    if node is None or not node.name().startswith("UnsafeSplit") or value._base is not None:
+        return None
+    source = node.next_functions[0][0]
+    if source is not base.grad_fn and getattr(source, "variable", None) is not base:
+        return None
+    attributes = {name: getattr(node, name) for name in dir(node) if name.startswith("_saved_split_size")}
+    (sizes,) = attributes.values()
+    if any(isinstance(size, torch.SymInt) for size in (sizes if isinstance(sizes, tuple) else [sizes])):
+        return None
+    dim = node._saved_dim  # type: ignore[attr-defined]
+    return sizes, dim - 2**64 if dim >= 2**63 else dim, value.output_nr
+
+
+def _is_cut_off(value: Tensor, base: Tensor) -> bool:
+    """Whether a gradient of the view does not reach all of the memory that it shows: where it was made under no_grad,
+    or by as_strided from a view that shows less."""
+    node = value.grad_fn
+    while node is not None and node is not base.grad_fn and node.next_functions:
+        following = node.next_functions[0][0]
+        last = following is base.grad_fn or getattr(following, "variable", None) is base
+        if node.name() == "AsStridedBackward0" and not last:
+            return True
+        node = following
+    return node is None or getattr(node, "variable", base) is not base
+
+
+def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
+    if (split := _unsafe_split(value, base)) is not None and source is Source.PRIMAL:
+        return OutputInfo(source, index, True, split=split)
+    if value.requires_grad and _through_custom_function(value, base):
+        raise UnsupportedError("a custom autograd.Function returns its input or a view of it")
+    if value.requires_grad and _is_cut_off(value, base):
+        raise UnsupportedError(
+            "an output is a view of which gradients reach less than it shows: under no_grad, or by as_strided"
+        )
+    # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
+    start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
+    geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)
+    origin = view_origin(value) if value._base is base else None
+    info = OutputInfo(source, index, value.requires_grad, geometry, origin)
+    if value.dtype != base.dtype:
+        if not is_pair(value.dtype, base.dtype) and value.itemsize != base.itemsize:
+            raise UnsupportedError(f"a {base.dtype} is returned as a view in {value.dtype}, of another size")
+        info = replace(info, dtype=value.dtype)
+    return replace(info, conj=value.is_conj() != base.is_conj(), neg=value.is_neg() != base.is_neg())
+
+
+def _metadata(value: Tensor) -> tuple[Any, ...]:
+    storage = value.untyped_storage()
+    return tuple(value.shape), tuple(value.stride()), value.storage_offset(), storage._cdata, value.requires_grad
+
+
+def _storage_key(value: Tensor) -> int:
+    return value.untyped_storage()._cdata

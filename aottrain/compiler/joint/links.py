@@ -1,0 +1,202 @@
+"""links: results through which gradients of other results pass, and the program's backward cut apart at them.
+
+Of `return hidden, loss` the loss's gradient goes through `hidden`. Eager adds up there what comes from the loss and
+from the caller, runs the caller's hooks on the sum and goes on with what they return; one autograd node for both
+results would hide it. So each result whose gradient passes through a link gets a node of its own (`runtime.chain`).
+As long as nobody looks at a link that node hands its tangent on, and the program's backward runs as a whole. Where
+somebody does, cuts of it run: from one tangent to the gradients that it has at the next links, and from all totals to
+the primals.
+
+Links are numbered. In the traced program each has a tangent of its own, added up with the others there: so what has
+passed through a link is known from what has not, whatever is rewritten later. It is dropped before planning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.compiler.partition.split import backward_graph
+from aottrain.compiler.partition.undefined import copied, specialise_backward
+from aottrain.errors import UnsupportedError
+from aottrain.ir.calling import NO_LINKS, Link, Links, OutputInfo, Source
+from aottrain.ir.graph import (
+    GraphSignature,
+    InputKind,
+    JointGraph,
+    OutputKind,
+    OutputSpec,
+    PartitionedGraph,
+    ancestors,
+    placeholders,
+    results,
+    spec_of,
+)
+from aottrain.ir.tensor import tensor_spec
+
+Edge = tuple[Any, int]  # a node of autograd's graph, and which of its outputs
+
+
+def find_links(
+    outputs: Sequence[OutputInfo], tensors: Sequence[Tensor], computed: Sequence[Tensor], replaced: Sequence[Tensor]
+) -> Links:
+    """tensors: of the result, as `outputs` says; computed: the fresh tensors that the program returns for them;
+    replaced: inputs that it has updated and that gradients flow through."""
+    values = [*computed, *replaced]
+    candidates: dict[Edge, Link] = {}
+    for i, value in enumerate(replaced):
+        if value.grad_fn is not None:
+            candidates[_edge(value)] = Link(-1, len(computed) + i, tensor_spec(value))
+    for i, (info, value) in enumerate(zip(outputs, tensors, strict=True)):
+        whole = info.geometry is None and info.split is None
+        if value.grad_fn is None or (whole and info.source is Source.PRIMAL):
+            continue
+        candidates.setdefault(_edge(value), Link(i, info.index if whole else -1, tensor_spec(value)))
+    reached = [_first_reached(value, candidates) for value in values]
+    links = [edge for edge in candidates if any(edge in found for found in reached)]
+    if not links:
+        return NO_LINKS
+    numbers = {edge: i for i, edge in enumerate(links)}
+    found = tuple(tuple(sorted(numbers[edge] for edge in edges)) for edges in reached)
+    return Links(tuple(candidates[edge] for edge in links), found)
+
+
+def _edge(value: Tensor) -> Edge:
+    return value.grad_fn, value.output_nr
+
+
+def _first_reached(value: Tensor, candidates: dict[Edge, Link]) -> set[Edge]:
+    """The candidates that a gradient of the value comes to, without those behind them."""
+    if value.grad_fn is None:
+        return set()
+    found: set[Edge] = set()
+    seen, stack = {value.grad_fn}, [value.grad_fn]
+    while stack:
+        for edge in stack.pop().next_functions:
+            if edge in candidates:
+                found.add(edge)
+            elif edge[0] is not None and edge[0] not in seen:
+                seen.add(edge[0])
+                stack.append(edge[0])
+    return found
+
+
+class LinkedTensors:
+    """The links of one trace, and, once it has been taken backward, the whole gradient at each."""
+
+    def __init__(self, links: Sequence[Link], analysis: Any, leaves: Sequence[Any], outputs: Sequence[Tensor]):
+        results = [leaf for leaf, is_tensor in zip(leaves, analysis.is_tensor, strict=True) if is_tensor]
+        self.tensors = [results[link.output] if link.output >= 0 else outputs[link.computed] for link in links]
+        self.totals: list[Tensor | None] = [None] * len(links)
+        for i, tensor in enumerate(self.tensors):
+            tensor.register_hook(lambda gradient, i=i: self.totals.__setitem__(i, gradient))
+
+
+def linked_signature(signature: GraphSignature, num_links: int) -> GraphSignature:
+    kinds = OutputKind.TOTAL, OutputKind.LINKED
+    added = [OutputSpec(kind, f"link{i}", i) for kind in kinds for i in range(num_links)]
+    return replace(signature, outputs=(*signature.outputs, *added))
+
+
+def without_values(joint: JointGraph) -> JointGraph:
+    """Without the links' values among the outputs: only a replay of the forward needs them."""
+    return _without(joint, (OutputKind.LINKED,), 0)
+
+
+def without_links(joint: JointGraph) -> JointGraph:
+    """The program that is planned: no link has a tangent of its own. Raises UnsupportedError where a rewrite has led a
+    gradient past a link."""
+    num_links = len(joint.signature.output_indices(OutputKind.TOTAL))
+    if not num_links:
+        return joint
+    _check_totals(joint, num_links)
+    return _without(joint, (OutputKind.TOTAL,), num_links)
+
+
+def _without(joint: JointGraph, kinds: Sequence[OutputKind], num_tangents: int) -> JointGraph:
+    signature, graph = joint.signature, copy_graph(joint.graph)
+    kept = [i for i, value in enumerate(signature.outputs) if value.kind not in kinds]
+    if num_tangents:
+        inputs = placeholders(graph)
+        num_held = len(inputs) - len(joint.inputs_of(InputKind.TANGENT))
+        defined = [True] * (len(inputs) - num_held - num_tangents) + [False] * num_tangents
+        graph = specialise_backward(graph, num_held, defined)
+    values = results(graph)
+    graph.output_node().args = ([values[i] for i in kept],)
+    if num_tangents:
+        remove_dead_code(graph)  # not before checks that nothing reads are anchored, which `simplify` does
+    for node in placeholders(graph)[len(signature.inputs) - num_tangents :]:
+        graph.erase_node(node)
+    graph.lint()
+    inputs_kept = signature.inputs[: len(signature.inputs) - num_tangents]
+    changed = replace(signature, inputs=inputs_kept, outputs=tuple(signature.outputs[i] for i in kept))
+    return replace(joint, graph=graph, signature=changed)
+
+
+def _check_totals(joint: JointGraph, num_links: int) -> None:
+    tangents = joint.inputs_of(InputKind.TANGENT)[-num_links:]
+    totals = _outputs(joint, OutputKind.TOTAL)
+    gradients = [node for node in _outputs(joint, OutputKind.GRADIENT) if node is not None and node not in totals]
+    past = ancestors(gradients, stop={node for node in totals if node is not None})
+    if any(tangent in past and tangent not in totals for tangent in tangents):
+        raise UnsupportedError("gradients of one result pass through another, and they are no longer told apart")
+
+
+def _outputs(joint: JointGraph, kind: OutputKind) -> list[fx.Node | None]:
+    values = joint.results
+    return [values[i] for i in joint.signature.output_indices(kind)]
+
+
+@dataclass
+class CutBackward:
+    """The backward of a planned program, cut at its links. joint: the program with links."""
+
+    joint: JointGraph
+    parts: PartitionedGraph
+    whole: fx.Graph | None = None
+
+    def graph(self, defined: Sequence[bool], wanted: Sequence[bool]) -> fx.Graph:
+        """(sizes, residuals, tangents, totals at links) -> (what has come to each link, gradients), of which the others
+        than `wanted` are None. What comes in as a link's total goes on from there; what comes to it ends."""
+        if self.whole is None:
+            self.whole = self._cut()
+        num_held = self.parts.signature.num_sizes + len(self.parts.residuals)
+        graph = copy_graph(specialise_backward(self.whole, num_held, defined))
+        values = zip(results(graph), wanted, strict=True)
+        graph.output_node().args = ([node if flag else None for node, flag in values],)
+        remove_dead_code(graph)
+        return graph
+
+    def _cut(self) -> fx.Graph:
+        joint = self.joint.with_graph(copy_graph(self.joint.graph))
+        totals, gradients = _outputs(joint, OutputKind.TOTAL), _outputs(joint, OutputKind.GRADIENT)
+        tangents = joint.inputs_of(InputKind.TANGENT)[-len(totals) :]
+        passed = {total: tangent for total, tangent in zip(totals, tangents, strict=True) if total is not None}
+        for total, tangent in passed.items():
+            if total is not tangent:
+                # What reads it counts on its strides.
+                passed[total] = onward = _laid_out(total, tangent)
+                for user in list(total.users):
+                    if user.op == "call_function":
+                        user.replace_input_with(total, onward)
+        gradients = [node if node is None else passed.get(node, node) for node in gradients]
+        by_name = {node.name: node for node in joint.graph.nodes}
+        residuals = [by_name[name] for name, _ in self.parts.residuals]
+        return backward_graph(joint, residuals, [*totals, *gradients], joint.effects()[1])
+
+
+def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:
+    wanted, given = spec_of(total), spec_of(tangent)
+    if wanted is None or given is None or wanted.same_layout(given):
+        return tangent
+    with total.graph.inserting_after(total):
+        place = total.graph.call_function(torch.ops.aten.alias.default, (tangent,))
+    with total.graph.inserting_before(place):
+        new = copied(total.graph, total, tangent)
+    total.graph.erase_node(place)
+    return new

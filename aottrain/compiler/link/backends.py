@@ -1,0 +1,153 @@
+"""choose_kernel: what a program's graphs run as, and why; plan_kernels and make_kernels: those that are generated."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, plan_program
+from aottrain.compiler.link.retention import keep_memory
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.lowering.pooling import WINDOWED
+from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
+from aottrain.compiler.partition.costs.kernel_cost import Fused
+from aottrain.compiler.partition.split import apply_partition
+from aottrain.compiler.partition.undefined import for_tangents
+from aottrain.compiler.schedule.fusion import one_kernel
+from aottrain.errors import ConfigError
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
+from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.schedule import MemoryPlan
+from aottrain.ir.units import format_bytes
+from aottrain.runtime.triton_launch import check_device
+from aottrain.toolchain.native import compiler_obstacle
+
+# Below this much memory traffic in calls that could be fused, a program is over before generated kernels pay for the
+# second that their compilation takes.
+_WORTH_COMPILING_BYTES = 1 << 20
+
+
+def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
+    """The backend that runs this program, and the reason where it is not the one that was asked for by name.
+
+    "auto" means generated kernels where they pay: Triton on CUDA, C++ on a CPU. What they do not cover runs as "aten".
+    Raises ConfigError where Triton was asked for and cannot run.
+    """
+    if not isinstance(kernel, str) or kernel in ("aten", "inductor"):
+        return kernel, ""
+    chosen, reason = _choose(kernel, joint)
+    if kernel in GENERATED and chosen != kernel:
+        warnings.warn(f"kernel={kernel!r} runs as {chosen!r}: {reason}", stacklevel=2)
+    return chosen, reason
+
+
+def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
+    if any(value.kind is InputKind.SIZE for value in joint.signature.inputs):
+        return "aten", "kernels are generated for fixed sizes, and this program's are symbolic"
+    devices = sorted({str(device) for device in devices_of(joint.graph)})
+    if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
+        return _choose_triton(kernel, devices, joint.graph)
+    if devices != ["cpu"]:
+        return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"
+    if obstacle := compiler_obstacle():
+        return "aten", obstacle
+    if kernel == "auto" and (reason := _too_small(joint.graph)):
+        return "aten", reason
+    return "cpp", ""
+
+
+def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> Fused | None:
+    """What planning asks of the kernels that the program will run as; None where it will run op by op. defined: as
+    `ir.graph.PartitionedGraph`."""
+    if options.kernel not in GENERATED:
+        return None
+
+    def peak_bytes(plan: PartitionPlan) -> int:
+        workspace = workspaces_of(joint.graph)  # measured once, then known
+        parts = for_tangents(apply_partition(joint, plan), defined)
+        schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
+        return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
+
+    return Fused(one_kernel, lambda node: str(node.target) in WINDOWED or not rules_for(node), peak_bytes)
+
+
+@dataclass(frozen=True)
+class KernelPlan:
+    """kernel: the backend; reason: why it is not the one that was to run; planned: both graphs' schedules where kernels
+    are generated; memories: as `link.programs.fuse_program`."""
+
+    kernel: Kernel
+    reason: str = ""
+    planned: Sequence[Planned] = ()
+    memories: Sequence[MemoryPlan] = ()
+
+
+def plan_kernels(
+    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, options: CompileOptions
+) -> KernelPlan:
+    """Which kernels are to be made for options.kernel.
+
+    Under a budget they must not peak above it: where kernels as large as can be do, smaller ones run, and where those
+    do, too, the graphs run op by op.
+    """
+    kernel = options.kernel
+    if kernel not in GENERATED:
+        return KernelPlan(kernel)
+    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    if plan.limit is None:
+        planned = plan_program(parts)
+        # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
+        return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace) if kernel == "cpp" else ())
+    tried = []
+    for local in (True, False):
+        planned = plan_program(parts, local)
+        schedules = [schedule for _, _, schedule in planned]
+        tried.append((planned, trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes))
+    (small, lower), (large, higher) = tried
+    # A plan was chosen by the peak of small kernels: where large ones peaked lower, a smaller budget might have others.
+    if lower <= higher <= plan.limit:
+        return KernelPlan(kernel, "", large)
+    if min(lower, higher) <= plan.limit:
+        return KernelPlan(kernel, "", small if lower <= plan.limit else large)
+    return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows")
+
+
+def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
+    """The kernels of both graphs, compiled; none where other backends run them."""
+    return fuse_program(plan.planned, plan.memories, str(plan.kernel)) if plan.planned else []
+
+
+def _too_small(graph: fx.Graph) -> str:
+    """Why generated kernels would not pay; empty where they do."""
+    traffic = sum(_fusible_bytes(graph))
+    if traffic >= _WORTH_COMPILING_BYTES:
+        return ""
+    return f"kernel=auto: only {format_bytes(traffic)} are computed by calls that could be fused"
+
+
+def _choose_triton(kernel: str, devices: list[str], graph: fx.Graph) -> tuple[Kernel, str]:
+    if len(devices) > 1:
+        return "aten", f"kernels are generated for one device, and this program has values on {' and '.join(devices)}"
+    try:
+        check_device(torch.device(devices[0]))
+    except ConfigError as error:
+        if kernel == "triton":
+            raise
+        return "aten", str(error)
+    if kernel == "auto" and (reason := _too_small(graph)):
+        return "aten", reason
+    return "triton", ""
+
+
+def _fusible_bytes(graph: fx.Graph) -> Iterator[int]:
+    for node in calls(graph):
+        if rules_for(node):
+            value = value_of(node)
+            results = value if isinstance(value, (tuple, list)) else [value]
+            yield sum(t.numel() * t.element_size() for t in results if isinstance(t, torch.Tensor))

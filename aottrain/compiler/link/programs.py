@@ -1,0 +1,150 @@
+"""Both graphs of a program to functions that run them by generated kernels, and libraries between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+
+import torch
+from torch import fx
+
+from aottrain.compiler.codegen.cpp.library import LIBRARY
+from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.schedule.memory import arena_within
+from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
+from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, is_own_attention
+from aottrain.ops.attention import native_source
+from aottrain.ops.loss_head import NATIVE
+from aottrain.runtime.executor import Runner
+from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
+from aottrain.toolchain.native import Source, require_all
+
+_LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
+FLAGS = ("-fopenmp", "-fno-trapping-math", "-fwrapv")
+# A compiler takes 50 ms to start and as long for each kernel or two.
+_UNIT_KERNELS, _MOST_UNITS = 4, 8
+
+
+@dataclass(frozen=True)
+class FusedGraph:
+    """One graph, planned: what runs, where its values live, and its kernels, ready to be called.
+
+    num_functions, note: of the whole program, how many functions its kernels are, and how they came about.
+    """
+
+    graph: fx.Graph
+    schedule: Schedule
+    memory: MemoryPlan | None
+    launches: dict[str, Launch]
+    num_functions: int
+    note: str
+    backend: str
+
+    def runner(self) -> Runner:
+        return scheduled_runner(self.graph, self.schedule, self.launches, self.memory)
+
+
+Planned = tuple[fx.Graph, int, Schedule]  # the graph, how many of its results are no residuals, what runs
+
+
+def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
+    """The schedules of the forward and, where there is one, the backward. local: as `schedule.order.schedule`."""
+    planned = [(parts.forward, parts.num_forward_outputs, schedule(parts.forward, "forward_", local))]
+    if parts.backward is not None:
+        count = len(results(parts.backward))
+        planned.append((parts.backward, count, schedule(parts.backward, "backward_", local)))
+    return planned
+
+
+def fuse_graph(graph: fx.Graph, known: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:
+    """A backward on its own, as for calls in which other tangents are defined than was expected.
+
+    known: of the backward that was expected. None, as under a budget: memory is fresh, and kernels are small ones,
+    which keep nothing alive for longer than op by op.
+    """
+    planned = schedule(graph, "backward_", local=known is None)
+    count = len(results(graph))
+    memories = [] if known is None else [arena_within(graph, planned, count, known)]
+    return fuse_program([(graph, count, planned)], memories, backend)[0]
+
+
+def fuse_program(
+    planned: Sequence[Planned], memories: Sequence[MemoryPlan] = (), backend: str = "cpp"
+) -> list[FusedGraph]:
+    """Make the kernels; those in C++ are compiled together. Raises CompilerError where that fails.
+
+    memories: where the values of each graph live; without them all buffers are fresh and die at their last use, as a
+    memory budget counts them.
+    """
+    kernels = [call for _, _, plan in planned for call in plan.kernels]
+    made = _link(kernels, _own_sources(planned)) if backend == "cpp" else _link_triton(kernels)
+    return [
+        FusedGraph(graph, plan, memory, *made, backend) for (graph, _, plan), memory in zip_longest(planned, memories)
+    ]
+
+
+def _own_sources(planned: Sequence[Planned]) -> list[Source]:
+    """What the programs' own ops compile at their first call."""
+    found: dict[Source, None] = {}
+    for graph, _, plan in planned:
+        for node in calls(graph):
+            if node.target is _LOSS_HEAD:
+                found[NATIVE] = None
+            elif is_own_attention(plan.library(node)):
+                found[native_source(value_of(node)[0].dtype)] = None
+    return list(found)
+
+
+def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int, str]:
+    # Here: a program of a CPU need not load another renderer.
+    from aottrain.compiler.codegen.triton.programs import link_triton
+
+    launches = link_triton(kernels)
+    return launches, len({id(launch) for launch in launches.values()}), ""
+
+
+def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict[str, Launch], int, str]:
+    """What runs each kernel, the number of functions, and how they came about.
+
+    Equal kernels, as those of repeated blocks, are one function. others: what the program's own ops will compile at
+    their first call, compiled beside them.
+    """
+    units, functions = cpp_units(kernels)
+    libraries = require_all([*(Source(text, FLAGS) for text in units), *others])
+    found: dict[str, Launch] = {}
+    for call in kernels:
+        unit, name = functions[call.kernel.name]
+        function = getattr(libraries[unit].functions, name)
+        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
+    compiled = sum(library.compiled for library in libraries)
+    count = len({name for _, name in functions.values()})
+    note = f"{count} functions, {compiled} of {len(libraries)} objects compiled, the others found on disk"
+    return found, count, note if found else ""
+
+
+def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple[int, str]]]:
+    """Self-contained C++ texts, to be compiled side by side, and for each kernel its text's number and its function.
+
+    How many there are follows from the kernels alone, so that the same program has the same texts on every machine.
+    """
+    known: dict[str, str] = {}  # from a kernel's code to its function
+    names: dict[str, str] = {}
+    texts: dict[str, str] = {}
+    for call in kernels:
+        kernel = call.kernel
+        code = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
+        if code not in known:
+            name = known[code] = f"kernel_{len(known)}"
+            header = [f"// {line}" for line in str(kernel).splitlines() if line.strip()]
+            texts[name] = "\n".join(header) + "\n" + code.replace("static int KERNEL", f'extern "C" int {name}')
+        names[kernel.name] = known[code]
+    units: list[list[str]] = [[LIBRARY] for _ in range(min(_MOST_UNITS, -(-len(texts) // _UNIT_KERNELS)))]
+    places: dict[str, int] = {}
+    for name, text in texts.items():
+        places[name] = min(range(len(units)), key=lambda unit: sum(map(len, units[unit])))
+        units[places[name]].append(text)
+    return ["\n".join(parts) for parts in units], {kernel: (places[name], name) for kernel, name in names.items()}

@@ -1,0 +1,252 @@
+"""The memory of one call and its backward, op by op and by category: what the report draws and explains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace
+from aottrain.compiler.partition.policy import forward_value
+from aottrain.explain.report import AliveRecord, MemoryTimeline
+from aottrain.ir.graph import (
+    InputKind,
+    OutputKind,
+    PartitionedGraph,
+    allocations,
+    is_tuple,
+    placeholders,
+    results,
+    storage_bytes,
+    storage_root,
+    value_of,
+    view_source,
+)
+from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copied_bytes, scratch_of
+
+CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
+_NUM_ALIVE = 24
+Span = tuple[int, int]  # the first instant, and the first after the last
+
+
+def trace_memory(
+    parts: PartitionedGraph,
+    reserved_bytes: int = 0,
+    workspace: Workspace = no_workspace,
+    schedules: Sequence[Schedule] = (),
+    memories: Sequence[MemoryPlan | None] = (),
+) -> MemoryTimeline:
+    """Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and residuals from the forward on;
+    gradients until the end of the backward; `workspace(node)` bytes while the call runs.
+
+    schedules: of the forward and the backward, where they run as generated kernels; else they run op by op. memories:
+    the plans of each, where memory is used again from step to step: then one arena for the temporaries of both, and
+    the blocks of residuals, are alive throughout.
+    """
+    fixed = _fixed(parts, reserved_bytes)
+    if arena_bytes := max((memory.arena_bytes for memory in memories if memory is not None), default=0):
+        fixed["arena"] = arena_bytes
+    sweeps, made_by = _sweeps(parts, workspace, schedules, memories)
+    top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
+    num_forward = len(sweeps[0].live)
+    return MemoryTimeline(
+        fixed=fixed,
+        categories=CATEGORIES,
+        live=tuple(instant for sweep in sweeps for instant in sweep.live),
+        num_forward=num_forward,
+        peak=top.peak + (0 if top is sweeps[0] else num_forward),
+        at="" if top.at is None else forward_value(top.at).op,
+        at_module="" if top.at is None else forward_value(top.at).module,
+        alive=tuple(_alive(made_by.get(node, node), size, name) for node, size, name in top.alive[:_NUM_ALIVE]),
+        num_alive=len(top.alive),
+    )
+
+
+def lifetimes(
+    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule]
+) -> tuple[list[int], list[dict[fx.Node, Span]]]:
+    """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the instants
+    at which each of its storages is alive, residuals in the forward by its own nodes, in the backward by its inputs."""
+    sweeps, _ = _sweeps(parts, workspace, schedules, ())
+    starts = (0, len(sweeps[0].live))
+    spans = [
+        {node: (first + start, end + start) for node, (first, end) in sweep.spans.items()}
+        for sweep, start in zip(sweeps, starts, strict=False)
+    ]
+    return [sum(instant) for sweep in sweeps for instant in sweep.live], spans
+
+
+def _sweeps(
+    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule], memories: Sequence[MemoryPlan | None]
+) -> tuple[list[_Sweep], dict[fx.Node, fx.Node]]:
+    """Of both graphs; and the forward's node behind each residual that the backward is given."""
+    forward, backward = (*schedules, None, None)[:2]
+    first, second = (*memories, None, None)[:2]
+    count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
+    values = results(parts.forward)
+    outputs, residuals = _roots(values[:count], forward), _roots(values[count:], forward)
+    kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
+    blocks = frozenset() if first is None else first.residuals
+    block_bytes = sum(map(storage_bytes, blocks))
+    reused = blocks.union(() if first is None else first.offsets)
+    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, kept, (0, block_bytes), workspace, reused)]
+    if parts.backward is None:
+        return sweeps, {}
+    inputs = placeholders(parts.backward)
+    held = {
+        node: storage_bytes(node)
+        for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
+        if primal is None
+    }
+    made_by = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
+    returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
+    passed = sum(map(storage_bytes, [*returned, *parts.tangents]))
+    gradients = dict.fromkeys(_roots(results(parts.backward), backward), "gradients")
+    reused = frozenset(node for node in held if node in made_by and _memory(made_by[node], forward) in blocks)
+    reused = reused.union(() if second is None else second.offsets)
+    steps = _steps(parts.backward, backward, second)
+    sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
+    return sweeps, made_by
+
+
+def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
+    """Bytes of what the caller holds, by category."""
+    sizes = {kind: 0 for kind in InputKind}
+    for value in parts.signature.inputs:
+        sizes[value.kind] += value.spec.storage_bytes
+    return {
+        "parameters": sizes[InputKind.PARAMETER],
+        "buffers": sizes[InputKind.BUFFER],
+        "batch": sizes[InputKind.BATCH] + (sizes[InputKind.RNG] if parts.num_draws else 0),  # a seed for each call
+        "reserved": reserved_bytes,
+    }
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """Of one graph: bytes by category before it starts and while each op runs; the position, op and storages (the
+    largest first) of the most; for each storage the instants at which it is alive."""
+
+    live: list[tuple[int, ...]]
+    peak: int
+    at: fx.Node | None
+    alive: list[tuple[fx.Node, int, str]]
+    spans: dict[fx.Node, Span]
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.live[self.peak])
+
+
+def _memory(node: fx.Node, schedule: Schedule | None) -> fx.Node:
+    return storage_root(node) if schedule is None else schedule.memory_of(node)
+
+
+def _roots(nodes: Iterable[fx.Node | None], schedule: Schedule | None = None) -> set[fx.Node]:
+    found = {_memory(node, schedule) for node in nodes if node is not None}
+    return {node for node in found if node.op != "placeholder"}
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call. made: storages that it allocates, with their bytes; touched: those that it reads or writes; inside:
+    bytes that it needs while it runs, besides the workspace of its operator; alone: nothing besides."""
+
+    node: fx.Node
+    made: list[tuple[fx.Node, int]]
+    touched: list[fx.Node]
+    inside: int = 0
+    alone: bool = False
+
+
+def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None) -> list[_Step]:
+    """A graph's calls, or a schedule's, between its inputs and its output."""
+    if schedule is None:
+        return [_library_step(node) for node in graph.nodes]
+    found = [_library_step(node) for node in placeholders(graph)]
+    for position, call in enumerate(schedule.calls):
+        planned = memory is not None and position in memory.scratch
+        if isinstance(call, fx.Node):
+            library = schedule.library(call)
+            inside = 0 if planned or library in WRITTEN else copied_bytes(call, library)
+            found.append(_library_step(call, schedule, inside, planned))
+        else:
+            made = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
+            touched = [schedule.memory_of(node) for node in call.buffers]
+            inside = 0 if planned else _scratch_bytes(schedule, call)
+            found.append(_Step(call.writes[0], made, touched, inside, True))
+    return [*found, _library_step(graph.output_node(), schedule)]
+
+
+def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
+    """What a kernel allocates for itself: for each thread, or on a device for all programs together."""
+    if value_of(call.writes[0]).device.type == "cpu":
+        return scratch_of(schedule, call)
+    from aottrain.compiler.codegen.triton.render import partial_bytes  # here: a program of a CPU need not load it
+
+    return partial_bytes(call.kernel)
+
+
+def _library_step(node: fx.Node, schedule: Schedule | None = None, inside: int = 0, planned: bool = False) -> _Step:
+    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
+    return _Step(node, allocations(node), touched, inside, planned)
+
+
+def _sweep(
+    steps: Sequence[_Step],
+    held: dict[fx.Node, int],
+    kept: dict[fx.Node, str],
+    throughout: tuple[int, int],
+    workspace: Workspace,
+    reused: frozenset[fx.Node],
+) -> _Sweep:
+    """held: inputs that die at their last use; kept: storages that outlive the graph, with their category; throughout:
+    bytes of outputs and tangents, and of blocks of residuals; reused: storages that lie there, or in the arena."""
+    dying = _deaths(steps, kept)
+    alive = dict(held)
+    totals = dict.fromkeys(CATEGORIES, 0)
+    totals["outputs"] = throughout[0]
+    totals["saved"] = throughout[1] + sum(size for node, size in held.items() if node not in reused)
+
+    def category(root: fx.Node) -> str:
+        return "saved" if root in held else kept.get(root, "temporaries")
+
+    live = [tuple(totals.values())]
+    born, ends = dict.fromkeys(held, 0), dict[fx.Node, int]()
+    best, most, at, alive_then = 0, sum(live[0]), None, dict(alive)
+    for i, step in enumerate(steps):
+        node = step.node
+        for root, size in step.made:
+            alive[root], born[root] = size, len(live)
+            totals[category(root)] += 0 if root in reused else size
+        if step.made:
+            totals["workspaces"] = step.inside + (0 if step.alone else workspace(node))
+            live.append(tuple(totals.values()))
+            if sum(live[-1]) > most:
+                best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
+        for root in dying.get(i, []):
+            size, ends[root] = alive.pop(root, 0), len(live)
+            totals[category(root)] -= 0 if root in reused else size
+    found = sorted(alive_then.items(), key=lambda pair: -pair[1])
+    spans = {root: (first, ends.get(root, len(live))) for root, first in born.items()}
+    return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size], spans)
+
+
+def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
+    """After which step each storage that does not outlive the graph is freed."""
+    last = {node: i for i, step in enumerate(steps) for node in step.touched}
+    for node in [step.node for step in steps if is_tuple(step.node)]:
+        for user in node.users if view_source(node) is None else ():
+            # A tuple holds all its items until the last of them is taken.
+            last[user] = max(last.get(user, 0), last[node])
+    dying: dict[int, list[fx.Node]] = {}
+    for node, i in last.items():
+        if node not in kept:
+            dying.setdefault(i, []).append(node)
+    return dying
+
+
+def _alive(node: fx.Node, size: int, category: str) -> AliveRecord:
+    value = forward_value(node)
+    return AliveRecord(value.name, value.op, value.module, value.shape, size, category)

@@ -1,0 +1,1 @@
+"""Algorithms on plain integers: no torch, so that they are tested by hand-drawn examples."""

@@ -1,0 +1,222 @@
+"""The budget strategy: the cheapest plan of the family whose peak is within the budget."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.measured_calls import workspaces_of
+from aottrain.compiler.partition.budget.frontier import Frontier, Point, find_frontier
+from aottrain.compiler.partition.budget.simulation import Emitter, simulate
+from aottrain.compiler.partition.costs.kernel_cost import Fused, fused_prices
+from aottrain.compiler.partition.costs.op_cost import price_of
+from aottrain.compiler.partition.costs.storages import StorageGraph, contract
+from aottrain.errors import BudgetError
+from aottrain.ir.budget import Budget
+from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
+from aottrain.ir.ops import OpKind
+from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.units import format_bytes, format_seconds
+from aottrain.measure.decisions import note, recorded
+
+# Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them, and
+# of all these some whatever the budget is.
+_APART = 0.97
+_NUM_RUNGS = 8
+
+
+@dataclass(frozen=True)
+class Family:
+    """All plans of one joint graph. fixed_bytes: alive throughout: parameters, buffers, batch, what is reserved.
+    reference: peak of the min-cut plan, which a budget of 1.0 stands for."""
+
+    frontier: Frontier
+    fixed_bytes: int
+    reference: int
+    device: torch.device
+
+    def limit(self, budget: Budget) -> int:
+        """Bytes beside the fixed ones that a budget allows. Raises BudgetError where no plan is that small."""
+        lowest = self.frontier.lowest.peak_bytes
+        if isinstance(budget, str):
+            # The reserved bytes and the inputs are in memory already.
+            return self._at_least(self.fixed_bytes + self.free_bytes(), "auto")
+        if isinstance(budget, float):
+            return lowest + int(budget * max(self.reference - lowest, 0))
+        return self._at_least(budget, format_bytes(budget))
+
+    def _at_least(self, total: int, text: str) -> int:
+        smallest = self.fixed_bytes + self.frontier.lowest.peak_bytes
+        if total < smallest:
+            raise BudgetError(
+                f"partition.budget={text} cannot be met: the lowest peak that can be reached is"
+                f" {format_bytes(smallest)} ({smallest}B)"
+            )
+        return total - self.fixed_bytes
+
+    def free_bytes(self) -> int:
+        """What the device could still give when this was first asked, or what a record says that it could."""
+        question = "free bytes", f"{self.device.type} beside {self.fixed_bytes} bytes"
+        told = recorded(*question)
+        if told is not None and isinstance(told.choice, (int, float)):
+            note(*question, told.choice, told.source)
+            return int(told.choice)
+        found = free_bytes(self.device)
+        note(*question, found, "measured")
+        return found
+
+    def curve(self) -> tuple[tuple[int, float], ...]:
+        """(peak in bytes, seconds of recompute) of every plan that no other one beats, from the highest peak down."""
+        return tuple((self.fixed_bytes + point.peak_bytes, point.seconds) for point in self.frontier.points)
+
+
+def find_family(
+    joint: JointGraph,
+    others: Iterable[PartitionPlan],
+    marks: dict[fx.Node, Mark],
+    reserved: int,
+    cost: str,
+    fused: Fused | None = None,
+) -> Family:
+    """others: plans of other strategies, min_cut first; they join the family. fused: as `plan_partition`."""
+    graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
+    if fused is not None:
+        graph.again = fused_prices(graph, fused.fits)
+    by_name = {root.name: i for i, root in enumerate(graph.roots)}
+    must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
+    graph.must = graph.must | (must & graph.demanded)
+    graph.dropped = frozenset(
+        by_name[node.name] for node, mark in marks.items() if mark <= Mark.PREFER_RECOMPUTE and node.name in by_name
+    )
+    plans = list(others)
+    sets = {plan.strategy: frozenset(by_name[name] for name in plan.saved) for plan in plans}
+    frontier = find_frontier(graph, sets)
+    reference = simulate(graph, Emitter(graph).emit(sets[plans[0].strategy], False)).peak_bytes
+    kinds = (*PRIMALS, InputKind.RNG) if joint.num_draws else PRIMALS
+    fixed = sum(spec.spec.storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
+    device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
+    return Family(frontier, fixed, reference, device)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a device could still give, a twentieth left alone."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(0.95 * (free + idle))
+    return int(0.95 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> PartitionPlan:
+    """The family's plan for a budget: a fraction between the lowest peak and min_cut's, bytes (int), or "auto".
+
+    fused: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
+    read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
+    fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
+    """
+    if fused is not None:
+        chosen = _Ladder(family, fused).choose(budget)
+        if chosen is not None:
+            return _plan_at(family, chosen[0], budget, chosen[1])
+    limit = family.limit(budget)
+    cheapest = family.frontier.within(limit)
+    assert cheapest is not None
+    return _plan_at(family, cheapest, budget, limit)
+
+
+class _Ladder:
+    """Plans by the peaks of their kernels: some rungs, from the fastest plan to the lowest, and the plans between.
+
+    Neither rungs nor their order hang on a budget. The first rung that fits is found, and from there faster plans whose
+    peak is no lower are tried, by bisection. Of two budgets that end at different plans the larger one has thus met a
+    peak that the smaller one had no room for: a smaller budget never has a higher peak.
+    """
+
+    def __init__(self, family: Family, fused: Fused):
+        self._family, self._fused = family, fused
+        self._points = family.frontier.apart(_APART)
+        last = len(self._points) - 1
+        self._rungs = sorted({last * i // (_NUM_RUNGS - 1) for i in range(_NUM_RUNGS)})
+        self._known: dict[int, int] = {}
+
+    def choose(self, budget: Budget) -> tuple[Point, int] | None:
+        """The plan, and the bytes beside the fixed ones that the budget allows; None where no rung fits."""
+        if isinstance(budget, float):
+            limit = self._family.reference
+            if budget < 1.0:
+                lowest = min(map(self._peak, self._rungs))
+                if lowest > limit:
+                    return None
+                limit = lowest + int(budget * (limit - lowest))
+        elif isinstance(budget, str):
+            limit = self._family.free_bytes()
+        else:
+            limit = budget - self._family.fixed_bytes
+        rung = self._first(limit)
+        return None if rung is None else (self._points[self._faster(rung, limit)], limit)
+
+    def _first(self, limit: int) -> int | None:
+        """The fastest rung whose kernels peak within the limit."""
+        return next((rung for rung in self._rungs if self._peak(rung) <= limit), None)
+
+    def _faster(self, rung: int, limit: int) -> int:
+        """A point between this rung and the one before, or the rung."""
+        low = max((other for other in self._rungs if other < rung), default=rung)
+        while low + 1 < rung:
+            middle = (low + rung) // 2
+            if self._peak(rung) <= self._peak(middle) <= limit:
+                rung = middle
+            else:
+                low = middle
+        return rung
+
+    def _peak(self, number: int) -> int:
+        """Bytes beside the fixed ones."""
+        if number not in self._known:
+            plan = _plan_at(self._family, self._points[number], 0.0, 0)
+            self._known[number] = self._fused.peak_bytes(plan) - self._family.fixed_bytes
+        return self._known[number]
+
+
+def _plan_at(family: Family, point: Point, budget: Budget, limit: int) -> PartitionPlan:
+    graph = family.frontier.graph
+    schedule = point.schedule
+    read = {s for i in schedule.backward for s in graph.ops[i].reads} | graph.gradients
+    saved = [s for s in sorted(schedule.saved) if s in read and s not in graph.at_hand]
+    again = [i for i in dict.fromkeys(schedule.backward) if not graph.ops[i].late]
+    return PartitionPlan(
+        "budget",
+        tuple(graph.roots[s].name for s in saved),
+        tuple(graph.ops[i].node.name for i in sorted(again)),
+        _reasons(graph, point, saved, again),
+        sum(graph.sizes[s] for s in saved),
+        budget,
+        tuple(graph.ops[i].node.name for i in schedule.backward),
+        family.curve(),
+        family.fixed_bytes + limit,
+    )
+
+
+def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[int]) -> dict[str, str]:
+    reasons = {}
+    for storage in saved:
+        producer = graph.producers[storage]
+        label = "read of state that the step updates" if producer < 0 else info(graph.ops[producer].node).label
+        if storage in graph.must:
+            text = "must: read of state that the step updates" if producer < 0 else "must: not repeatable, or marked"
+        elif storage in graph.outputs:
+            text = "output: alive anyway"
+        else:
+            text = f"{label}: worth more than its {format_bytes(graph.sizes[storage])} at the peak"
+        reasons[graph.roots[storage].name] = text
+    for i in again:
+        op = graph.ops[i]
+        random = info(op.node).kind is OpKind.RANDOM
+        size = format_bytes(sum(graph.sizes[s] for s in op.writes))
+        text = f"computed again: {size} less held through the forward, for {format_seconds(graph.again[i])}"
+        reasons[op.node.name] = "drawn again from the saved seed" if random else text
+    return reasons

@@ -1,0 +1,1 @@
+"""What values cost: bytes of their storages, and time to compute them again."""

@@ -1,0 +1,151 @@
+"""What computing a value costs: FLOPs by formula, bytes moved, and a roofline of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compat import tree_flatten, tree_map
+from aottrain.compiler.graphs.measured_calls import call_of
+from aottrain.compiler.graphs.repetition import once_for_alike
+from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
+from aottrain.ir.ops import OpKind, flop_formula, op_info
+from aottrain.ir.sizes import concrete, hint, is_symbolic
+from aottrain.measure.rates import DEFAULT_RATES, rates_for
+from aottrain.measure.timings import call_seconds
+
+aten = torch.ops.aten
+
+# A Philox block is ten rounds of two wide products and six word operations for four numbers.
+_FLOPS_PER_DRAW = 20
+# Of pointwise calls within a kernel: an exponential is a polynomial of about this many operations.
+_FLOPS_PER_ELEMENT = 20
+
+
+# Of their first input they read as many elements as they give.
+_LOOKUPS = (aten.embedding, aten.index, aten.index_select, aten.gather)
+
+
+def node_flops(node: fx.Node) -> int:
+    """Floating-point operations of one call; 0 for views. Ops without a formula count one per element they touch."""
+    if node.op != "call_function":
+        return 0
+    if info(node).is_free:
+        return 0
+    if info(node).kind is OpKind.RANDOM:
+        return _FLOPS_PER_DRAW * _numel(node)
+    formula = flop_formula(node.target)
+    if formula is not None:
+        args, kwargs = tree_map(_example, (node.args, dict(node.kwargs)))
+        return int(formula(*args, **kwargs, out_val=_example(node)))
+    return max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
+
+
+def node_bytes(node: fx.Node) -> int:
+    """Bytes that one call reads and writes in main memory; 0 for views. Of a table only the rows that are looked up."""
+    if node.op != "call_function" or info(node).is_free:
+        return 0
+    written = _value_bytes(node)
+    read = [_value_bytes(source) for source in node.all_input_nodes]
+    if getattr(node.target, "overloadpacket", None) in _LOOKUPS:
+        read[0] = min(read[0], written)
+    return written + sum(read)
+
+
+def node_seconds(node: fx.Node) -> float:
+    """Roofline time of one call at this machine's rates: the slower of arithmetic and memory, and a fixed overhead;
+    0 for views."""
+    if node.op != "call_function" or info(node).is_free:
+        return 0.0
+    values = _tensors(node)
+    rates = rates_for(values[0].device) if values else DEFAULT_RATES
+    arithmetic = 0.0
+    if info(node).kind is OpKind.COMPUTE:
+        arithmetic = _unmasked_share(node) * node_flops(node) / rates.flops_per_s(values[0].dtype)
+    return max(arithmetic, node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def vector_seconds(node: fx.Node, num_bytes: int) -> float:
+    """Of one call within a kernel that runs anyway, for which that kernel reads and writes so many bytes more."""
+    values = _tensors(node)
+    rates = rates_for(values[0].device) if values else DEFAULT_RATES
+    arithmetic = _FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
+    return max(arithmetic / rates.flops_by_dtype[torch.float32], num_bytes / rates.bytes_per_s)
+
+
+def _unmasked_share(node: fx.Node) -> float:
+    """Of the scores of causal attention, those that are computed: kernels leave out what the mask hides. 1 for others.
+
+    FLOPs, as `node_flops` and everybody else reports them, count masked scores, too.
+    """
+    if not op_info(node.target).name.startswith("aten._scaled_dot_product"):
+        return 1.0
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if not given.get("is_causal"):
+        return 1.0
+    query, key = value_of(given["query"]), value_of(given["key"])
+    num_queries, num_keys = hint(query.shape[-2]), hint(key.shape[-2])
+    short = min(num_queries, num_keys)
+    seen = short * (short + 1) // 2 + (num_queries - short) * num_keys
+    return seen / max(num_queries * num_keys, 1)
+
+
+def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:
+    """Seconds of a node's call. "roofline": node_seconds; "measured": each distinct call is timed once, those of these
+    graphs now, others when asked for; what cannot be run alone has its roofline time."""
+    if cost == "roofline":
+        return once_for_alike(node_seconds)
+    found = _timed(node for graph in graphs for node in calls(graph))
+
+    def seconds(node: fx.Node) -> float:
+        if node not in found:
+            found.update(_timed([node]))
+        return found[node]
+
+    return seconds
+
+
+def _timed(nodes: Iterable[fx.Node]) -> dict[fx.Node, float]:
+    found = {node: call_of(node) for node in nodes}
+    pairs = [(node, call) for node, call in found.items() if call is not None]
+    timed = {node: s for (node, _), s in zip(pairs, call_seconds([call for _, call in pairs]), strict=True)}
+    prices: dict[fx.Node, float] = {}
+    for node in found:
+        seconds = timed.get(node)
+        prices[node] = node_seconds(node) if seconds is None else seconds
+    return prices
+
+
+def total_flops(nodes: Iterable[fx.Node]) -> int:
+    return sum(map(once_for_alike(node_flops), nodes))
+
+
+def _numel(node: fx.Node) -> int:
+    return sum(hint(value.numel()) for value in _tensors(node))
+
+
+def _value_bytes(node: fx.Node) -> int:
+    spec = spec_of(node)
+    if spec is not None:
+        return min(spec.nbytes, spec.storage_bytes)
+    return sum(hint(value.numel()) * value.element_size() for value in _tensors(node)) if is_tuple(node) else 0
+
+
+def _example(argument: Any) -> Any:
+    """What a FLOP formula reads in the place of an argument: symbolic sizes have the numbers that were traced."""
+    value = value_of(argument) if isinstance(argument, fx.Node) else argument
+    return tree_map(_as_traced, value)
+
+
+def _as_traced(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and any(map(is_symbolic, value.shape)):
+        return torch.empty(tuple(map(hint, value.shape)), dtype=value.dtype, device="meta")
+    return concrete(value)
+
+
+def _tensors(node: fx.Node) -> list:
+    return [leaf for leaf in tree_flatten(value_of(node))[0] if hasattr(leaf, "element_size")]

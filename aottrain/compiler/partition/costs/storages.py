@@ -1,0 +1,219 @@
+"""The joint graph contracted to storages: what memory planning reasons about.
+
+An op is a call that allocates; views are free and follow their base; an op with several results is one op with several
+storages. The 5,337 nodes of a trunk of 48 transformer blocks become 1,445 ops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import fx
+
+from aottrain.compiler.graphs.measured_calls import Workspace
+from aottrain.ir.graph import (
+    FORWARD_OUTPUTS,
+    InputKind,
+    JointGraph,
+    OutputKind,
+    allocations,
+    descendants,
+    info,
+    is_size,
+    is_tuple,
+    storage_bytes,
+    storage_root,
+    storage_roots,
+    view_source,
+)
+from aottrain.ir.ops import OpKind, is_pure
+
+Price = Callable[[fx.Node], float]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """Of op i those from starts[i] to before starts[i + 1]. makes: whether it makes the storage, or reads it."""
+
+    starts: Array
+    storages: Array
+    makes: Array
+
+
+@dataclass(frozen=True)
+class Op:
+    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that only moves
+    memory is computed within the op that reads it; workspace: bytes that it allocates within itself; order: its place
+    in the joint graph, where early ops that gradient formulas made stand among late ones."""
+
+    node: fx.Node
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    cost: float
+    fused_cost: float
+    workspace: int
+    order: int
+    late: bool
+
+
+@dataclass
+class StorageGraph:
+    """ops: in program order. sizes, producers (-1: an input), roots: of each storage.
+
+    at_hand: inputs that may be read at any time at no cost. must: storages that cannot be made a second time. outputs:
+    the caller gets them; updates: written to their inputs once the forward is done; gradients; demanded: forward
+    storages that the backward's own ops read. copied: inputs that the step updates: saving one copies it.
+    dropped: storages that the user asks not to save. again: by op, the seconds of a run in the backward.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    producers: list[int] = field(default_factory=list)
+    roots: list[fx.Node] = field(default_factory=list)
+    at_hand: frozenset[int] = frozenset()
+    must: frozenset[int] = frozenset()
+    outputs: frozenset[int] = frozenset()
+    updates: frozenset[int] = frozenset()
+    gradients: frozenset[int] = frozenset()
+    demanded: frozenset[int] = frozenset()
+    copied: frozenset[int] = frozenset()
+    dropped: frozenset[int] = frozenset()
+    tangent_bytes: int = 0
+    again: list[float] = field(default_factory=list)
+
+    @cached_property
+    def early(self) -> range:
+        return range(sum(not op.late for op in self.ops))
+
+    # By op, as plain lists: what simulation and search go through most often.
+
+    @cached_property
+    def reads(self) -> list[tuple[int, ...]]:
+        return [op.reads for op in self.ops]
+
+    @cached_property
+    def writes(self) -> list[tuple[int, ...]]:
+        return [op.writes for op in self.ops]
+
+    @cached_property
+    def costs(self) -> list[float]:
+        return [op.cost for op in self.ops]
+
+    @cached_property
+    def workspaces(self) -> list[int]:
+        return [op.workspace for op in self.ops]
+
+    @cached_property
+    def write_bytes(self) -> list[int]:
+        """What each op allocates for its results."""
+        return [sum(self.sizes[s] for s in op.writes) for op in self.ops]
+
+    @cached_property
+    def early_reads(self) -> list[tuple[int, ...]]:
+        """What each op reads of what the forward makes, or of copies of inputs."""
+        late = set().union(*(op.writes for op in self.ops if op.late))
+        return [tuple(s for s in op.reads if s not in late and s not in self.at_hand) for op in self.ops]
+
+    @cached_property
+    def accesses(self) -> Accesses:
+        """What each op makes, and what it reads of what is not alive anyway."""
+        starts, storages, makes = [0], list[int](), list[bool]()
+        for op in self.ops:
+            reads = [s for s in op.reads if s not in self.at_hand]
+            storages += [*op.writes, *reads]
+            makes += [True] * len(op.writes) + [False] * len(reads)
+            starts.append(len(storages))
+        return Accesses(np.array(starts), np.array(storages, np.int32), np.array(makes, bool))
+
+    @cached_property
+    def size_array(self) -> Array:
+        return np.array(self.sizes, np.int64)
+
+    @cached_property
+    def op_bytes(self) -> Array:
+        """(ops, 2): of each, what it allocates for its results, and within itself."""
+        return np.array([*zip(self.write_bytes, self.workspaces, strict=True)], np.int64).reshape(-1, 2)
+
+    @cached_property
+    def touches(self) -> list[tuple[int, ...]]:
+        """What each op reads of those, and what it makes if it is an early one."""
+        num_early = len(self.early)
+        pairs = zip(self.early_reads, self.writes, strict=True)
+        return [reads + writes if i < num_early else reads for i, (reads, writes) in enumerate(pairs)]
+
+    @cached_property
+    def repeatable(self) -> list[int]:
+        """Storages of early ops that may be made a second time, and are not alive anyway."""
+        banned = self.must | self.outputs | self.gradients
+        return [s for i in self.early for s in self.ops[i].writes if s not in banned]
+
+    @cached_property
+    def forwards(self) -> dict[tuple[int, ...], tuple[Array, dict[int, int]]]:
+        """What schedule.simulate found of each forward program."""
+        return {}
+
+    @cached_property
+    def at_hand_flags(self) -> bytes:
+        """By storage: 1 for what is at hand."""
+        return bytes(s in self.at_hand for s in range(len(self.sizes)))
+
+
+def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGraph:
+    """Early ops (what does not depend on a tangent) first, in program order, then late ones."""
+    graph = StorageGraph()
+    number: dict[fx.Node, int] = {}
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    order = {node: i for i, node in enumerate(joint.graph.nodes)}
+    calls = [node for node in joint.graph.nodes if node.op == "call_function" and not is_size(node)]
+    allocating = [node for node in calls if view_source(node) is None and info(node).kind is not OpKind.STRUCTURE]
+
+    def add(root: fx.Node, size: int, producer: int) -> int:
+        number[root] = len(graph.sizes)
+        graph.sizes.append(size)
+        graph.producers.append(producer)
+        graph.roots.append(root)
+        return number[root]
+
+    roots = storage_roots(joint.graph.nodes)
+    for node in joint.placeholders:
+        add(node, storage_bytes(node), -1)
+    for node in sorted(allocating, key=lambda node: node in late):
+        index = len(graph.ops)
+        reads = _distinct(number[roots[s]] for s in node.all_input_nodes if not is_size(s) and not is_tuple(s))
+        writes = tuple(add(root, size, index) for root, size in allocations(node))
+        seconds = price(node)
+        fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
+        graph.ops.append(Op(node, reads, writes, seconds, fused, workspace(node), order[node], node in late))
+    _classify(graph, joint, number)
+    graph.again = graph.costs
+    return graph
+
+
+def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]) -> None:
+    inputs = list(zip(joint.placeholders, joint.signature.inputs, strict=True))
+    tangents = {number[node] for node in joint.tangents}
+    graph.copied = frozenset(number[node] for node, spec in inputs if spec.mutated)
+    graph.at_hand = frozenset(number[node] for node, _ in inputs) - graph.copied
+    graph.tangent_bytes = sum(graph.sizes[i] for i in tangents)
+
+    def storages(*kinds: OutputKind) -> frozenset[int]:
+        return frozenset(number[storage_root(node)] for node in joint.outputs_of(*kinds))
+
+    graph.outputs = storages(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
+    graph.updates = storages(*FORWARD_OUTPUTS) - graph.outputs
+    graph.gradients = storages(OutputKind.GRADIENT)
+    late = {i for op in graph.ops if op.late for i in op.writes} | tangents
+    reads = {i for op in graph.ops if op.late for i in op.reads} | graph.gradients
+    graph.demanded = frozenset(reads - late - graph.at_hand)
+    impure = {i for op in graph.ops if not is_pure(op.node.target) for i in op.writes}
+    graph.must = frozenset(impure | graph.copied)
+
+
+def _distinct(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(values))

@@ -1,0 +1,1 @@
+"""Rewrites of the joint graph, one in each file."""

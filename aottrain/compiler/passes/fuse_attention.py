@@ -1,0 +1,395 @@
+"""fuse_attention: attention that a program wrote out, or that ATen writes out where it has dropout, as one op.
+
+As products, softmax and dropout the scores of all heads are in memory, and as much again is kept for the backward. One
+op (`ops.attention.written_attention`) has a block of scores at a time, and computes it again in the backward. What
+is known is the form softmax(scale * query key^T, plus or filled by a mask) value, in float32 on a CPU, where values are
+as wide as keys.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.measured_calls import call_of
+from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.ir.decisions import ONE_OP, PRODUCTS, Timing
+from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
+from aottrain.ir.tensor import TensorSpec
+from aottrain.measure.calls import OpCall
+from aottrain.measure.decisions import Timed, decide
+from aottrain.measure.timings import calls_timed
+from aottrain.toolchain.native import find_compiler
+
+aten, own = torch.ops.aten, torch.ops.aottrain
+
+_SOFTMAXES = (aten._softmax.default, aten._safe_softmax.default)
+_VIEWS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
+_QUOTIENTS = (aten.div.Tensor, aten.div.Scalar)
+
+
+def fuse_attention(joint: JointGraph) -> JointGraph:
+    """The same program, whose attention rounds otherwise than eager's. The graph itself where none is written out in a
+    form that is known, or its products alone take less time; both are measured."""
+    if not any(node.target in _SOFTMAXES for node in calls(joint.graph)) or find_compiler() is None:
+        return joint
+    graph = copy_graph(joint.graph)
+    fused = [_fuse(written) for node in list(calls(graph)) if (written := _match(node)) is not None]
+    if not any(fused):
+        return joint
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+@dataclass(frozen=True)
+class _Backward:
+    """softmax: the gradient of its input; gradient: that of the result. products: each, start: the first of them in the
+    program. query, key, value: the products that are their gradients, where they are wanted."""
+
+    softmax: fx.Node
+    gradient: fx.Node
+    start: fx.Node
+    products: tuple[fx.Node, ...]
+    query: fx.Node | None
+    key: fx.Node | None
+    value: fx.Node | None
+
+
+@dataclass(frozen=True)
+class _Written:
+    """softmax: of `scores`, a product, after what `rule` does to it; result: the product of the weights.
+
+    rule: arguments of `written_attention` by name. Of the products' operands, (batches, queries, width) is the query,
+    (batches, width, keys) the key, (batches, keys, width) the value; batches are those of batch and head.
+    """
+
+    softmax: fx.Node
+    scores: fx.Node
+    result: fx.Node
+    mask: fx.Node | None
+    state: fx.Node | None
+    rule: dict[str, Any]
+    backward: _Backward | None
+
+
+class _Unlike(Exception):
+    """It is not of the form that is looked for."""
+
+
+def _require(condition: object) -> None:
+    if not condition:
+        raise _Unlike
+
+
+def _match(node: fx.Node) -> _Written | None:
+    if node.target not in _SOFTMAXES:
+        return None
+    try:
+        return _written(node)
+    except _Unlike:
+        return None
+
+
+def _written(softmax: fx.Node) -> _Written:
+    facts, dim = _spec(softmax), softmax.args[1]
+    rank = len(facts.shape)
+    _require(facts.dtype is torch.float32 and facts.device.type == "cpu" and facts.numel and rank in (3, 4))
+    _require(dim in (-1, rank - 1) and not softmax.kwargs and softmax.args[2:] in ((), (False,)))
+    path = _Path(softmax)
+    scores = path.climb()
+    derived = [user for user in softmax.users if _is(user, aten._softmax_backward_data.default)]
+    _require(len(derived) <= 1 and all(user.args[1] is softmax for user in derived))
+    drop, weights = _dropped(softmax, derived)
+    weights, turned = _weights(weights, derived)
+    result = _only_user(weights, turned, aten.bmm.default)
+    _require(result.args[0] is weights and not any(map(marks_of, (softmax, scores, result))))
+    _require(_is_of_heads(facts.shape, scores, weights, result))
+    rule = {"scale": path.scale, "fill": path.fill, "safe": softmax.target is aten._safe_softmax.default}
+    rule |= {"draw": 0, "keep": 1.0} if drop is None else {"draw": drop.draw, "keep": drop.keep}
+    factor, state = (None, None) if drop is None else (drop.factor, drop.state)
+    backward = _backward(derived[0], (scores, result), path, factor, turned) if derived else None
+    _require(backward is not None or turned is None)
+    return _Written(softmax, scores, result, path.mask, state, rule, backward)
+
+
+def _is_of_heads(shape: tuple[int, ...], scores: fx.Node, weights: fx.Node, result: fx.Node) -> bool:
+    """Whether the products have the softmax's batches, rows and columns, so that no view between them groups elements
+    otherwise and no mask repeats them; and values are as wide as keys."""
+    *batches, queries, keys = shape
+    count, width = math.prod(batches), _spec(scores.args[0]).shape[2]
+    wanted = (count, queries, keys), (count, queries, keys), (count, queries, width)
+    return width > 0 and tuple(_spec(node).shape for node in (scores, weights, result)) == wanted
+
+
+@dataclass
+class _Path:
+    """What is between a product and its softmax. steps: the scalings, the last first."""
+
+    softmax: fx.Node
+    scale: float = 1.0
+    mask: fx.Node | None = None
+    fill: float = 0.0
+    filled: bool = False
+    steps: list[tuple[Any, float]] = field(default_factory=list)
+
+    def climb(self) -> fx.Node:
+        """The product. Each value on the way is read once; what is updated in place is viewed in between."""
+        node: Any = _below_views(self.softmax.args[0])
+        masked = node
+        if _is(node, aten.masked_fill.Scalar):
+            node, self.mask, fill = _arguments(_read_once(node))
+            _require(isinstance(fill, (int, float)) and _spec(self.mask).dtype is torch.bool)
+            self.fill, self.filled = float(fill), True
+        elif _is(node, aten.add.Tensor):
+            left, right = _arguments(_read_once(node))
+            node, self.mask = (left, right) if _leads_to_product(left) else (right, left)
+            _require(_spec(self.mask).dtype is torch.float32 and len(_spec(self.mask).shape) <= 4)
+        _require(self.mask is None or _spec(masked).shape == _spec(self.softmax).shape)
+        node = _below_views(node)
+        while _is(node, *_PRODUCTS, *_QUOTIENTS):
+            source, number = _arguments(_read_once(node))
+            _require(isinstance(number, (int, float)) and number)
+            self.steps.append((node.target, number))
+            self.scale *= number if node.target in _PRODUCTS else 1.0 / number
+            node = _below_views(source)
+        _require(_is(node, aten.bmm.default))
+        return _read_once(node)
+
+
+def _below_views(node: Any) -> Any:
+    while _is(node, *_VIEWS):
+        node = _read_once(node).args[0]
+    return node
+
+
+def _leads_to_product(node: Any) -> bool:
+    while _is(node, *_VIEWS, *_PRODUCTS, *_QUOTIENTS):
+        node = node.args[0]
+    return _is(node, aten.bmm.default)
+
+
+@dataclass(frozen=True)
+class _Drop:
+    """factor: what each weight is multiplied by: 0, or 1 / keep where its number is below keep."""
+
+    factor: fx.Node
+    state: fx.Node
+    draw: int
+    keep: float
+
+
+def _dropped(softmax: fx.Node, derived: Sequence[fx.Node]) -> tuple[_Drop | None, fx.Node]:
+    """The dropout of a softmax, and the weights: what it gives, or the softmax itself."""
+    users = [user for user in softmax.users if user not in derived]
+    if len(users) != 1 or not _is(users[0], aten.mul.Tensor):
+        return None, softmax
+    left, right = _arguments(users[0])
+    factor = right if left is softmax else left
+    _require(_is(factor, aten.div.Scalar))
+    cast, keep = _arguments(factor)
+    _require(_is(cast, aten._to_copy.default) and _spec(factor).dtype is torch.float32)
+    below = cast.args[0]
+    _require(_is(below, aten.lt.Scalar) and below.args[1] == keep and isinstance(keep, float) and 0.0 < keep < 1.0)
+    drawn = below.args[0]
+    _require(_is(drawn, own.philox_uniform.default) and _spec(drawn).dtype is torch.float32)
+    state, draw, size = _arguments(drawn)
+    _require(tuple(size) == _spec(softmax).shape and isinstance(state, fx.Node))
+    return _Drop(factor, state, draw, keep), users[0]
+
+
+def _weights(node: fx.Node, derived: Sequence[fx.Node]) -> tuple[fx.Node, fx.Node | None]:
+    """The weights as the product reads them, and their transpose as the value's gradient does."""
+    while True:
+        users = [user for user in node.users if user not in derived]
+        if len(users) != 1 or not _is(users[0], *_VIEWS):
+            break
+        node = users[0]
+    turned = [user for user in users if _is(user, aten.transpose.int) and _swaps(user, 1, 2)]
+    _require(len(_spec(node).shape) == 3 and len(users) == 1 + len(turned) <= 2)
+    return node, turned[0] if turned else None
+
+
+def _only_user(node: fx.Node, beside: fx.Node | None, *targets: Any) -> fx.Node:
+    users = [user for user in node.users if user is not beside and not _is(user, aten._softmax_backward_data.default)]
+    _require(len(users) == 1 and _is(users[0], *targets))
+    return users[0]
+
+
+def _backward(
+    derived: fx.Node,
+    forward: tuple[fx.Node, fx.Node],
+    path: _Path,
+    factor: fx.Node | None,
+    turned: fx.Node | None,
+) -> _Backward:
+    """derived: the gradient of the softmax's input; forward: the products; turned: the weights, transposed."""
+    (query, key), (_, value) = map(_arguments, forward)
+    node: Any = derived.args[0]
+    if factor is not None:
+        _require(_is(node, aten.mul.Tensor) and factor in node.args)
+        node = next((operand for operand in _arguments(_read_once(node)) if operand is not factor), None)
+    node = _below_views(node)
+    _require(_is(node, aten.bmm.default))
+    weights = _read_once(node)
+    gradient, other = _arguments(weights)
+    _require(_is_transpose(other, value) and isinstance(gradient, fx.Node))
+    of_value = None
+    if turned is not None:
+        of_value = _only_user(turned, None, aten.bmm.default)
+        _require(of_value.args[0] is turned and of_value.args[1] is gradient)
+    node = derived
+    if path.filled:
+        node = _only_user(node, None, aten.masked_fill.Scalar)
+        _require(node.args[1] is path.mask and node.args[2] == 0)
+    for target, number in path.steps:
+        node = _only_user(node, None, target)
+        _require(node.args[1] == number)
+    while len(node.users) == 1 and _is(next(iter(node.users)), *_VIEWS):
+        node = next(iter(node.users))
+    of_query = of_key = None
+    for user in node.users:
+        _require(_is(user, aten.bmm.default))
+        left, right = _arguments(user)
+        if left is node and _is_transpose(right, key):
+            of_query = user
+        else:
+            _require(right is node and _is_transpose(left, query))
+            of_key = user
+    products = tuple(product for product in (weights, of_value, of_query, of_key) if product is not None)
+    start = weights if of_value is None else min(weights, of_value)
+    return _Backward(derived, gradient, start, products, of_query, of_key, of_value)
+
+
+def _fuse(written: _Written) -> bool:
+    """Put the op in the place of the products, where it is faster."""
+    scores, result, backward = written.scores, written.result, written.backward
+    shape = _spec(written.softmax).shape
+    batch, heads, queries, keys = shape if len(shape) == 4 else (1, *shape)
+    width = _spec(result).shape[-1]
+    rest = written.mask, written.state
+    with scores.graph.inserting_before(result):
+        query = _heads(scores.args[0], (batch, heads, queries, width))
+        key = _heads(scores.args[1], (batch, heads, keys, width), turned=True)
+        value = _heads(result.args[1], (batch, heads, keys, width))
+        forward = add_call(result, own.written_attention.default, (query, key, value, *rest), None, **written.rule)
+        mixed, sums = (add_call(result, operator.getitem, (forward, i)) for i in range(2))
+        found = {result: _laid_out(mixed, result)}
+    ours, theirs = [forward], [scores, written.softmax, result]
+    if backward is not None:
+        with scores.graph.inserting_before(backward.start):
+            gradient = _heads(backward.gradient, (batch, heads, queries, width))
+            arguments = (gradient, query, key, value, mixed, sums, *rest)
+            like = backward.start
+            call = add_call(like, own.written_attention_backward.default, arguments, None, **written.rule)
+            for number, old in enumerate((backward.query, backward.key, backward.value)):
+                if old is not None:
+                    item = add_call(like, operator.getitem, (call, number))
+                    found[old] = _laid_out(item, old, turned=number == 1)
+        ours.append(call)
+        theirs += [*backward.products, backward.softmax]
+    if None in found.values() or not _is_faster(ours, theirs):
+        return False  # nothing reads the new calls
+    for old, new in found.items():
+        assert new is not None
+        old.replace_all_uses_with(new)
+    return True
+
+
+def _heads(node: Any, shape: tuple[int, ...], turned: bool = False) -> fx.Node:
+    """What a product reads as (batch, heads, rows, width): as it was before it was copied for the product, where its
+    rows are whole in memory. turned: the product reads (batches, width, rows)."""
+    order = (*shape[:2], shape[3], shape[2]) if turned else shape
+    best, up = None, node
+    while True:
+        facts = _spec(up)
+        if facts.numel != _spec(node).numel:
+            break
+        if facts.shape == order and facts.stride[2 if turned else 3] == 1:
+            best = up
+        if not _is(up, *_VIEWS, aten.clone.default):
+            break
+        up = up.args[0]
+    if best is None:
+        best = add_call(node, aten.view.default, (node, list(order)))
+    if not turned:
+        return best
+    if _is(best, aten.transpose.int) and _swaps(best, 2, 3):
+        return _arguments(best)[0]
+    return add_call(best, aten.transpose.int, (best, 2, 3))
+
+
+def _laid_out(value: fx.Node, old: fx.Node, turned: bool = False) -> fx.Node | None:
+    """(batch, heads, rows, width) as the product `old` gave it."""
+    batch, heads, rows, width = _spec(value).shape
+    flat = add_call(value, aten.view.default, (value, [batch * heads, rows, width]))
+    if turned:
+        flat = add_call(value, aten.transpose.int, (flat, 1, 2))
+    return laid_out_as(flat, old)
+
+
+def _is_faster(ours: Sequence[fx.Node], theirs: Sequence[fx.Node]) -> bool:
+    """Than the products and the softmax. What mask and dropout take on either side is left out, but for our mask."""
+    own_calls = [_without_dropout(call) for call in map(call_of, ours) if call is not None]
+    their_calls = [call for call in map(call_of, theirs) if call is not None]
+    names = [call.plain_text for call in own_calls]
+    if None in names or len(own_calls) + len(their_calls) < len(ours) + len(theirs):
+        return False
+    measure = partial(_timed, {ONE_OP: own_calls, PRODUCTS: their_calls})
+    return decide("written attention", " and ".join(map(str, names)), PRODUCTS, measure, _prefer).choice == ONE_OP
+
+
+def _prefer(times: Mapping[str, Timing]) -> str:
+    return ONE_OP if times[PRODUCTS].seconds > times[ONE_OP].seconds else PRODUCTS
+
+
+def _timed(ways: Mapping[str, Sequence[OpCall]]) -> Timed:
+    """Of two ways that each are several calls, the sums; all calls take turns."""
+    numbered = {f"{way} {i}": call for way, together in ways.items() for i, call in enumerate(together)}
+    timed = calls_timed(numbered)
+    times = {way: [timed.times[f"{way} {i}"] for i in range(len(ways[way]))] for way in ways if timed.times}
+    spreads = {way: max(time.spread for time in found) for way, found in times.items()}
+    sums = {way: Timing(sum(time.seconds for time in found), spreads[way]) for way, found in times.items()}
+    return Timed(sums, timed.source)
+
+
+def _without_dropout(call: OpCall) -> OpCall:
+    return replace(call, args=(*call.args[:-1], None), kwargs={**call.kwargs, "draw": 0, "keep": 1.0})
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    return node.args
+
+
+def _read_once(node: Any) -> fx.Node:
+    _require(isinstance(node, fx.Node) and len(node.users) == 1 and not node.kwargs)
+    return node
+
+
+def _is_transpose(node: Any, source: Any) -> bool:
+    return _is(node, aten.transpose.int) and node.args[0] is source and _swaps(node, 1, 2)
+
+
+def _swaps(node: fx.Node, first: int, second: int) -> bool:
+    rank = len(_spec(node).shape)
+    return {dim % rank for dim in _arguments(node)[1:]} == {first, second}
+
+
+def _is(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def _spec(node: Any) -> TensorSpec:
+    facts = spec_of(node) if isinstance(node, fx.Node) else None
+    _require(facts is not None and facts.symbolic is None)
+    assert facts is not None
+    return facts

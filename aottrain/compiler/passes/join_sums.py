@@ -1,0 +1,194 @@
+"""join_sums: what autograd adds up term by term, made at once.
+
+Code that takes its steps one after the other (x[:, t] in a loop, one weight for all steps) has as the gradient of x a
+sum of one term for each step, each as large as x and zero but for its part; and as the gradient of the weight a sum of
+products, each over the few rows of one step. Their traffic grows with steps times the size of what is added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.rewriting import add_call
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
+from aottrain.ir.tensor import TensorSpec
+
+aten = torch.ops.aten
+
+# Fewer terms are as well added in the kernel that reads them.
+_FEWEST = 3
+
+
+def join_sums(joint: JointGraph) -> JointGraph:
+    """The same program with one concatenation for terms that are parts of one tensor, and one product for products,
+    which rounds otherwise than eager does. The graph itself where there are no such sums."""
+    if not any(_terms(node) for node in calls(joint.graph)):
+        return joint
+    graph = copy_graph(joint.graph)
+    for node in list(calls(graph)):
+        terms = _terms(node)
+        if terms:
+            _join(node, terms)
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A term that is `gradient` in [start, end) of a dimension, and zero elsewhere."""
+
+    term: fx.Node
+    gradient: fx.Node
+    dim: int
+    start: int
+    end: int
+
+
+def _terms(node: fx.Node) -> list[fx.Node]:
+    """What a chain of additions that ends here adds up, where some of it may be joined."""
+    if not _is_sum(node) or any(_continues(user, node) for user in node.users):
+        return []
+    found: list[fx.Node] = []
+    stack = [node]
+    while stack:
+        term = stack.pop()
+        if term is node or (_is_sum(term) and len(term.users) == 1 and _alike(term, node)):
+            stack += [source for source in reversed(term.args) if isinstance(source, fx.Node)]
+        else:
+            found.append(term)
+    candidates = [term for term in found if _part(term) is not None or _product(term) is not None]
+    return found if len(candidates) >= _FEWEST else []
+
+
+def _is_sum(node: fx.Node) -> bool:
+    return (
+        node.op == "call_function"
+        and node.target is aten.add.Tensor
+        and not node.kwargs
+        and not marks_of(node)
+        and all(isinstance(source, fx.Node) and _alike(source, node) for source in node.args)
+    )
+
+
+def _continues(user: fx.Node, node: fx.Node) -> bool:
+    """Whether the chain goes on there: `_terms` begins at its end."""
+    return len(node.users) == 1 and _is_sum(user) and _alike(user, node)
+
+
+def _alike(a: fx.Node, b: fx.Node) -> bool:
+    one, other = spec_of(a), spec_of(b)
+    if one is None or other is None or one.symbolic is not None:
+        return False
+    return one.same_layout(other) and one.dtype is other.dtype
+
+
+def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
+    """Terms that nothing else reads are replaced; the others are added to them in the order that they had."""
+    known = [part for term in terms if len(term.users) == 1 and (part := _part(term)) is not None]
+    products = {term: product for term in terms if (product := _product(term)) is not None}
+    with root.graph.inserting_before(root):
+        joined: dict[fx.Node, fx.Node] = {}
+        for dim in sorted({part.dim for part in known}):
+            parts = _disjoint([part for part in known if part.dim == dim])
+            if len(parts) >= _FEWEST:
+                joined |= dict.fromkeys((part.term for part in parts), _concatenated(root, parts))
+        for way in (False, True):
+            same = {term: product for term, (product, turned) in products.items() if turned is way}
+            if len(same) >= _FEWEST and _pays(list(same.values())):
+                whole = _multiplied(list(same.values()))
+                joined |= dict.fromkeys(same, add_call(root, aten.t.default, (whole,)) if way else whole)
+        if not joined:
+            return
+        left = list(dict.fromkeys(joined.get(term, term) for term in terms))
+        # A term that is there twice is added twice.
+        left += [term for i, term in enumerate(terms) if term not in joined and term in terms[:i]]
+        total = left[0]
+        for term in left[1:]:
+            total = add_call(root, aten.add.Tensor, (total, term))
+    if _alike(total, root):
+        root.replace_all_uses_with(total)
+
+
+def _product(term: fx.Node) -> tuple[fx.Node, bool] | None:
+    """The matrix product that a term is, and whether it is its transpose."""
+    turned = False
+    while term.target is aten.t.default and len(term.users) == 1:
+        term, turned = term.all_input_nodes[0], not turned
+    known = term.target is aten.mm.default and len(term.users) == 1 and not term.kwargs and not marks_of(term)
+    return (term, turned) if known else None
+
+
+def _part(term: fx.Node) -> _Part | None:
+    if term.target not in (aten.select_backward.default, aten.slice_backward.default) or term.kwargs or marks_of(term):
+        return None
+    arguments: tuple[Any, ...] = term.args
+    gradient, sizes, dim, start, *rest = arguments
+    if not all(isinstance(value, int) for value in (dim, start, *rest)):
+        return None
+    given = _spec(gradient)
+    dim = dim % len(sizes)
+    size = sizes[dim]
+    begin = min(max(start + size if start < 0 else start, 0), size)
+    if term.target is aten.select_backward.default:
+        return _Part(term, gradient, dim, begin, begin + 1)
+    if rest[1] != 1:
+        return None
+    return _Part(term, gradient, dim, begin, begin + given.shape[dim])
+
+
+def _disjoint(parts: Sequence[_Part]) -> list[_Part]:
+    """In order of their places, without those that overlap one before."""
+    found: list[_Part] = []
+    for part in sorted(parts, key=lambda part: (part.start, part.end)):
+        if part.end > part.start and (not found or part.start >= found[-1].end):
+            found.append(part)
+    return found
+
+
+def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
+    """The parts in their places, zeros between them."""
+    shape, dim = list(_spec(root).shape), parts[0].dim
+    pieces: list[fx.Node] = []
+    end = 0
+    for part in (*parts, None):
+        start = shape[dim] if part is None else part.start
+        if start > end:
+            gap = [*shape[:dim], start - end, *shape[dim + 1 :]]
+            pieces.append(add_call(root, aten.new_zeros.default, (parts[0].gradient, gap)))
+        if part is not None:
+            chosen = part.term.target is aten.select_backward.default
+            pieces.append(add_call(root, aten.unsqueeze.default, (part.gradient, dim)) if chosen else part.gradient)
+            end = part.end
+    return add_call(root, aten.cat.default, (pieces, dim))
+
+
+def _pays(products: Sequence[fx.Node]) -> bool:
+    """Whether copying all operands once moves less memory than a result for each product."""
+    rows, columns = _spec(products[0]).shape
+    terms = sum(_spec(product.args[0]).shape[1] for product in products)
+    return 2 * terms * (rows + columns) <= len(products) * rows * columns
+
+
+def _multiplied(products: Sequence[fx.Node]) -> fx.Node:
+    last = products[-1]
+    operands: list[tuple[Any, ...]] = [product.args for product in products]
+    lefts, rights = ([pair[i] for pair in operands] for i in (0, 1))
+    if all(left.target is aten.t.default for left in lefts):
+        whole = add_call(last, aten.cat.default, ([left.args[0] for left in lefts], 0))
+        left = add_call(last, aten.t.default, (whole,))
+    else:
+        left = add_call(last, aten.cat.default, (lefts, 1))
+    return add_call(last, aten.mm.default, (left, add_call(last, aten.cat.default, (rights, 0))))
+
+
+def _spec(node: Any) -> TensorSpec:
+    found = spec_of(node)
+    assert found is not None
+    return found

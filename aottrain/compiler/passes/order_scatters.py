@@ -1,0 +1,86 @@
+"""order_scatters: large accumulating writes at looked-up rows, such as the gradient of x[index], row after row.
+
+ATen's index_put on a CPU adds single elements, all threads at once, by atomic operations: up to thirty times slower
+than whole rows one after the other, and of no order, so that two runs round differently.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.rewriting import add_call
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of, value_of
+
+aten = torch.ops.aten
+
+# From so many elements on ATen takes several threads, and with them atomic operations.
+_MANY = 1 << 15
+
+
+def order_scatters(joint: JointGraph) -> JointGraph:
+    """The same program with index_add for index_put, where one dimension is indexed by integers. The graph itself where
+    there is none."""
+    if not any(_is_known(node) for node in calls(joint.graph)):
+        return joint
+    graph = copy_graph(joint.graph)
+    for node in list(calls(graph)):
+        if _is_known(node):
+            _replace(node)
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+def _is_known(node: fx.Node) -> bool:
+    if node.target is not aten.index_put.default or node.kwargs or len(node.args) < 4 or not node.args[3]:
+        return False
+    into, given, values, _ = _arguments(node)
+    indices = [(dim, index) for dim, index in enumerate(given) if index is not None]
+    facts, added, own = spec_of(into), spec_of(values), spec_of(node)
+    if marks_of(node) or len(indices) != 1 or facts is None or added is None or own is None:
+        return False
+    dim, index = indices[0]
+    places = spec_of(index)
+    if places is None or places.dtype not in (torch.int64, torch.int32) or facts.device.type != "cpu":
+        return False
+    if any(known.symbolic is not None for known in (facts, added, places)) or added.dtype is not facts.dtype:
+        return False
+    whole = (*facts.shape[:dim], *places.shape, *facts.shape[dim + 1 :])
+    return added.shape == whole and math.prod(whole) >= _MANY and own.stride == _dense(facts.shape)
+
+
+def _replace(node: fx.Node) -> None:
+    into, given, values, _ = _arguments(node)
+    dim = next(d for d, index in enumerate(given) if index is not None)
+    index, size = given[dim], value_of(into).shape[dim]
+    with node.graph.inserting_before(node):
+        count = value_of(index).numel()
+        index = _viewed(index, (count,))
+        negative = add_call(node, aten.lt.Scalar, (index, 0))
+        index = add_call(node, aten.where.self, (negative, add_call(node, aten.add.Scalar, (index, size)), index))
+        shape = value_of(into).shape
+        values = _viewed(values, (*shape[:dim], count, *shape[dim + 1 :]))
+        total = add_call(node, aten.index_add.default, (into, dim, index, values))
+    if value_of(total).stride() == value_of(node).stride():
+        node.replace_all_uses_with(total)
+
+
+def _viewed(node: fx.Node, shape: tuple[int, ...]) -> fx.Node:
+    """Contiguous: of rows with gaps between them index_add takes five times as long."""
+    if not value_of(node).is_contiguous():
+        node = add_call(node, aten.clone.default, (node,), memory_format=torch.contiguous_format)
+    return node if value_of(node).shape == shape else add_call(node, aten.view.default, (node, list(shape)))
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """Nodes, numbers, lists of them."""
+    return node.args

@@ -1,0 +1,164 @@
+"""share_heads: grouped-query attention whose keys and values are not repeated.
+
+Models that write `keys[:, :, None].expand(...).reshape(...)`, or `repeat_interleave`, before attention copy each head
+of keys and values once for every head of queries that reads it; and add up as many gradients afterwards. The kernels of
+attention read a shared head where it is, and give the sum of its gradients.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
+from aottrain.ir.tensor import TensorSpec
+
+aten = torch.ops.aten
+
+# Those that take fewer heads of keys and values than of queries, and where these two stand among their arguments.
+_PLACES: dict[Any, tuple[int, int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu.default: (1, 2),
+    aten._scaled_dot_product_flash_attention.default: (1, 2),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (2, 3),
+    aten._scaled_dot_product_flash_attention_backward.default: (2, 3),
+}
+_BACKWARDS = tuple(target for target, places in _PLACES.items() if places == (2, 3))
+_COPIES = (aten.view.default, aten._unsafe_view.default, aten.clone.default)
+
+
+def share_heads(joint: JointGraph) -> JointGraph:
+    """The same program, in which the sum of a shared head's gradients rounds otherwise than eager's. The graph itself
+    where no heads are repeated for attention alone."""
+    if not any(_repeated_operands(node) for node in calls(joint.graph)):
+        return joint
+    graph = copy_graph(joint.graph)
+    for node in list(calls(graph)):
+        operands = _repeated_operands(node)
+        if operands and node.target in _BACKWARDS:
+            _share_backward(node, operands)
+        elif operands:
+            for place, repeated in operands.items():
+                node.update_arg(place, _shared(node, repeated))
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    """source: (batch, heads, keys, width), or where `turned` (batch, keys, heads, width), before each head was repeated
+    `times` times."""
+
+    source: fx.Node
+    times: int
+    turned: bool
+
+
+def _repeated_operands(node: fx.Node) -> dict[int, _Repeated]:
+    """By its place among the arguments what is repeated for this attention: both keys and values alike, or nothing."""
+    places = _PLACES.get(node.target, ())
+    found = {place: _repeated(node.args[place]) for place in places}
+    repeated = {place: known for place, known in found.items() if known is not None}
+    same = len({known.times for known in repeated.values()}) == 1
+    return repeated if same and len(repeated) == len(places) and not marks_of(node) else {}
+
+
+def _repeated(operand: Any) -> _Repeated | None:
+    turned = _is_call(operand, aten.transpose.int) and set(operand.args[1:]) in ({1, 2}, {-3, -2})
+    node = operand.args[0] if turned else operand
+    whole = _spec(node)
+    if not _is_call(node, *_COPIES) or whole is None or len(whole.shape) != 4:
+        return None
+    while _is_call(node, *_COPIES):
+        node = node.args[0]
+    if not _is_call(node, aten.expand.default) or not _is_call(node.args[0], aten.unsqueeze.default):
+        return None
+    source, dim = node.args[0].args[0], 3 if turned else 2
+    facts, wide = _spec(source), _spec(node)
+    if facts is None or wide is None or facts.stride[-1] != 1 or len(facts.shape) != 4:
+        return None
+    times = wide.shape[dim] if len(wide.shape) == 5 else 1
+    one_by_one = (*facts.shape[:dim], times, *facts.shape[dim:])
+    together = (*facts.shape[: dim - 1], facts.shape[dim - 1] * times, *facts.shape[dim:])
+    if times < 2 or wide.shape != one_by_one or whole.shape != together or wide.stride[dim] != 0:
+        return None
+    return _Repeated(source, times, bool(turned))
+
+
+def _shared(node: fx.Node, repeated: _Repeated) -> fx.Node:
+    if not repeated.turned:
+        return repeated.source
+    with node.graph.inserting_before(node):
+        return add_call(node, aten.transpose.int, (repeated.source, 1, 2))
+
+
+def _share_backward(node: fx.Node, operands: dict[int, _Repeated]) -> None:
+    """In the place of each sum over the heads that share one, the gradient as attention gives it."""
+    items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if _is_call(user, operator.getitem)}
+    repeated = dict(zip((1, 2), operands.values(), strict=True))
+    ends = {number: _summed(item, repeated.get(number)) for number, item in items.items()}
+    if len(items) != len(node.users) or None in ends.values():
+        return
+    arguments, named = list(node.args), dict(node.kwargs)
+    for place, known in operands.items():
+        arguments[place] = _shared(node, known)
+    with node.graph.inserting_before(node):
+        new = add_call(node, node.target, tuple(arguments), None, **named)
+        found: dict[fx.Node, fx.Node] = {}
+        for number, end in ends.items():
+            gradient = add_call(node, operator.getitem, (new, number))
+            if number in repeated and repeated[number].turned:
+                gradient = add_call(node, aten.transpose.int, (gradient, 1, 2))
+            assert end is not None
+            laid_out = laid_out_as(gradient, end)
+            if laid_out is None:
+                return
+            found[end] = laid_out
+    for end, gradient in found.items():
+        end.replace_all_uses_with(gradient)
+
+
+def _summed(item: fx.Node, repeated: _Repeated | None) -> fx.Node | None:
+    """What becomes of the gradient of repeated heads: their sum, without the dimension that was summed; None where it
+    is anything else. Of others the gradient itself."""
+    if repeated is None:
+        return item
+    node, dim = item, 3 if repeated.turned else 2
+    if repeated.turned:
+        node = _only_user(node, aten.transpose.int) or node
+        if node is item or set(node.args[1:]) not in ({1, 2}, {-3, -2}):
+            return None
+    while (after := _only_user(node, *_COPIES)) is not None:
+        node = after
+    facts, source = _spec(node), _spec(repeated.source)
+    total = _only_user(node, aten.sum.dim_IntList)
+    if total is None or facts is None or source is None:
+        return None
+    if facts.shape != (*source.shape[:dim], repeated.times, *source.shape[dim:]) or total.kwargs:
+        return None
+    if tuple(total.args[1:]) != ([dim], True):
+        return None
+    end = _only_user(total, aten.squeeze.dim, aten.view.default)
+    ended = None if end is None else _spec(end)
+    return end if ended is not None and ended.shape == source.shape and ended.dtype is source.dtype else None
+
+
+def _only_user(node: fx.Node, *targets: Any) -> fx.Node | None:
+    """The one that reads it, where it is a call of these."""
+    users = list(node.users)
+    return users[0] if len(users) == 1 and _is_call(users[0], *targets) else None
+
+
+def _is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def _spec(node: Any) -> TensorSpec | None:
+    found = spec_of(node) if isinstance(node, fx.Node) else None
+    return None if found is None or found.symbolic is not None else found

@@ -1,0 +1,248 @@
+"""split_norms: batch and group normalisations as their statistics, and what is pointwise once they are known.
+
+As one op, what a backward recomputes of it would pass over the data again for statistics that take a few bytes to save;
+and in channels_last those of a batch are sums over rows, which are known only when all rows are done.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.ir.graph import JointGraph, calls, spec_of, value_of
+from aottrain.ir.tensor import TensorSpec
+from aottrain.ops.norms import channel_dims
+
+aten, own = torch.ops.aten, torch.ops.aottrain
+
+_FORWARDS = (
+    aten._native_batch_norm_legit_functional.default,
+    aten._native_batch_norm_legit.default,
+    aten.native_batch_norm.default,
+    aten._native_batch_norm_legit_no_training.default,
+)
+
+
+def split_norms(joint: JointGraph) -> JointGraph:
+    """The same program; rounded otherwise than eager's, as generated kernels round. The graph itself where it has none
+    that can be split: of a fixed size."""
+    splits = dict.fromkeys(_FORWARDS, _split_forward) | {
+        aten.native_batch_norm_backward.default: _split_backward,
+        aten.native_group_norm.default: _split_group_norm,
+        aten.native_group_norm_backward.default: _split_group_norm_backward,
+    }
+    if not any(node.target in splits for node in calls(joint.graph)):
+        return joint
+    graph = copy_graph(joint.graph)
+    for node in calls(graph):
+        if node.target in splits:
+            splits[node.target](graph, node)
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
+    x, weight, bias, running_mean, running_var, *rest = _arguments(node)
+    training = node.target is not aten._native_batch_norm_legit_no_training.default and rest[0]
+    momentum, eps = rest[-2:]
+    tracked = isinstance(running_mean, fx.Node) and isinstance(running_var, fx.Node)
+    if node.kwargs or not _is_plain(x) or not (tracked or training):
+        return
+    facts, wide, count = _spec(x), _wide(x), _count(x)
+    with graph.inserting_before(node):
+        if not training:
+            mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
+            _replace(node, [add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))])
+            return
+        if count < 2 or value_of(node)[1].dtype is not wide:
+            return
+        mean = add_call(node, aten.mean.dim, (x, channel_dims(len(facts.shape)), False), dtype=wide)
+        lost, square = _items(node, add_call(node, own.batch_spread.default, (x, mean)), 2)
+        # Without running statistics, as in instance norms, nothing reads the new ones.
+        running = (running_mean, running_var) if tracked else (mean, mean)
+        known = (mean, lost, square, *running, count, momentum, eps)
+        mean, rstd, *new = _items(node, add_call(node, own.batch_statistics.default, known), 4)
+        out = add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))
+    _replace(node, [out, mean, rstd, *new])
+
+
+def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
+    gradient, x, weight, running_mean, running_var, mean, rstd, training, eps, mask = _arguments(node)
+    if not _is_plain(x) or not _is_plain(gradient):
+        return
+    wide = _wide(x)
+    with graph.inserting_before(node):
+        if not training:
+            if not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
+                return
+            mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
+        if not all(isinstance(value, fx.Node) and _spec(value).dtype is wide for value in (mean, rstd)):
+            return
+        total, product = _items(node, add_call(node, own.batch_norm_sums.default, (gradient, x, mean, rstd)), 2)
+        results: list[fx.Node | None] = [None, product, total]
+        if mask[0] and training:
+            known = (gradient, x, mean, rstd, weight, total, product)
+            results[0] = add_call(node, own.batch_norm_input_gradient.default, known)
+        elif mask[0]:
+            step = rstd if weight is None else add_call(node, aten.mul.Tensor, (rstd, weight))
+            ones = [1] * (len(_spec(x).shape) - 2)
+            results[0] = add_call(
+                node, aten.mul.Tensor, (gradient, add_call(node, aten.view.default, (step, [-1, *ones])))
+            )
+        for i, example in enumerate(value_of(node)):
+            result = results[i]
+            if result is not None and example is not None:
+                results[i] = _cast(node, result, example.dtype)
+    _replace(node, results)
+
+
+def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
+    """Of the running variance."""
+    moved = add_call(node, aten.add.Scalar, (_cast(node, variance, _wide(node.all_input_nodes[0])), eps))
+    return add_call(node, aten.rsqrt.default, (moved,))
+
+
+def _cast(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return value if _spec(value).dtype is dtype else add_call(like, aten._to_copy.default, (value,), dtype=dtype)
+
+
+def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
+    """Wu and He, "Group Normalization", 2018: each group of channels of an example is one row."""
+    x, weight, bias, batch, channels, rest, groups, eps = _arguments(node)
+    if node.kwargs or not _is_plain(x) or value_of(node)[1].dtype is not _wide(x):
+        return
+    rows = _Rows(node, batch, groups, channels, rest, _wide(x))
+    with graph.inserting_before(node):
+        value = rows.of(x)
+        both = add_call(node, aten.var_mean.correction, (value, [2, 3]), correction=0, keepdim=True)
+        variance, mean = _items(node, both, 2)
+        rstd = add_call(node, aten.rsqrt.default, (add_call(node, aten.add.Scalar, (variance, eps)),))
+        out = rows.normal(value, mean, rstd)
+        for parameter, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
+            if parameter is not None:
+                out = add_call(node, op, (out, rows.channels(parameter)))
+        out = _cast(node, _viewed(node, out, _spec(x).shape), _spec(x).dtype)
+        statistics = [_viewed(node, value, (batch, groups)) for value in (mean, rstd)]
+    _replace(node, [out, *statistics])
+
+
+def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
+    gradient, x, mean, rstd, weight, batch, channels, rest, groups, mask = _arguments(node)
+    wide = _wide(x)
+    if node.kwargs or not _is_plain(x) or not _is_plain(gradient) or _spec(mean).dtype is not wide:
+        return
+    rows = _Rows(node, batch, groups, channels, rest, wide)
+    count = channels // groups * rest
+    with graph.inserting_before(node):
+        mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
+        g, normal = rows.of(gradient), rows.normal(rows.of(x), mean, rstd)
+        known = g, rows.of(x), mean, rstd
+        product = add_call(node, aten.mul.Tensor, (g, normal))
+        results: list[fx.Node | None] = [None] * 3
+        if mask[0]:
+            if weight is not None:
+                g, product = (add_call(node, aten.mul.Tensor, (value, rows.channels(weight))) for value in (g, product))
+            first, second = (
+                add_call(node, aten.div.Scalar, (add_call(node, aten.sum.dim_IntList, (value, [2, 3], True)), count))
+                for value in (g, product)
+            )
+            off = add_call(node, aten.sub.Tensor, (g, first))
+            off = add_call(node, aten.sub.Tensor, (off, add_call(node, aten.mul.Tensor, (normal, second))))
+            results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (off, rstd)), _spec(x).shape)
+        # Last: what is pointwise belongs to the rows above.
+        total, scaled = _items(node, add_call(node, own.group_norm_sums.default, known), 2)
+        results[1:] = (_viewed(node, value, (channels,)) for value in (scaled, total))
+        for i, example in enumerate(value_of(node)):
+            result = results[i]
+            if result is not None and example is not None:
+                results[i] = _cast(node, result, example.dtype)
+    _replace(node, results)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The group norm of `node` in four dimensions: examples, groups, channels of a group, elements of a channel."""
+
+    node: fx.Node
+    batch: int
+    groups: int
+    num_channels: int
+    rest: int
+    dtype: torch.dtype
+
+    def of(self, value: fx.Node) -> fx.Node:
+        """Of contiguous values."""
+        shape = self.batch, self.groups, self.num_channels // self.groups, self.rest
+        if not _is_contiguous(value):
+            value = add_call(self.node, aten.clone.default, (value,), memory_format=torch.contiguous_format)
+        return _cast(self.node, _viewed(self.node, value, shape), self.dtype)
+
+    def channels(self, parameter: fx.Node) -> fx.Node:
+        shape = 1, self.groups, self.num_channels // self.groups, 1
+        return _viewed(self.node, _cast(self.node, parameter, self.dtype), shape)
+
+    def normal(self, value: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
+        distance = add_call(self.node, aten.sub.Tensor, (value, mean))
+        return add_call(self.node, aten.mul.Tensor, (distance, rstd))
+
+
+def _viewed(like: fx.Node, value: fx.Node, shape: Sequence[int]) -> fx.Node:
+    return add_call(like, aten.view.default, (value, list(shape)))
+
+
+def _is_contiguous(node: fx.Node) -> bool:
+    return bool(value_of(node).is_contiguous())
+
+
+def _arguments(node: fx.Node) -> tuple[Any, ...]:
+    """Nodes, numbers, lists of them."""
+    return node.args
+
+
+def _is_plain(node: Any) -> bool:
+    """A tensor of fixed size with channels."""
+    facts = spec_of(node) if isinstance(node, fx.Node) else None
+    return facts is not None and facts.symbolic is None and len(facts.shape) > 1 and facts.numel > 0
+
+
+def _spec(node: Any) -> TensorSpec:
+    found = spec_of(node)
+    assert found is not None
+    return found
+
+
+def _wide(node: Any) -> torch.dtype:
+    return torch.promote_types(_spec(node).dtype, torch.float32)
+
+
+def _count(node: Any) -> int:
+    shape = _spec(node).shape
+    return math.prod(shape) // shape[1]
+
+
+def _items(like: fx.Node, node: fx.Node, count: int) -> list[fx.Node]:
+    return [add_call(like, operator.getitem, (node, i)) for i in range(count)]
+
+
+def _replace(node: fx.Node, results: list[Any]) -> None:
+    """Its results by these, where all of them can lie in memory as those did."""
+    found: dict[fx.Node, fx.Node] = {}
+    with node.graph.inserting_before(node):
+        for user in node.users:
+            place: Any = user.args[1]
+            if user.target is operator.getitem and place < len(results) and results[place] is not None:
+                laid_out = laid_out_as(results[place], user)
+                if laid_out is None:
+                    return
+                found[user] = laid_out
+    for user, result in found.items():
+        user.replace_all_uses_with(result)

@@ -1,0 +1,284 @@
+"""fuse: which calls of a graph become one kernel, and why the others do not.
+
+One pass in program order. A call joins the group of one of its producers (the latest first), or a group that reads what
+it reads, if it fits into that group's loop nest and no path leads from the group through other work back to the call.
+A group that frees memory does not wait for a call that comes much later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import fx
+
+from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, start, too_large
+from aottrain.ir.graph import calls, info, storage_bytes, storage_root
+from aottrain.ir.ops import OpKind
+
+# How many of the latest groups that read the same buffer are asked.
+_MOST_SIBLINGS = 3
+# A group that would free so many bytes does not wait for a call that needs what so many calls of libraries later makes:
+# of the gradients of a weight that is used in several places all would be held until the last one is there.
+_FREED_BYTES = 1 << 20
+_FAR = 8
+
+
+@dataclass
+class Fusion:
+    """home: the group of each fused call. reasons: why a call and its producer are not one kernel."""
+
+    groups: list[Group] = field(default_factory=list)
+    home: dict[fx.Node, Group] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Order:
+    """Which units of work (a group, or a call on its own) depend on which, as bit sets over their numbers."""
+
+    above: list[int] = field(default_factory=list)
+    unit: dict[fx.Node, int] = field(default_factory=dict)
+
+    def new(self, sources: int) -> int:
+        self.above.append(sources)
+        return len(self.above) - 1
+
+    def closure(self, units: Iterable[int]) -> int:
+        found = 0
+        for unit in units:
+            found |= self.above[unit] | (1 << unit)
+        return found
+
+    def allows(self, unit: int, sources: Iterable[int]) -> bool:
+        """Whether nothing that the sources need, themselves aside, depends on the unit."""
+        return all(source == unit or not (self.above[source] >> unit) & 1 for source in sources)
+
+    def floats(self, group: Group) -> bool:
+        """Whether a group reads nothing of the size of what it makes, as draws, and nothing depends on it yet: it may
+        as well be made where it is read."""
+        return not group.reads and not any((known >> group.number) & 1 for known in self.above)
+
+    def needs(self, sources: set[int], others: Sequence[Group]) -> set[int]:
+        """The sources, with what the others depend on in their place."""
+        found = sources - {other.number for other in others}
+        for other in others:
+            found |= {unit for unit in range(other.number) if (self.above[other.number] >> unit) & 1}
+        return found
+
+    def add(self, unit: int, sources: set[int]) -> None:
+        """The unit now also depends on these sources, and so does what depends on the unit."""
+        extra = self.closure(sources - {unit}) & ~self.above[unit]
+        if not extra:
+            return
+        self.above[unit] |= extra
+        for other, known in enumerate(self.above):
+            if (known >> unit) & 1:
+                self.above[other] = known | extra
+
+
+def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
+    """Groups of calls with a rule; calls without one, and views, stay on their own.
+
+    local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
+    together with what the product needs: faster, and at times above the peak that was planned op by op.
+    """
+    fusion, order = Fusion(), _Order()
+    readers: dict[fx.Node, list[Group]] = {}
+    units: list[Group | None] = []
+    effects: list[fx.Node] = []
+    counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
+    border = 0  # the first unit that may still grow
+    for node in calls(graph):
+        sources = {order.unit[source] for source in node.all_input_nodes if source in order.unit}
+        if info(node).kind is OpKind.EFFECT:  # these run in program order
+            sources |= {order.unit[effect] for effect in effects[-1:]}
+            effects.append(node)
+        if info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
+            # Free, so it is no work of its own: what reads it depends on what it views.
+            if sources:
+                order.unit[node] = max(sources)
+            continue
+        rules = rules_for(node)
+        group = None
+        if rules:
+            roots = _shared(rules)
+            candidates = _candidates(sources, units, roots, readers)
+            single = not sources and all(math.prod(rule.shape) == 1 for rule in rules)
+            if single:
+                candidates += counters[-1:]
+            wanted = _unit_of_readers(node, order)
+            if wanted in candidates:
+                candidates = [wanted, *candidates]
+            floating = [known for unit in sources if (known := units[unit]) is not None and order.floats(known)]
+            candidates.sort(key=lambda unit: units[unit] in floating)
+            for unit in candidates:
+                known = units[unit]
+                if known is None or unit < border:
+                    continue
+                others = [other for other in floating if other is not known]
+                needs = order.needs(sources, others)
+                if not order.allows(unit, needs) or _frees_too_late(known, node, needs, order, units, fusion):
+                    continue
+                if _joins_with(known, node, rules, others, fusion):
+                    order.add(unit, needs)
+                    for other in others:
+                        _move(other, known, fusion, order, units, readers)
+                    group = known
+                    break
+            if group is None:
+                group = start(len(units), node, rules)
+                if group is not None:
+                    fusion.groups.append(group)
+                    order.new(order.closure(sources))
+                    units.append(group)
+                    counters += [group.number] * single
+        if group is None:
+            order.new(order.closure(sources))
+            units.append(None)
+            order.unit[node] = len(units) - 1
+            if local and info(node).kind is OpKind.COMPUTE:
+                border = len(units)
+            continue
+        fusion.home[node] = group
+        order.unit[node] = group.number
+        for root in _shared(rules):
+            known_readers = readers.setdefault(root, [])
+            if group not in known_readers[-1:]:
+                known_readers.append(group)
+    return fusion
+
+
+def _frees_too_late(
+    group: Group, node: fx.Node, sources: set[int], order: _Order, units: Sequence[Group | None], fusion: Fusion
+) -> bool:
+    """Whether memory that dies in the group would be held until what the call reads is there, long after."""
+    ready = order.above[group.number].bit_length()
+    latest = order.closure(sources - {group.number}).bit_length()
+    if sum(unit is None for unit in units[ready:latest]) < _FAR:
+        return False
+    members = {member.node for member in group.members}
+
+    def dies(root: fx.Node) -> bool:
+        return root.op == "call_function" and members.union((node,)).issuperset(_readers(root))
+
+    read = sum(storage_bytes(root) for root in group.reads if dies(root))
+    kept = sum(storage_bytes(value) for value in group.values if not members.issuperset(_readers(value)))
+    if read - kept >= _FREED_BYTES:
+        last = group.members[-1].node.name
+        fusion.reasons[node.name] = f"not with {last}: {read - kept} bytes would be freed much later"
+    return read - kept >= _FREED_BYTES
+
+
+def _shared(rules: Sequence[Rule]) -> list[fx.Node]:
+    """The buffers that are worth reading once for two calls: as large as the domain."""
+    rule = rules[0]
+    size = math.prod(rule.shape)
+    return [
+        storage_root(operand.node)
+        for operand in rule.operands
+        if not operand.free and math.prod(rule.shape[d] for d in operand.dims if d is not None) == size
+    ]
+
+
+def _candidates(
+    sources: set[int], units: list[Group | None], roots: Iterable[fx.Node], readers: dict[fx.Node, list[Group]]
+) -> list[int]:
+    """Groups to ask: those of the producers, the latest first, then those that read the same buffers."""
+    found = sorted((unit for unit in sources if units[unit] is not None), reverse=True)
+    for root in roots:
+        for group in reversed(readers.get(root, [])[-_MOST_SIBLINGS:]):
+            if group.number not in found:
+                found.append(group.number)
+    return found
+
+
+def _unit_of_readers(node: fx.Node, order: _Order) -> int:
+    """The unit in which all that reads the call will be, as far as its other operands say; -1 where they do not.
+
+    A call whose operands lie in an earlier unit is better made there, from what that unit has read anyway, than written
+    by the earlier one and read again.
+    """
+    found: set[int] = set()
+    for user in _readers(node):
+        others = [order.unit[source] for source in user.all_input_nodes if source in order.unit]
+        found.add(max(others, default=-1))
+    return found.pop() if len(found) == 1 else -1
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """What reads it, through whatever views."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
+            found += _readers(user)
+        else:
+            found.append(user)
+    return found
+
+
+def one_kernel(first: fx.Node, second: fx.Node) -> bool:
+    """Whether a call fits into the loop nest of another, whose results it reads: what `fuse` asks of larger groups."""
+    rules, more = rules_for(first), rules_for(second)
+    group = start(0, first, rules) if rules and more else None
+    return group is not None and isinstance(_find_place(group, second, more), Placement)
+
+
+def _joins_with(group: Group, node: fx.Node, rules: Sequence[Rule], others: Sequence[Group], fusion: Fusion) -> bool:
+    """Whether the call joins the group, after all that the others make has; if not, the group stays as it was."""
+    if not others:
+        return _joins(group, node, rules, fusion)
+    before = group.copy()
+    members = [member.node for other in others for member in other.members]
+    if all(_joins(group, member, rules_for(member), fusion) for member in members) and _joins(
+        group, node, rules, fusion
+    ):
+        return True
+    group.restore(before)
+    return False
+
+
+def _move(
+    other: Group,
+    group: Group,
+    fusion: Fusion,
+    order: _Order,
+    units: list[Group | None],
+    readers: dict[fx.Node, list[Group]],
+) -> None:
+    """The other's calls are the group's by now."""
+    fusion.groups.remove(other)
+    units[other.number] = None
+    for member in other.members:
+        fusion.home[member.node] = group
+        for known in (member.node, *member.node.users):
+            if order.unit.get(known) == other.number:
+                order.unit[known] = group.number
+        for operand in member.rule.operands:
+            root = storage_root(operand.node)
+            if root in readers:
+                readers[root] = [group if reader is other else reader for reader in readers[root]]
+
+
+def _joins(group: Group, node: fx.Node, rules: Sequence[Rule], fusion: Fusion) -> bool:
+    if too_large(group):
+        fusion.reasons[node.name] = f"group {group.number} has as many buffers as a kernel may have"
+        return False
+    placed = _find_place(group, node, rules)
+    if isinstance(placed, Placement):
+        join(group, node, placed)
+        return True
+    fusion.reasons[node.name] = f"not with {group.members[-1].node.name}: {placed}"
+    return False
+
+
+def _find_place(group: Group, node: fx.Node, rules: Sequence[Rule]) -> Placement | str:
+    """Where it would sit by the first of its rules that fits, or why it does not by the last one."""
+    placed: Placement | str = "it has no rule"
+    for rule in preferred(node, rules) if group.inner is None else rules:
+        placed = place(group, node, rule)
+        if isinstance(placed, Placement):
+            break
+    return placed

@@ -1,0 +1,363 @@
+"""A group: calls that share one loop nest, and the test whether another call fits into it.
+
+Every value of a group is computed once per iteration, at its own place: a call may read a value of its group only where
+it needs it at the very element of that iteration. Whether it does is decided in memory positions: an operand, through
+whatever views, reads position p of the buffer in which the group puts p in the same iteration. Views need no rules of
+their own for this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering import Operand, Rule
+from aottrain.ir.graph import spec_of, storage_root, value_of
+from aottrain.ir.kernels.affine import ZERO, Affine, Straddles, delinearize, offset_of, row_major
+
+# Rows beyond this many elements are read again rather than held, so their reductions are not chained.
+LONGEST_HELD_ROW = 16384
+# Buffers that one kernel may read and write, in registers or in memory: its text stays readable, its compilation quick.
+_MOST_BUFFERS = 192
+
+Index = tuple[Affine, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor lies, in elements from the start of the buffer that it is a view of."""
+
+    root: fx.Node
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+
+
+def layout_of(node: fx.Node) -> Layout | None:
+    """None where the view has another type than its buffer, or begins before it."""
+    root = storage_root(node)
+    value, base = value_of(node), value_of(root)
+    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype is not base.dtype:
+        return None
+    if value.is_neg() or value.is_conj() or base.is_neg():
+        return None
+    start = int(value.storage_offset() - base.storage_offset())
+    if start < 0:
+        return None  # before the first element of what the kernel is given
+    return Layout(root, tuple(value.shape), value.stride(), start)
+
+
+@dataclass(frozen=True)
+class Member:
+    """One call in a group: index gives each dimension of the rule's domain as a function of the group's loops."""
+
+    node: fx.Node
+    rule: Rule
+    index: Index
+    stage: int
+
+
+@dataclass
+class Group:
+    """loops: size of each, by number. inner: the loops of a row, None while no reduction has decided it.
+
+    values: for each buffer that a member computes, where an iteration puts its element; columns: those that are known
+    only when all rows are done. reads: positions at which members read other buffers.
+    """
+
+    number: int
+    loops: dict[int, int] = field(default_factory=dict)
+    inner: frozenset[int] | None = None
+    members: list[Member] = field(default_factory=list)
+    values: dict[fx.Node, Affine] = field(default_factory=dict)
+    stages: dict[fx.Node, int] = field(default_factory=dict)
+    columns: set[fx.Node] = field(default_factory=set)
+    reads: dict[fx.Node, list[Affine]] = field(default_factory=dict)
+    next_loop: int = 0
+
+    def split(self, loop: int, inner_size: int) -> None:
+        """Replace a loop by two; the order of iterations stays."""
+        first, second = self.next_loop, self.next_loop + 1
+        self.next_loop += 2
+        loops: dict[int, int] = {}
+        for known, size in self.loops.items():
+            if known == loop:
+                loops[first], loops[second] = size // inner_size, inner_size
+            else:
+                loops[known] = size
+        self.loops = loops
+        if self.inner is not None and loop in self.inner:
+            self.inner = self.inner - {loop} | {first, second}
+
+        def change(position: Affine) -> Affine:
+            return position.split(loop, first, second, inner_size)
+
+        self.values = {node: change(position) for node, position in self.values.items()}
+        self.reads = {node: [change(position) for position in found] for node, found in self.reads.items()}
+        self.members = [
+            Member(m.node, m.rule, tuple(change(position) for position in m.index), m.stage) for m in self.members
+        ]
+
+    def copy(self) -> Group:
+        """A group of its own that changes of this one leave as it is."""
+        reads = {node: list(found) for node, found in self.reads.items()}
+        known = dict(self.loops), self.inner, list(self.members), dict(self.values), dict(self.stages)
+        return Group(self.number, *known, set(self.columns), reads, self.next_loop)
+
+    def restore(self, before: Group) -> None:
+        """Be again what `copy` has kept."""
+        for known in fields(self):
+            setattr(self, known.name, getattr(before, known.name))
+
+    @property
+    def outer(self) -> frozenset[int]:
+        return frozenset(self.loops) - (self.inner or frozenset())
+
+    def row_size(self, inner: frozenset[int]) -> int:
+        return math.prod(self.loops[loop] for loop in inner)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a call would sit in a group: its index, and the loops of a row from then on."""
+
+    rule: Rule
+    index: Index
+    inner: frozenset[int] | None
+    stage: int
+
+
+def results_of(node: fx.Node) -> list[fx.Node | None]:
+    """The buffers of a call's results, in order: the node, or its items (None for one that nothing reads)."""
+    value = value_of(node)
+    if not isinstance(value, (tuple, list)):
+        return [node]
+    found: list[fx.Node | None] = [None] * len(value)
+    for user in node.users:
+        if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
+            found[user.args[1]] = user  # type: ignore[index]
+    return found
+
+
+def result_nodes(node: fx.Node, rule: Rule) -> list[fx.Node | None]:
+    """Those of the results that the rule gives: all but the ones that a mask leaves out."""
+    value = value_of(node)
+    found = results_of(node)
+    if not isinstance(value, (tuple, list)):
+        return found
+    if len(rule.outputs) == len(value):
+        return found
+    return [item for item, example in zip(found, value, strict=True) if example is not None]
+
+
+def place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
+    """Where the call would sit in the group, or the reason why it does not fit. May split loops of the group."""
+    for _ in range(12):
+        try:
+            return _place(group, node, rule)
+        except Straddles as border:
+            group.split(border.loop, border.inner)
+    return "its dimensions do not divide the group's loops"
+
+
+def _place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
+    layouts: list[Layout] = []
+    for operand in rule.operands:
+        layout = layout_of(operand.node)
+        if layout is None:
+            return "an operand is a view in another type"
+        if layout.root in group.columns:
+            return "it reads a sum over the group's rows"
+        if layout.root in group.values and operand.free:
+            return "it reads another element of the group's value"
+        layouts.append(layout)
+    index = _find_index(group, node, rule, layouts)
+    if index is None:
+        return "its iterations are not the group's"
+    for operand, layout in zip(rule.operands, layouts, strict=True):
+        known = None if operand.free else group.values.get(layout.root)
+        if known is not None and _position(operand, layout, index) != known:
+            return "it reads another element of the group's value"
+    stage = max((group.stages.get(layout.root, 0) for layout in layouts), default=0)
+    return _with_roles(group, rule, index, stage + bool(rule.reduced))
+
+
+def _with_roles(group: Group, rule: Rule, index: Index, stage: int) -> Placement | str:
+    """Check the row's loops against what the rule reduces."""
+    used = frozenset(loop for position in index for loop in position.loops)
+    everything = frozenset(group.loops)
+    inner = group.inner
+    if rule.reduced:
+        wanted = frozenset(loop for d in rule.reduced for loop in index[d].loops)
+        kept = frozenset(loop for d, position in enumerate(index) if d not in rule.reduced for loop in position.loops)
+        if wanted & kept or used != everything or (inner is not None and inner != wanted):
+            return "it reduces other dimensions than the group's rows"
+        inner = wanted
+        if group.row_size(inner) > LONGEST_HELD_ROW and stage > 2:
+            return "the rows are too long to hold between reductions"
+    for output in rule.outputs:
+        if output.column is None:
+            continue
+        kept = frozenset(loop for d in output.dims if d is not None for loop in index[d].loops)
+        if kept:
+            if used != everything or (inner is not None and inner != kept):
+                return "it reduces other dimensions than the group's rows"
+            inner = kept
+        elif used != everything:
+            return "it reduces fewer elements than the group's"
+    if used != everything and (inner is None or used != everything - inner):
+        return "it has fewer iterations than the group"
+    return Placement(rule, index, inner, stage)
+
+
+def _position(operand: Operand, layout: Layout, index: Index) -> Affine:
+    """Where an aligned operand is read."""
+    dims = [ZERO if d is None else index[d] for d in operand.dims]
+    return offset_of(dims, layout.stride, layout.start)
+
+
+def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layout]) -> Index | None:
+    """The domain's index from what its operands are to the group: its values first, then what it reads as well."""
+    found: list[Affine | None] = [None if size > 1 else ZERO for size in rule.shape]
+    for source in (group.values, None):
+        for operand, layout in zip(rule.operands, layouts, strict=True):
+            if operand.free:
+                continue
+            if source is not None:
+                known = [source[layout.root]] if layout.root in source else []
+            else:
+                known = group.reads.get(layout.root, []) if None in found else []
+                # Other parts of one buffer, as the gates of a recurrent step, are read side by side.
+                known = known + [position + Affine((), layout.start - position.constant) for position in known]
+            for position in known:
+                if _fill(found, operand, layout, position, group):
+                    break
+    loose = all(position is None or position is ZERO for position in found)
+    if loose and group.loops and any(not operand.free for operand in rule.operands):
+        return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
+    if None in found and not _fill_rest(found, node, rule, group):
+        return None
+    index = tuple(position for position in found if position is not None)
+    covered = math.prod(group.loops[loop] for loop in {loop for position in index for loop in position.loops})
+    return index if covered == math.prod(rule.shape) else None
+
+
+def _fill(found: list[Affine | None], operand: Operand, layout: Layout, position: Affine, group: Group) -> bool:
+    """Take from one operand the index of the dimensions that it has; `_place` checks that the operands agree. False
+    where the position is no index of the operand."""
+    parts = delinearize(position, group.loops, layout.shape, layout.stride, layout.start)
+    if parts is None:
+        return False
+    for size, stride, d, part in zip(layout.shape, layout.stride, operand.dims, parts, strict=True):
+        if d is None or size == 1 or stride == 0:
+            continue
+        if found[d] is None:
+            found[d] = part
+    return True
+
+
+def _fill_rest(found: list[Affine | None], node: fx.Node, rule: Rule, group: Group) -> bool:
+    """The dimensions that no operand has take the loops that are left, in the order in which results lie in memory."""
+    used = {loop for position in found if position is not None for loop in position.loops}
+    open_dims = [d for d, position in enumerate(found) if position is None]
+    wanted = math.prod(rule.shape[d] for d in open_dims)
+    left = [(loop, size) for loop, size in group.loops.items() if loop not in used]
+    if math.prod(size for _, size in left) != wanted:
+        outer = [(loop, size) for loop, size in left if loop in group.outer]
+        if group.inner is None or math.prod(size for _, size in outer) != wanted:
+            return False
+        left = outer
+    ordered = [d for d in memory_order(node, rule) if d in open_dims]
+    steps: dict[int, int] = {}
+    step = 1
+    for d in reversed(ordered):
+        steps[d] = step
+        step *= rule.shape[d]
+    shape = [rule.shape[d] for d in ordered]
+    parts = delinearize(row_major(left), group.loops, shape, [steps[d] for d in ordered])
+    if parts is None:
+        return False
+    for d, part in zip(ordered, parts, strict=True):
+        found[d] = part
+    return True
+
+
+def memory_order(node: fx.Node, rule: Rule) -> list[int]:
+    """The domain's dimensions, the one with the largest steps in memory first: as in the largest tensor it touches."""
+    best: tuple[int, Sequence[int | None], Sequence[int]] | None = None
+    for item, output in zip(result_nodes(node, rule), rule.outputs, strict=True):
+        facts = spec_of(item) if item is not None else None
+        if facts is not None and output.column is None and (best is None or facts.numel > best[0]):
+            best = facts.numel, output.dims, facts.stride
+    for operand in rule.operands:
+        facts = spec_of(operand.node)
+        if not operand.free and facts is not None and (best is None or facts.numel > best[0]):
+            best = facts.numel, operand.dims, facts.stride
+    steps = [0] * len(rule.shape)
+    if best is not None:
+        for d, stride in zip(best[1], best[2], strict=True):
+            if d is not None:
+                steps[d] = stride
+    return sorted(range(len(rule.shape)), key=lambda d: (-steps[d], d))
+
+
+def join(group: Group, node: fx.Node, placed: Placement) -> None:
+    """Add a call that fits."""
+    group.inner = placed.inner
+    rule, index = placed.rule, placed.index
+    group.members.append(Member(node, rule, index, placed.stage))
+    for operand in rule.operands:
+        layout = layout_of(operand.node)
+        assert layout is not None
+        if not operand.free and layout.root not in group.values:
+            position = _position(operand, layout, index)
+            known = group.reads.setdefault(layout.root, [])
+            if position not in known:
+                known.append(position)
+    for item, output in zip(result_nodes(node, rule), rule.outputs, strict=True):
+        if item is None:
+            continue
+        layout = layout_of(item)
+        assert layout is not None
+        dims = [ZERO if d is None else index[d] for d in output.dims]
+        group.values[item] = offset_of(dims, layout.stride)
+        group.stages[item] = placed.stage
+        if output.column is not None:
+            group.columns.add(item)
+
+
+def too_large(group: Group) -> bool:
+    return len(group.reads) + len(group.values) > _MOST_BUFFERS
+
+
+def start(number: int, node: fx.Node, rules: Sequence[Rule]) -> Group | None:
+    """A group of one call. A reduction over leading dimensions in memory sums columns, another one rows."""
+    for rule in preferred(node, rules):
+        group = Group(number)
+        for d in memory_order(node, rule):
+            if rule.shape[d] > 1:
+                group.loops[d] = rule.shape[d]
+        group.next_loop = len(rule.shape)
+        index = tuple(Affine(((d, 1),)) if size > 1 else ZERO for d, size in enumerate(rule.shape))
+        if any(layout_of(operand.node) is None for operand in rule.operands):
+            continue
+        placed = _with_roles(group, rule, index, int(bool(rule.reduced)))
+        if isinstance(placed, Placement):
+            join(group, node, placed)
+            return group
+    return None
+
+
+def preferred(node: fx.Node, rules: Sequence[Rule]) -> list[Rule]:
+    """The rules, that of the kind first that reads memory in its order where nothing else has decided it."""
+    if len(rules) < 2 or not rules[0].reduced:
+        return list(rules)
+    order = memory_order(node, rules[0])
+    reduced = [order.index(d) for d in rules[0].reduced if rules[0].shape[d] > 1]
+    kept = [order.index(d) for d in range(len(order)) if d not in rules[0].reduced and rules[0].shape[d] > 1]
+    leading = bool(reduced) and (max(reduced) < min(kept) if kept else math.prod(rules[0].shape) > LONGEST_HELD_ROW)
+    return sorted(rules, key=lambda rule: rule.columns != leading)

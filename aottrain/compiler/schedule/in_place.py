@@ -1,0 +1,70 @@
+"""written_in_place: results of kernels that take the memory of an operand that dies there, as `a += b` would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from aottrain.ir.graph import results, spec_of, storage_root
+from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
+from aottrain.ir.schedule import OUT_VARIANTS, KernelCall
+
+# Library calls whose results are memory of their own, whatever their operands are.
+_FRESH = (*OUT_VARIANTS, torch.ops.aten.embedding_dense_backward.default)
+
+
+def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> dict[fx.Node, fx.Node]:
+    """For each such result the value, made earlier in the graph, whose memory it takes.
+
+    The kernel reads that value at the element that it writes, and nothing reads it later. What the graph is given is
+    never overwritten, nor what it returns: a caller may hold either.
+    """
+    returned = {storage_root(node) for node in results(graph) if node is not None}
+    last: dict[fx.Node, int] = {}
+    for position, call in enumerate(calls):
+        touched = call.buffers if isinstance(call, KernelCall) else (call, *call.all_input_nodes)
+        last.update((storage_root(node), position) for node in touched)
+    own: set[fx.Node] = set()  # made by the graph, in memory of their own
+    found: dict[fx.Node, fx.Node] = {}
+    for position, call in enumerate(calls):
+        if not isinstance(call, KernelCall):
+            own.update([call] if call.target in _FRESH else ())
+            continue
+        dying = [node for node in call.reads if node in own and last[node] == position and node not in returned]
+        for result in call.writes:
+            operand = next((node for node in dying if _fits(call, result, node)), None)
+            if operand is not None:
+                dying.remove(operand)
+                found[result] = found.get(operand, operand)
+        own.update(call.writes)
+    return found
+
+
+def _fits(call: KernelCall, result: fx.Node, operand: fx.Node) -> bool:
+    """Whether each element of the operand is read where the result's is written, and only there."""
+    one, other = spec_of(result), spec_of(operand)
+    if one is None or other is None or one.symbolic is not None or other.symbolic is not None:
+        return False
+    same = (one.shape, one.stride, one.dtype, one.device) == (other.shape, other.stride, other.dtype, other.device)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride, strict=True))
+    if not same or span != one.numel or one.storage_bytes != other.storage_bytes:
+        return False
+    read, written = (call.buffers.index(node) for node in (operand, result))
+    return call.buffers.count(operand) == 1 and _is_elementwise(call.kernel, read, written)
+
+
+def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
+    stores: list[Store] = [store for store in kernel.stores if store.buffer == written]
+    if len(stores) != 1 or kernel.columns or any(isinstance(step, Reduce) for step in kernel.body):
+        return False
+    address = stores[0].address
+    loads = [step for step in kernel.body if isinstance(step, Load) and step.buffer == read]
+    plain = not address.indirect and all(load.guard is None and load.address == address for load in loads)
+    return plain and {loop for loop, c in address.offset.terms if c} >= _counting(kernel)
+
+
+def _counting(kernel: KernelIR) -> set[int]:
+    """The loops that run more than once."""
+    return {loop for loop, size in enumerate(kernel.ranges) if size > 1}

@@ -1,0 +1,294 @@
+"""lower: one group of calls becomes one KernelIR."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from aottrain.compiler.lowering import Builder
+from aottrain.compiler.schedule.groups import Group, Member, layout_of, result_nodes
+from aottrain.ir.graph import info, source_of, spec_of, value_of
+from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
+from aottrain.ir.kernels.kernel import (
+    Address,
+    Column,
+    Compute,
+    Instruction,
+    KernelIR,
+    Load,
+    Parameter,
+    Position,
+    Reduce,
+    Store,
+    extent,
+    operands,
+    verify_kernel,
+)
+from aottrain.ir.schedule import KernelCall
+
+# Of the rows that a long loop is cut into: they stay in the nearest cache.
+_LONGEST_ROW = 4096
+
+
+class _Buffers:
+    """Parameters in the order in which they are met."""
+
+    def __init__(self) -> None:
+        self.nodes: list[fx.Node] = []
+        self.numbers: dict[fx.Node, int] = {}
+
+    def number(self, node: fx.Node) -> int:
+        if node not in self.numbers:
+            self.numbers[node] = len(self.nodes)
+            self.nodes.append(node)
+        return self.numbers[node]
+
+
+def lower(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
+    """escapes: the buffers that something outside the group reads; the others never leave the kernel's registers."""
+    builder, buffers = Builder(), _Buffers()
+
+    def resolve(node: fx.Node, index: Sequence[Affine]) -> tuple[int, Affine]:
+        layout = layout_of(node)
+        assert layout is not None
+        return buffers.number(layout.root), offset_of(index, layout.stride, layout.start)
+
+    builder.resolve = resolve
+    values: dict[fx.Node, int] = {}
+    stores: list[tuple[fx.Node, Affine, int]] = []
+    columns: list[tuple[fx.Node, Member, int, int]] = []
+    for member in group.members:
+        builder.index = member.index
+        given = [_operand(builder, buffers, group, member, i, values) for i in range(len(member.rule.operands))]
+        computed = member.rule.formula(builder, given)
+        for k, (item, value) in enumerate(zip(result_nodes(member.node, member.rule), computed, strict=True)):
+            if item is None:
+                continue
+            values[item] = value
+            if item not in escapes:
+                continue
+            if member.rule.outputs[k].column is None:
+                stores.append((item, group.values[item], value))
+            else:
+                columns.append((item, member, k, value))
+    written = [item for item, _, _ in stores] + [item for item, *_ in columns]
+    for item in written:
+        buffers.number(item)
+    kernel = KernelIR(
+        name=name,
+        ranges=tuple(group.loops.values()),
+        num_outer=0,
+        parameters=(),
+        body=tuple(builder.body),
+        stores=tuple(Store(buffers.number(item), Address(position), value) for item, position, value in stores),
+        columns=tuple(_column(group, buffers.number(item), item, m, k, value) for item, m, k, value in columns),
+        sources=tuple(f"{m.node.name} = {info(m.node).name}{_line(m.node)}" for m in group.members),
+    )
+    kernel = _without_dead(kernel)
+    kernel = _ordered(kernel, group)
+    loaded = {load.buffer for load in kernel.body if isinstance(load, Load)}
+    used = sorted(loaded | {buffers.number(n) for n in written})
+    kernel = _renumbered(kernel, used)
+    nodes = tuple(buffers.nodes[i] for i in used)
+    spans = [_span(kernel, buffer, node, node in written) for buffer, node in enumerate(nodes)]
+    parameters = [_parameter(node, span, node in written) for node, span in zip(nodes, spans, strict=True)]
+    kernel = replace(kernel, parameters=tuple(parameters))
+    verify_kernel(kernel)
+    return KernelCall(kernel, nodes)
+
+
+def _line(node: fx.Node) -> str:
+    source = source_of(node)
+    return f"  {source}" if source else ""
+
+
+def _operand(
+    builder: Builder, buffers: _Buffers, group: Group, member: Member, i: int, values: dict[fx.Node, int]
+) -> int:
+    """The value of an aligned operand; of a free one its number, by which the formula loads it."""
+    operand = member.rule.operands[i]
+    if operand.free:
+        builder.free = {**builder.free, i: operand.node}
+        return i
+    layout = layout_of(operand.node)
+    assert layout is not None
+    if layout.root in values:
+        return values[layout.root]
+    index = [ZERO if d is None else member.index[d] for d in operand.dims]
+    position = offset_of(index, layout.stride, layout.start)
+    facts = spec_of(operand.node)
+    assert facts is not None
+    return builder.emit(Load(buffers.number(layout.root), Address(position), facts.dtype))
+
+
+def _column(group: Group, buffer: int, item: fx.Node, member: Member, k: int, value: int) -> Column:
+    output = member.rule.outputs[k]
+    whole = all(d is None or not member.index[d].terms for d in output.dims)
+    assert output.column is not None
+    return Column(output.column, buffer, Address(group.values[item]), value, output.dtype, whole, output.divisor)
+
+
+def _without_dead(kernel: KernelIR) -> KernelIR:
+    """Without instructions that no store needs."""
+    live = [False] * len(kernel.body)
+    stack = [store.value for store in kernel.stores] + [column.value for column in kernel.columns]
+    while stack:
+        value = stack.pop()
+        if not live[value]:
+            live[value] = True
+            stack.extend(operands(kernel.body[value]))
+    numbers: dict[int, int] = {}
+    body: list[Instruction] = []
+    for position, instruction in enumerate(kernel.body):
+        if live[position]:
+            numbers[position] = len(body)
+            body.append(_rewired(instruction, numbers))
+    stores = tuple(replace(store, value=numbers[store.value]) for store in kernel.stores)
+    columns = tuple(replace(column, value=numbers[column.value]) for column in kernel.columns)
+    return replace(kernel, body=tuple(body), stores=stores, columns=columns)
+
+
+def _rewired(instruction: Instruction, numbers: dict[int, int]) -> Instruction:
+    if isinstance(instruction, Load):
+        indirect = tuple((numbers[value], stride, size) for value, stride, size in instruction.address.indirect)
+        guard = None if instruction.guard is None else numbers[instruction.guard]
+        return replace(instruction, address=Address(instruction.address.offset, indirect), guard=guard)
+    if isinstance(instruction, Compute):
+        return replace(instruction, args=tuple(numbers[value] for value in instruction.args))
+    return replace(instruction, value=numbers[instruction.value]) if isinstance(instruction, Reduce) else instruction
+
+
+def _affines(kernel: KernelIR) -> Iterable[Affine]:
+    for instruction in kernel.body:
+        if isinstance(instruction, Load):
+            yield instruction.address.offset
+        elif isinstance(instruction, Position):
+            yield instruction.offset
+    for store in kernel.stores:
+        yield store.address.offset
+    for column in kernel.columns:
+        yield column.address.offset
+
+
+def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
+    """Loops in the order of memory, rows first, with loops merged that run through everything as one."""
+    loops = dict(group.loops)
+    weights = _steps(kernel, loops)
+    inner = group.inner
+    if inner is None:
+        # No reduction: the innermost loop in memory is the row, the others only count rows.
+        order = sorted(loops, key=lambda loop: (-weights[loop], loop))
+        outer_order, inner_order = order, []
+    else:
+        outer_order = sorted((loop for loop in loops if loop not in inner), key=lambda loop: (-weights[loop], loop))
+        inner_order = sorted(inner, key=lambda loop: (-weights[loop], loop))
+    affines = list(dict.fromkeys(_affines(kernel)))
+    outer_order, names = _merge(outer_order, loops, affines, {})
+    inner_order, names = _merge(inner_order, loops, affines, names)
+    cut: tuple[int, int, int, int] | None = None
+    if inner is None and outer_order:
+        outer_order, inner_order = outer_order[:-1], outer_order[-1:]
+        if not outer_order and (rows := _row_of(kernel, loops[inner_order[0]])):
+            number = max(loops) + 1
+            cut = inner_order[0], number, number + 1, rows
+            loops |= {number: loops[inner_order[0]] // rows, number + 1: rows}
+            outer_order, inner_order = [number], [number + 1]
+    order = outer_order + inner_order
+    numbers = {loop: i for i, loop in enumerate(order)}
+
+    def change(position: Affine) -> Affine:
+        position = Affine.of({loop: c for loop, c in position.terms if loop not in names}, position.constant)
+        if cut is not None:
+            position = position.split(*cut)
+        return Affine.of({numbers[loop]: c for loop, c in position.terms}, position.constant)
+
+    def changed(instruction: Instruction) -> Instruction:
+        if isinstance(instruction, Load):
+            return replace(instruction, address=replace(instruction.address, offset=change(instruction.address.offset)))
+        if isinstance(instruction, Position):
+            return replace(instruction, offset=change(instruction.offset))
+        return instruction
+
+    return replace(
+        kernel,
+        ranges=tuple(loops[loop] for loop in order),
+        num_outer=len(outer_order),
+        body=tuple(changed(instruction) for instruction in kernel.body),
+        stores=tuple(replace(s, address=replace(s.address, offset=change(s.address.offset))) for s in kernel.stores),
+        columns=tuple(replace(c, address=replace(c.address, offset=change(c.address.offset))) for c in kernel.columns),
+    )
+
+
+def _row_of(kernel: KernelIR, size: int) -> int | None:
+    """The length of the rows that one long loop is cut into, where that pays: threads share the rows of a sum over
+    everything, and a row of draws is made at once."""
+    draws = any(isinstance(i, Compute) and i.op == "philox" for i in kernel.body)
+    if size <= _LONGEST_ROW or not (draws or kernel.columns):
+        return None
+    return next((row for row in range(_LONGEST_ROW, _LONGEST_ROW // 16, -1) if size % row == 0), None)
+
+
+def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
+    """How far each loop moves in memory, in the access that covers the most loops; results before operands."""
+    affines = [store.address.offset for store in kernel.stores]
+    affines += [load.address.offset for load in kernel.body if isinstance(load, Load)]
+    affines += [position.offset for position in kernel.body if isinstance(position, Position)]
+    found: dict[int, int] = {}
+    for position in sorted(affines, key=lambda position: -len(position.terms)):
+        for loop, c in position.terms:
+            found.setdefault(loop, abs(c))
+    return {loop: found.get(loop, 0) for loop in loops}
+
+
+def _merge(
+    order: list[int], loops: dict[int, int], affines: Iterable[Affine], gone: dict[int, int]
+) -> tuple[list[int], dict[int, int]]:
+    """Merge a loop into the next one where every position steps over it as over one longer loop."""
+    merged: list[int] = []
+    for loop in order:
+        while merged:
+            before = merged[-1]
+            if any(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):
+                break
+            loops[loop] *= loops[before]
+            gone[before] = loop
+            merged.pop()
+        merged.append(loop)
+    return merged, gone
+
+
+def _renumbered(kernel: KernelIR, used: Sequence[int]) -> KernelIR:
+    numbers = {old: new for new, old in enumerate(used)}
+    return replace(
+        kernel,
+        body=tuple(replace(i, buffer=numbers[i.buffer]) if isinstance(i, Load) else i for i in kernel.body),
+        stores=tuple(replace(s, buffer=numbers[s.buffer]) for s in kernel.stores),
+        columns=tuple(replace(c, buffer=numbers[c.buffer]) for c in kernel.columns),
+    )
+
+
+def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
+    """Elements from a buffer's start that the kernel may touch; of an input, whose views may reach its whole storage,
+    up to the last one that they do."""
+    facts, value = spec_of(node), value_of(node)
+    assert facts is not None
+    own = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
+    if written or node.op != "placeholder":
+        return own
+    room = facts.storage_bytes // facts.dtype.itemsize - int(value.storage_offset())
+    loads = [i for i in kernel.body if isinstance(i, Load) and i.buffer == buffer]
+    if any(load.guard is not None for load in loads):
+        return max(own, room)
+    highest = 0
+    for load in loads:
+        looked_up = sum(step * (size - 1) for _, step, size in load.address.indirect)
+        highest = max(highest, extent(load.address.offset, kernel.ranges)[1] + looked_up)
+    return min(max(own, room), 1 + highest)
+
+
+def _parameter(node: fx.Node, span: int, written: bool) -> Parameter:
+    facts = spec_of(node)
+    assert facts is not None
+    return Parameter(node.name, facts.dtype, written, span)

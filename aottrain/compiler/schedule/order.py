@@ -1,0 +1,123 @@
+"""schedule: a graph's kernels and library calls in the order in which they run."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from aottrain.compiler.schedule.attention import choose_attentions
+from aottrain.compiler.schedule.fusion import Fusion, fuse
+from aottrain.compiler.schedule.groups import Group, results_of
+from aottrain.compiler.schedule.in_place import written_in_place
+from aottrain.compiler.schedule.kernels import lower
+from aottrain.compiler.schedule.products import choose_products, placed_convolutions
+from aottrain.errors import VerificationError
+from aottrain.ir.graph import calls, info, results, storage_root, view_source
+from aottrain.ir.ops import OpKind
+from aottrain.ir.schedule import KernelCall, Schedule
+
+
+def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule:
+    """Program order, but that each kernel waits for the first reader of one of its results outside it.
+
+    prefix: of the kernels' names. local: keep values no longer alive than op by op (see `fuse`).
+    """
+    fusion = fuse(graph, local)
+    calls_in_order = tuple(_ordered(graph, fusion, prefix))
+    libraries = choose_products(graph, not local) | ({} if local else choose_attentions(graph))
+    in_place = written_in_place(graph, calls_in_order)
+    return Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
+
+
+def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
+    escapes = _escaping(graph, fusion)
+    done: set[fx.Node | int] = set()
+    begun: set[fx.Node | int] = set()  # their needs come first
+    found: list[KernelCall | fx.Node] = []
+    previous: dict[fx.Node, fx.Node] = {}
+    effects = [node for node in calls(graph) if info(node).kind is OpKind.EFFECT]
+    previous.update(zip(effects[1:], effects, strict=False))
+
+    def needs(unit: fx.Node | Group) -> list[fx.Node]:
+        if isinstance(unit, fx.Node):
+            before = [previous[unit]] if unit in previous else []
+            return before + [source for source in unit.all_input_nodes if source.op == "call_function"]
+        members = {member.node for member in unit.members}
+        return [
+            source
+            for member in unit.members
+            for operand in member.rule.operands
+            for source in [storage_root(operand.node)]
+            if source.op == "call_function" and source not in members and fusion.home.get(_producer(source)) is not unit
+        ]
+
+    def emit(start: fx.Node | Group) -> None:
+        stack: list[fx.Node | Group] = [start]
+        while stack:
+            unit = stack[-1]
+            key = unit if isinstance(unit, fx.Node) else unit.number
+            if key in done:
+                stack.pop()
+                continue
+            waiting = [fusion.home.get(_producer(source), source) for source in needs(unit)]
+            waiting = [w for w in waiting if (w if isinstance(w, fx.Node) else w.number) not in done]
+            if waiting:
+                if any((w if isinstance(w, fx.Node) else w.number) in begun for w in waiting):
+                    raise VerificationError(f"{_name(unit)} and {_name(waiting[0])} wait for each other")
+                begun.add(key)
+                stack.extend(reversed(waiting))
+                continue
+            done.add(key)
+            found.append(unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(found)}", escapes))
+            stack.pop()
+
+    last = {group.number: group.members[-1].node for group in fusion.groups}
+    for node in calls(graph):
+        group = fusion.home.get(node)
+        if group is not None:
+            if last[group.number] is node:
+                emit(group)
+        elif not (view_source(node) is not None or fusion.home.get(_producer(node))):
+            emit(node)
+    for result in results(graph):
+        # Views are made where something reads them outside of kernels.
+        if result is not None and result.op == "call_function" and fusion.home.get(_producer(result)) is None:
+            emit(result)
+    return found
+
+
+def _name(unit: fx.Node | Group) -> str:
+    return unit.name if isinstance(unit, fx.Node) else f"the kernel of {unit.members[0].node.name}"
+
+
+def _producer(node: fx.Node) -> fx.Node:
+    """The call whose result an item of a tuple is."""
+    if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return source
+    return node
+
+
+def _escaping(graph: fx.Graph, fusion: Fusion) -> set[fx.Node]:
+    """Results of fused calls that something outside their group reads, through whatever views."""
+    found: set[fx.Node] = set()
+    for group in fusion.groups:
+        members = {member.node for member in group.members}
+        for member in group.members:
+            for item in results_of(member.node):
+                if item is not None and _is_read(item, members):
+                    found.add(item)
+    return found
+
+
+def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:
+    stack = [item]
+    while stack:
+        for user in stack.pop().users:
+            if user in members:
+                continue
+            if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
+                stack.append(user)
+            else:
+                return True
+    return False

@@ -1,0 +1,100 @@
+"""choose_products: which library does each matrix product, and why; placed_convolutions: those that take memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from aottrain.ir.decisions import ATEN, ONEDNN, SOURCES, Decision
+from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.schedule import copied_bytes
+from aottrain.ops.convolutions import can_convolve_into
+from aottrain.ops.products import choose_library
+
+aten = torch.ops.aten
+
+# A smaller product is over before a library's choice matters.
+_SMALLEST_FLOPS = 1 << 20
+# Below so many terms of a sum, the copies that a transposed product needs take longer than what it saves.
+_MANY_TERMS = 1024
+
+
+def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tuple[str, str]]:
+    """For each product that oneDNN does: how (a key of `ops.products.PRODUCTS`), and the reason.
+
+    may_copy: also where it needs memory for a copy of an operand.
+    """
+    found: dict[fx.Node, tuple[str, str]] = {}
+    candidates = [node for node in calls(graph) if _is_plain(node)]
+    if not candidates:
+        return found
+    decision = choose_library()
+    if decision is None or decision.choice != ONEDNN:
+        return found
+    reason = _reason(decision)
+    for node in candidates:
+        if node.target is aten.addmm.default:
+            found[node] = "onednn with bias", reason
+        elif _is_tall_transposed(node):
+            found[node] = "onednn transposed", f"{reason}; the left operand is a transposed view"
+        else:
+            found[node] = "onednn", reason
+    return {node: how for node, how in found.items() if may_copy or not copied_bytes(node, how[0])}
+
+
+def _reason(decision: Decision) -> str:
+    if not decision.times:
+        return f"oneDNN multiplies, {SOURCES[decision.source]}"
+    speed = decision.times[ATEN].seconds / decision.times[ONEDNN].seconds
+    return f"oneDNN multiplies {speed:.2f} times as fast as aten.mm, {SOURCES[decision.source]}"
+
+
+def _is_plain(node: fx.Node) -> bool:
+    """A float32 product of fixed size on a CPU, into a contiguous result; of addmm the form with a bias per column."""
+    if node.target not in (aten.mm.default, aten.addmm.default):
+        return False
+    own = spec_of(node)
+    if own is None or own.dtype is not torch.float32 or own.device.type != "cpu" or own.symbolic is not None:
+        return False
+    rows, columns = own.shape
+    operands = [spec_of(source) for source in node.args if isinstance(source, fx.Node)]
+    if any(facts is None for facts in operands) or own.stride != (columns, 1):
+        return False
+    left = operands[-2]
+    assert left is not None
+    if 2 * rows * columns * left.shape[1] < _SMALLEST_FLOPS:
+        return False
+    if node.target is aten.mm.default:
+        return True
+    bias = operands[0]
+    return bias is not None and bias.shape == (columns,) and bias.stride == (1,) and not node.kwargs
+
+
+def _is_tall_transposed(node: fx.Node) -> bool:
+    left = node.args[0]
+    facts, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
+    assert own is not None
+    if facts is None or facts.stride[0] != 1 or facts.stride[1] <= 1 or facts.shape[1] < _MANY_TERMS:
+        return False
+    return own.shape[0] >= 2 * own.shape[1]
+
+
+def placed_convolutions(graph: fx.Graph) -> frozenset[fx.Node]:
+    """Convolutions of images in channels_last into such, of which oneDNN writes the result to planned memory."""
+    found = [node for node in calls(graph) if node.target is aten.convolution.default and not node.args[6]]
+    if not found or not can_convolve_into():
+        return frozenset()
+    return frozenset(node for node in found if _is_in_channels_last(node) and _is_in_channels_last(node.args[0]))
+
+
+def _is_in_channels_last(node: Any) -> bool:
+    """Float32 on a CPU, of fixed size, and in no other layout as well."""
+    facts = spec_of(node)
+    if facts is None or facts.symbolic is not None or facts.dtype is not torch.float32 or facts.device.type != "cpu":
+        return False
+    if len(facts.shape) != 4 or min(facts.shape) < 2:
+        return False
+    _, channels, height, width = facts.shape
+    return facts.stride == (channels * height * width, 1, channels * width, channels)

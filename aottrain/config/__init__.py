@@ -1,0 +1,1 @@
+"""What a run is told: frozen dataclasses, and how plain values become them."""

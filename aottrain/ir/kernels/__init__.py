@@ -1,0 +1,1 @@
+"""Kernels as values: loop nests, the integer functions that address them, passes over many tensors."""

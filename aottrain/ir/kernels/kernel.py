@@ -1,0 +1,384 @@
+"""KernelIR: one fused loop nest as a value that can be printed, verified, run in plain torch, and rendered.
+
+A kernel iterates over outer loops (rows: independent, run in parallel) and inner loops (one row). Its body is a list
+of instructions in single-assignment form; a value is a number, its position in the body. A value lives at a level:
+it is one number per kernel (CONSTANT), per row (ROW) or per element (ELEMENT). Reductions over a row turn elements into
+a row's value that later instructions of the same row may read: a softmax or a norm is one kernel. Reductions over the
+rows (`Column`) have no reader in the kernel: they are stored when all rows are done.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from aottrain.errors import VerificationError
+from aottrain.ir.kernels.affine import Affine
+
+
+class Level(IntEnum):
+    CONSTANT = 0
+    ROW = 1
+    ELEMENT = 2
+
+
+@dataclass(frozen=True)
+class Address:
+    """Element position in a buffer: affine, plus `stride * value` for indices that are themselves values.
+
+    indirect: (value, stride, size): a negative index counts from `size`, as in eager.
+    """
+
+    offset: Affine
+    indirect: tuple[tuple[int, int, int], ...] = ()
+
+    def __str__(self) -> str:
+        return " + ".join([str(self.offset), *(f"{stride}*v{value}" for value, stride, _ in self.indirect)])
+
+
+@dataclass(frozen=True)
+class Load:
+    """An element of a parameter. `guard`: a boolean; where it is false nothing is read, and `other` is the result."""
+
+    buffer: int
+    address: Address
+    dtype: torch.dtype
+    guard: int | None = None
+    other: float | int | bool = 0
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: float | int | bool
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Position:
+    """An affine function of the loops as an int64 value."""
+
+    offset: Affine
+    dtype: torch.dtype = torch.int64
+
+
+@dataclass(frozen=True)
+class Compute:
+    """One arithmetic operation, rounded to its dtype. All operands of arithmetic have the type that it is done in."""
+
+    op: str
+    args: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """The sum, product, maximum or minimum over the inner loops: a ROW value. NaN wins in max and min, as in eager."""
+
+    op: str  # sum | prod | max | min | argmax | argmin
+    value: int
+    dtype: torch.dtype
+
+
+Instruction = Load | Constant | Position | Compute | Reduce
+
+
+@dataclass(frozen=True)
+class Store:
+    buffer: int
+    address: Address
+    value: int
+
+
+@dataclass(frozen=True)
+class Column:
+    """Reduce `value` over all rows, and store the result: at an address in the inner loops; or, `whole`, over all.
+
+    divisor: what the result is divided by in the end, for means.
+    """
+
+    op: str  # sum | max | min | prod
+    buffer: int
+    address: Address
+    value: int
+    dtype: torch.dtype
+    whole: bool = False
+    divisor: int = 1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A buffer that the kernel is given. name: of the graph's value; span: elements from its start that are touched.
+
+    What is written may be read as well: each element by the iteration that writes it, before it does (an update in
+    place, which `verify_kernel` checks).
+    """
+
+    name: str
+    dtype: torch.dtype
+    written: bool
+    span: int
+
+
+@dataclass(frozen=True)
+class KernelIR:
+    """ranges: iterations of each loop; the first num_outer loops are the rows'.
+
+    sources: the graph's calls that it does, as "node = op  # file:line", for the header of the generated code.
+    """
+
+    name: str
+    ranges: tuple[int, ...]
+    num_outer: int
+    parameters: tuple[Parameter, ...]
+    body: tuple[Instruction, ...]
+    stores: tuple[Store, ...]
+    columns: tuple[Column, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return math.prod(self.ranges[: self.num_outer])
+
+    @property
+    def row_size(self) -> int:
+        return math.prod(self.ranges[self.num_outer :])
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory traffic if each element that is touched moves once."""
+        return sum(_touched(self, i) * parameter.dtype.itemsize for i, parameter in enumerate(self.parameters))
+
+    def __str__(self) -> str:
+        return "\n".join(_text(self)) + "\n"
+
+
+def _touched(kernel: KernelIR, buffer: int) -> int:
+    """Elements of a parameter that are read or written; what looks up indices may touch as many as there are."""
+    places = {address for known, address, _ in _accesses(kernel, guarded=True) if known == buffer}
+    total = 0
+    for place in places:
+        looked_up = math.prod(size for _, _, size in place.indirect)
+        total += looked_up * math.prod(kernel.ranges[loop] for loop in place.offset.loops)
+    return min(total, kernel.parameters[buffer].span)
+
+
+def draw_numbers(kernel: KernelIR) -> tuple[int, ...]:
+    """Which random draws of its program it makes. They may be told in each call, so that the dropouts of all blocks are
+    one function."""
+    constants = [kernel.body[value] for value in draw_constants(kernel)]
+    return tuple(int(constant.value) for constant in constants if isinstance(constant, Constant))
+
+
+def draw_constants(kernel: KernelIR) -> list[int]:
+    """The constants that are added to the offset of a state to number a draw."""
+    found: dict[int, None] = {}
+    for instruction in kernel.body:
+        if isinstance(instruction, Compute) and instruction.op == "philox":
+            number = kernel.body[instruction.args[1]]
+            if isinstance(number, Compute) and number.op == "add":
+                found.update((v, None) for v in number.args if isinstance(kernel.body[v], Constant))
+    return list(found)
+
+
+def operands(instruction: Instruction) -> tuple[int, ...]:
+    """The values that an instruction reads."""
+    if isinstance(instruction, Compute):
+        return instruction.args
+    if isinstance(instruction, Reduce):
+        return (instruction.value,)
+    if isinstance(instruction, Load):
+        guard = () if instruction.guard is None else (instruction.guard,)
+        return (*(value for value, _, _ in instruction.address.indirect), *guard)
+    return ()
+
+
+def affine_level(offset: Affine, num_outer: int) -> Level:
+    if any(loop >= num_outer for loop in offset.loops):
+        return Level.ELEMENT
+    return Level.ROW if offset.terms else Level.CONSTANT
+
+
+def is_natural(kernel: KernelIR, value: int) -> bool:
+    """Whether it is known to be negative in no iteration, so that as an index it counts from the start."""
+    instruction = kernel.body[value]
+    if isinstance(instruction, Position):
+        return extent(instruction.offset, kernel.ranges)[0] >= 0
+    if isinstance(instruction, Constant):
+        return instruction.value >= 0
+    if not isinstance(instruction, Compute) or instruction.op not in ("div", "fmod", "checked", "where"):
+        return False
+    if instruction.op != "where":
+        return all(is_natural(kernel, v) for v in instruction.args)
+    test, negative, other = instruction.args  # as `Builder.checked` asks for indices that do not count from the end
+    known = kernel.body[test]
+    below = isinstance(known, Compute) and known.op == "lt" and known.args[0] == other
+    return below and is_natural(kernel, known.args[1]) and is_natural(kernel, negative)  # type: ignore[union-attr]
+
+
+def levels(kernel: KernelIR) -> list[Level]:
+    """The level of each value."""
+    found: list[Level] = []
+    for instruction in kernel.body:
+        if isinstance(instruction, Reduce):
+            found.append(Level.ROW)
+            continue
+        level = max((found[value] for value in operands(instruction)), default=Level.CONSTANT)
+        if isinstance(instruction, Load):
+            level = max(level, affine_level(instruction.address.offset, kernel.num_outer))
+        elif isinstance(instruction, Position):
+            level = affine_level(instruction.offset, kernel.num_outer)
+        found.append(level)
+    return found
+
+
+def stages(kernel: KernelIR) -> list[int]:
+    """For each value the number of passes over the row that must be done before it is known."""
+    found: list[int] = []
+    for instruction in kernel.body:
+        stage = max((found[value] for value in operands(instruction)), default=0)
+        found.append(stage + isinstance(instruction, Reduce))
+    return found
+
+
+def verify_kernel(kernel: KernelIR) -> None:
+    """Raises VerificationError for a value read before it is computed, a reduction of a row's value, an address outside
+    its parameter, a value per element stored once per row, or an update in place of which the order would matter."""
+
+    def fail(text: str) -> None:
+        raise VerificationError(f"kernel {kernel.name}: {text}")
+
+    for position, instruction in enumerate(kernel.body):
+        if any(value >= position for value in operands(instruction)):
+            fail(f"v{position} reads a value that is not computed yet")
+    known = levels(kernel)
+    for buffer, address, what in _accesses(kernel):
+        low, high = extent(address.offset, kernel.ranges)
+        high += sum(stride * (size - 1) for _, stride, size in address.indirect)
+        if low < 0 or high >= kernel.parameters[buffer].span:
+            fail(f"{what} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}")
+    for column in kernel.columns:
+        if not column.whole and affine_level(column.address.offset, kernel.num_outer) is Level.ROW:
+            fail("a reduction over rows is stored at an address that depends on the row")
+    for store in kernel.stores:
+        many = known[store.value] is Level.ELEMENT or kernel.num_rows > 1
+        if many and known[store.value] > _store_level(store, known, kernel):
+            fail(f"v{store.value} has one value per element but is stored once per row")
+    if text := _mistake_in_place(kernel):
+        fail(text)
+
+
+def _mistake_in_place(kernel: KernelIR) -> str:
+    """What makes an update in place depend on the order of iterations; empty where nothing does.
+
+    A buffer that is both read and written is read in the pass that writes it and at the same address, and no two
+    iterations have one address in common: so each element is read by the iteration that writes it alone.
+    """
+    written = {store.buffer for store in kernel.stores} | {column.buffer for column in kernel.columns}
+    stage = stages(kernel)
+    for position, load in enumerate(kernel.body):
+        if not isinstance(load, Load) or load.buffer not in written:
+            continue
+        stores = [store for store in kernel.stores if store.buffer == load.buffer]
+        if len(stores) != 1 or any(column.buffer == load.buffer for column in kernel.columns):
+            return f"parameter {load.buffer} is read, and written more than once"
+        (store,) = stores
+        if load.address != store.address or load.address.indirect:
+            return f"v{position} reads parameter {load.buffer} at another address than its store writes"
+        if not _is_injective(load.address.offset, kernel.ranges):
+            return f"parameter {load.buffer} is read and written at one address by several iterations"
+        if stage[store.value] or any(stage[user] for user in _descendants(kernel, position)):
+            return f"v{position} may be read again in a pass after parameter {load.buffer} was written"
+    return ""
+
+
+def _descendants(kernel: KernelIR, value: int) -> set[int]:
+    found = {value}
+    for position, instruction in enumerate(kernel.body):
+        if found.intersection(operands(instruction)):
+            found.add(position)
+    return found
+
+
+def _is_injective(offset: Affine, ranges: Sequence[int]) -> bool:
+    """Whether no two iterations of all loops have one value in common: each loop steps over those inside it."""
+    reach = 0
+    known = {loop: abs(c) for loop, c in offset.terms}
+    if any(size > 1 and loop not in known for loop, size in enumerate(ranges)):
+        return False
+    for step, loop in sorted((c, loop) for loop, c in known.items() if ranges[loop] > 1):
+        if step <= reach:
+            return False
+        reach += step * (ranges[loop] - 1)
+    return True
+
+
+def _store_level(store: Store, known: list[Level], kernel: KernelIR) -> Level:
+    level = affine_level(store.address.offset, kernel.num_outer)
+    return max([level, *(known[value] for value, _, _ in store.address.indirect)])
+
+
+def _accesses(kernel: KernelIR, guarded: bool = False) -> Iterator[tuple[int, Address, str]]:
+    """guarded: with those that may lie outside, where they are not done."""
+    for position, instruction in enumerate(kernel.body):
+        if isinstance(instruction, Load) and (guarded or instruction.guard is None):
+            yield instruction.buffer, instruction.address, f"v{position}"
+    for store in kernel.stores:
+        yield store.buffer, store.address, "a store"
+    for column in kernel.columns:
+        yield column.buffer, column.address, "a column"
+
+
+def extent(offset: Affine, ranges: Sequence[int]) -> tuple[int, int]:
+    """Smallest and largest value over all iterations."""
+    low = high = offset.constant
+    for loop, c in offset.terms:
+        step = c * (ranges[loop] - 1)
+        low, high = low + min(step, 0), high + max(step, 0)
+    return low, high
+
+
+def _text(kernel: KernelIR) -> Iterator[str]:
+    rows = " x ".join(map(str, kernel.ranges[: kernel.num_outer])) or "1"
+    row = " x ".join(map(str, kernel.ranges[kernel.num_outer :])) or "1"
+    yield f"{kernel.name}: {rows} rows of {row}"
+    for source in kernel.sources:
+        yield f"  # {source}"
+    names = [f"p{i}" for i in range(len(kernel.parameters))]
+    read = {instruction.buffer for instruction in kernel.body if isinstance(instruction, Load)}
+    for number, (name, parameter) in enumerate(zip(names, kernel.parameters, strict=True)):
+        way = ("inout" if number in read else "out") if parameter.written else "in"
+        yield f"  {name}: {way} {_dtype(parameter.dtype)}[{parameter.span}] {parameter.name}"
+    for position, (instruction, level) in enumerate(zip(kernel.body, levels(kernel), strict=True)):
+        yield f"  v{position}: {_dtype(instruction.dtype)} {level.name.lower()} = {_expression(instruction, names)}"
+    for store in kernel.stores:
+        yield f"  {names[store.buffer]}[{store.address}] = v{store.value}"
+    for column in kernel.columns:
+        over = "all" if column.whole else "rows"
+        yield f"  {names[column.buffer]}[{column.address}] = {column.op} over {over} of v{column.value}"
+
+
+def _expression(instruction: Instruction, names: list[str]) -> str:
+    if isinstance(instruction, Load):
+        guard = "" if instruction.guard is None else f" if v{instruction.guard} else {instruction.other}"
+        return f"{names[instruction.buffer]}[{instruction.address}]{guard}"
+    if isinstance(instruction, Constant):
+        return repr(instruction.value)
+    if isinstance(instruction, Position):
+        return str(instruction.offset)
+    if isinstance(instruction, Reduce):
+        return f"{instruction.op} over the row of v{instruction.value}"
+    return f"{instruction.op}({', '.join(f'v{value}' for value in instruction.args)})"
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def scratch_bytes(kernel: KernelIR) -> int:
+    """Memory that one run needs for partial sums, for each thread."""
+    sizes = [1 if column.whole else kernel.row_size for column in kernel.columns]
+    return sum(2 * (-(-size * 8 // 64) * 64) for size in sizes)

@@ -1,0 +1,115 @@
+"""Who answers what could be measured: a record that was given, else what was kept or is measured now, else a fixed
+model. What is asked while a program is compiled is collected, with the answers, for its report.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from aottrain.ir.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
+from aottrain.measure.machine import machine_facts
+
+Policy = str | Record
+
+
+@dataclass(frozen=True)
+class Timed:
+    """source: "measured", "cache" or "busy" of `ir.decisions.SOURCES`; "model": it could not be timed at all."""
+
+    times: Mapping[str, Timing] = field(default_factory=dict)
+    source: str = "model"
+
+    @property
+    def decides(self) -> bool:
+        return self.source in ("measured", "cache")
+
+
+@dataclass
+class Ledger:
+    """policy: MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
+
+    policy: Policy
+    made: dict[tuple[str, str], Decision] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> bool:
+        return self.policy == MEASURED
+
+    def recorded(self, kind: str, key: str) -> Decision | None:
+        known = self.policy.by_question.get((kind, key)) if isinstance(self.policy, Record) else None
+        return None if known is None else replace(known, source="record")
+
+    def record(self, device: torch.device | None = None) -> Record:
+        return Record(tuple(self.made.values()), machine_facts(device))
+
+
+_active: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
+
+
+def policy_of(given: Policy) -> Policy:
+    """AOTTRAIN_RATES=default in the environment says DEFAULT for all that would be measured."""
+    return DEFAULT if given == MEASURED and os.environ.get("AOTTRAIN_RATES") == DEFAULT else given
+
+
+@contextmanager
+def deciding(policy: Policy) -> Iterator[Ledger]:
+    """Inside, in this thread, every decision is made by this policy and kept in the ledger that is given."""
+    ledger = Ledger(policy_of(policy))
+    before = _active.set(ledger)
+    try:
+        yield ledger
+    finally:
+        _active.reset(before)
+
+
+def decide(
+    kind: str,
+    key: str,
+    model: Choice,
+    measure: Callable[[], Timed],
+    prefer: Callable[[Mapping[str, Timing]], Choice],
+) -> Decision:
+    """The answer to a question, the same each time that one compile asks it.
+
+    model: the fixed model's; measure: times the candidates, or finds their times; prefer: what follows from these.
+    """
+    ledger = _ledger()
+    if (kind, key) not in ledger.made:
+        ledger.made[kind, key] = ledger.recorded(kind, key) or _asked(ledger, kind, key, model, measure, prefer)
+    return ledger.made[kind, key]
+
+
+def _asked(
+    ledger: Ledger,
+    kind: str,
+    key: str,
+    model: Choice,
+    measure: Callable[[], Timed],
+    prefer: Callable[[Mapping[str, Timing]], Choice],
+) -> Decision:
+    if not ledger.measures:
+        return Decision(kind, key, model, "model")
+    timed = measure()
+    return Decision(kind, key, prefer(timed.times) if timed.decides else model, timed.source, timed.times)
+
+
+def recorded(kind: str, key: str) -> Decision | None:
+    """What the record says of a figure that no clock gives, such as bytes."""
+    ledger = _ledger()
+    return ledger.made.get((kind, key)) or ledger.recorded(kind, key)
+
+
+def note(kind: str, key: str, choice: Choice, source: str) -> None:
+    """Such a figure, as it was found."""
+    _ledger().made.setdefault((kind, key), Decision(kind, key, choice, source))
+
+
+def _ledger() -> Ledger:
+    """That of the compile in progress; where a stage runs alone, one that nobody reads."""
+    return _active.get() or Ledger(policy_of(MEASURED))

@@ -1,0 +1,164 @@
+"""The clock that decisions are made by: candidates run in turns, round after round, until two quiet rounds agree.
+
+Other processes only ever add to a time, so the best run of a round counts, and of each candidate the two best rounds
+are those that must agree. On a busy machine even they may be any number, and half of what a program asks might be
+answered before it is noticed. So the machine is looked at first, a round in which the processor was taken away from us
+too often counts for nothing, and where a candidate has no two rounds that agree nothing is decided. No other module
+reads a clock for a choice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from aottrain.ir.decisions import Timing
+from aottrain.measure.calls import synchronize
+
+try:
+    import resource
+except ImportError:  # not a Unix: agreement alone tells whether the machine is busy
+    resource = None  # type: ignore[assignment]
+
+# Two rounds of a candidate agree where its best times in them differ by no more than this share.
+AGREEMENT = 0.1
+MAX_ROUNDS = 8
+_MAX_DISTURBED = 3
+# Runs of each candidate in a round: fewer where they take long; one is as many calls as fill a time that can be told.
+_RUNS = 3
+_ROUND_SECONDS = 0.05
+_RUN_SECONDS, _MAX_CALLS = 0.001, 1000
+# A busy machine takes the processor from a thread, or lets it wait for another that lost its own, thirty to a hundred
+# times a second, a quiet one a few times; and where slices are long, it is the share of the time without it that tells.
+SWITCHES_PER_SECOND = 25.0
+_FEW_SWITCHES = 3
+MOST_LOST = 0.1
+_LOOK_SECONDS = 0.1
+# A kept time that a run of today is so many times away from, up or down, is measured again.
+CONTRADICTION = 2.0
+# For so long a machine is taken to be as busy, or as quiet, as it was.
+BUSY_SECONDS = 60.0
+
+_CPU = torch.device("cpu")
+_seen: list[tuple[float, bool]] = []  # when the machine was last looked at, and whether it was busy
+now = time.monotonic
+
+
+@dataclass(frozen=True)
+class Run:
+    """Something to time; units: how much of what is counted (bytes, operations, calls) one run does."""
+
+    call: Callable[[], object]
+    units: float = 1.0
+
+
+def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, Timing], bool]:
+    """For each candidate the time of one unit, and whether the machine was busy: then the times say little."""
+    num_calls = {name: _num_calls(run, device) for name, run in runs.items()}
+    found: dict[str, list[float]] = {}
+    rounds: list[dict[str, list[float]]] = []
+    num_disturbed = 0
+    for _ in range(MAX_ROUNDS):
+        found, disturbed = _round(runs, num_calls, device)
+        num_disturbed += disturbed
+        if num_disturbed == _MAX_DISTURBED:
+            _seen[:] = [(now(), True)]
+            break
+        rounds += [] if disturbed else [found]
+        settled = {name: _agreeing([times[name] for times in rounds]) for name in runs}
+        if all(settled.values()):
+            return {name: _timing(settled[name], run.units) for name, run in runs.items()}, False
+    return {name: _timing(found[name], run.units) for name, run in runs.items()}, True
+
+
+def is_busy() -> bool:
+    """Whether other processes want the processor, too: seen once in BUSY_SECONDS, by working for a moment."""
+    if not _seen or now() - _seen[0][0] >= BUSY_SECONDS:
+        watch = _Watch()
+        _work(_LOOK_SECONDS)
+        _seen[:] = [(now(), watch.is_disturbed(_CPU))]
+    return _seen[0][1]
+
+
+def _work(seconds: float) -> None:
+    start = time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        pass
+
+
+def contradicts(run: Run, kept: Timing, device: torch.device) -> bool:
+    """Whether some runs now, undisturbed, are more than CONTRADICTION away from what was kept."""
+    found, disturbed = _round({"": run}, {"": _num_calls(run, device)}, device)
+    ratio = _timing(found[""], run.units).seconds / max(kept.seconds, 1e-12)
+    return not disturbed and not 1 / CONTRADICTION <= ratio <= CONTRADICTION
+
+
+def _num_calls(run: Run, device: torch.device) -> int:
+    """How many calls make a run, after one that is not timed."""
+    run.call()
+    synchronize(device)
+    return min(max(round(_RUN_SECONDS / max(_seconds(run, 1, device), 1e-9)), 1), _MAX_CALLS)
+
+
+def _round(
+    runs: Mapping[str, Run], num_calls: Mapping[str, int], device: torch.device
+) -> tuple[dict[str, list[float]], bool]:
+    """Times of each candidate's call, one after the other in turns, and whether too many switches fell into them."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    watch = _Watch()
+    for _ in range(_RUNS):
+        for name, run in runs.items():
+            if not times[name] or sum(times[name]) < _ROUND_SECONDS:
+                times[name].append(_seconds(run, num_calls[name], device) / num_calls[name])
+    return times, watch.is_disturbed(device)
+
+
+class _Watch:
+    """What happens to this thread from now on."""
+
+    def __init__(self) -> None:
+        self._start, self._lost, self._switches = time.perf_counter(), _lost_seconds(), _switches()
+
+    def is_disturbed(self, device: torch.device) -> bool:
+        """Whether others took more of the processor than they do where there is enough for all. A thread that waits for
+        another device has lost nothing."""
+        seconds, switches = time.perf_counter() - self._start, _switches() - self._switches
+        lost = _lost_seconds() - self._lost if device.type == "cpu" else 0.0
+        return lost > MOST_LOST * seconds or switches > _FEW_SWITCHES + SWITCHES_PER_SECOND * seconds
+
+
+def _seconds(run: Run, num_calls: int, device: torch.device) -> float:
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        run.call()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def _agreeing(rounds: Sequence[list[float]]) -> list[float]:
+    """All times of the two rounds that were the best; none where these do not agree."""
+    if len(rounds) < 2:
+        return []
+    one, other = sorted(rounds, key=min)[:2]
+    return one + other if min(other) <= (1 + AGREEMENT) * min(one) else []
+
+
+def _timing(times: list[float], units: float) -> Timing:
+    best = min(times)
+    return Timing(best / units, max(times) / best - 1 if best else 0.0)
+
+
+def _lost_seconds() -> float:
+    """Time that has passed without this thread having a processor; only differences mean anything."""
+    return time.perf_counter() - time.thread_time()
+
+
+def _switches() -> int:
+    """How often the processor was taken from this thread, and how often it waited for something, so far."""
+    if resource is None:
+        return 0
+    used = resource.getrusage(getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF))
+    return used.ru_nivcsw + used.ru_nvcsw

@@ -1,0 +1,119 @@
+"""How long single calls take on this machine: measured once for each distinct one, kept on disk with what they hang on.
+
+Processes that share a machine and a cache folder agree on the times, and so on what is decided from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date
+from functools import partial
+from typing import Any
+
+import torch
+
+from aottrain.ir.decisions import Timing
+from aottrain.ir.ops import op_info
+from aottrain.measure import measuring
+from aottrain.measure.calls import OpCall, environment, own_code, quiet
+from aottrain.measure.decisions import Timed, decide
+from aottrain.measure.machine import machine_facts
+from aottrain.measure.measuring import Run
+from aottrain.toolchain.cache import Table, table
+
+_ABOUT = "measured on"
+_checked: set[tuple[str, str]] = set()  # kept times that a run of this process has been held against
+_busy: dict[tuple[str, str], tuple[float, Timed]] = {}
+
+
+def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: torch.device) -> Timed:
+    """The times of candidates for one purpose: those that are kept unless a run of today contradicts them, else
+    measured in turns. make: gives the runs, the first of which is held against what is kept."""
+    kept = _table(kind, device)
+    known, name = _times(kept.get(key)), (kept.path.name, key)
+    if known and name in _checked:
+        return Timed(known, "cache")
+    if name in _busy and measuring.now() - _busy[name][0] < measuring.BUSY_SECONDS:
+        return _busy[name][1]
+    with quiet() as allowed:
+        if not allowed:  # a profiler of the caller's records
+            return Timed(known, "cache" if known else "model")
+        if measuring.is_busy():
+            return Timed(known, "cache" if known else "busy")
+        try:
+            runs = make()
+            if known and set(known) == set(runs) and not _is_contradicted(runs, known, device):
+                _checked.add(name)
+                return Timed(known, "cache")
+            times, is_busy = measuring.in_turns(runs, device)
+        except Exception:  # whatever it is: these inputs were none that a program would give
+            return Timed()
+    if is_busy:
+        if known:
+            return Timed(known, "cache")
+        _busy[name] = measuring.now(), Timed(times, "busy")
+        return _busy[name][1]
+    return _keep(kept, key, times, device)
+
+
+def calls_timed(candidates: Mapping[str, OpCall]) -> Timed:
+    """Of calls that stand in for each other, on made-up inputs, in turns."""
+    calls = list(candidates.values())
+    texts = [call.text for call in calls]
+    if None in texts or not all(call.may_run for call in calls):
+        return Timed()
+    key = " | ".join(f"{name}: {text}" for name, text in zip(candidates, texts, strict=True))
+    make = partial(_runs, candidates)
+    return timed("calls", key, make, calls[0].device)
+
+
+def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
+    """The time of each call on made-up inputs; 0 for views, None where it cannot be measured, or shall not be."""
+    return tuple(0.0 if op_info(call.target).is_free else _price(call) for call in calls)
+
+
+def _price(call: OpCall) -> float | None:
+    if call.plain_text is None:
+        return None
+    measure = partial(calls_timed, {"alone": call})
+    choice = decide("seconds", call.plain_text, None, measure, lambda times: times["alone"].seconds).choice
+    return choice if isinstance(choice, (int, float)) else None
+
+
+def _runs(candidates: Mapping[str, OpCall]) -> dict[str, Run]:
+    return {name: Run(partial(_call, call.target, *call.arguments())) for name, call in candidates.items()}
+
+
+def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
+    return target(*args, **kwargs)
+
+
+def _is_contradicted(runs: Mapping[str, Run], known: Mapping[str, Timing], device: torch.device) -> bool:
+    first = next(iter(runs))
+    return measuring.contradicts(runs[first], known[first], device)
+
+
+def _keep(kept: Table, key: str, times: Mapping[str, Timing], device: torch.device) -> Timed:
+    """What another process has kept meanwhile goes before; what this one had found, damaged or contradicted, not."""
+    entry = {"times": {name: [time.seconds, time.spread] for name, time in times.items()}}
+    entries = {key: {**entry, "date": date.today().isoformat()}, _ABOUT: machine_facts(device)}
+    kept.add(entries, replacing=kept.get(key) is not None)
+    _checked.add((kept.path.name, key))
+    found = _times(kept.get(key)) or times
+    return Timed(found, "measured" if found == times else "cache")
+
+
+def _times(entry: Any) -> dict[str, Timing]:
+    """Of an entry in the file; empty where there is none, or it is damaged."""
+    try:
+        found = {str(name): Timing(float(seconds), float(spread)) for name, (seconds, spread) in entry["times"].items()}
+    except (TypeError, KeyError, ValueError, AttributeError):
+        return {}
+    sound = all(0 <= figure < float("inf") for time in found.values() for figure in (time.seconds, time.spread))
+    return found if sound else {}
+
+
+def _table(kind: str, device: torch.device) -> Table:
+    known = "\0".join((environment(device), own_code()))
+    return table(f"{kind}-{hashlib.sha256(known.encode()).hexdigest()[:16]}")

@@ -1,0 +1,166 @@
+"""Bytes that library calls allocate inside themselves, which no graph shows: measured once for each distinct call.
+
+A call runs on made-up inputs under torch's profiler, which reports every allocation and release of torch's allocators.
+The figures are kept on disk. No clock is read, but they hang on libraries and threads: so they are decisions, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch.autograd.profiler import profile, record_function
+
+from aottrain.compat import free_cublas_workspaces
+from aottrain.ir.ops import op_info
+from aottrain.measure.calls import OpCall, distinct, environment, quiet, synchronize
+from aottrain.measure.decisions import note, recorded
+from aottrain.toolchain.cache import Table, table
+
+_KIND = "workspace bytes"
+_MARK = "aottrain workspace "
+_failed: set[tuple[str, str]] = set()
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """num_bytes: for each call; unknown: those that could not be measured and count 0; num_run: calls run for it."""
+
+    num_bytes: tuple[int, ...]
+    unknown: tuple[OpCall, ...]
+    num_run: int = 0
+
+
+def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
+    """For each call the most bytes alive at once while it runs, beyond its inputs and its results.
+
+    Where the size depends on the values of the inputs (a sort of indices on a GPU), it is that of the made-up ones.
+    """
+    answers: dict[int, int | None] = {}
+    num_run = 0
+    by_device: dict[torch.device, list[int]] = {}
+    for i, call in enumerate(calls):
+        if needs_none(call):
+            answers[i] = 0
+        elif call.plain_text is not None and (told := recorded(_KIND, call.plain_text)) is not None:
+            answers[i] = None if told.choice is None else int(told.choice)  # type: ignore[arg-type]
+            note(_KIND, told.key, told.choice, told.source)
+        else:
+            by_device.setdefault(call.device, []).append(i)
+    for device, indices in by_device.items():
+        known = _table(device)
+        new = [call for call in distinct([calls[i] for i in indices]) if not _is_known(call, known)]
+        runs = [call for call in new if call.may_run]
+        if runs:
+            num_run += _measure(runs, device, known)
+        measured = {call.text for call in runs}
+        for i in indices:
+            text = calls[i].text
+            found = None if text is None else known.get(text)
+            answers[i] = None if found is None else int(found)
+            if (name := calls[i].plain_text) is not None:
+                note(_KIND, name, answers[i], "measured" if text in measured else "cache")
+    unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
+    return Workspaces(tuple(answers[i] or 0 for i in range(len(calls))), unknown, num_run)
+
+
+@cache
+def product_workspace_bytes(device: torch.device) -> int:
+    """What cuBLAS allocates at a thread's first matrix product on a stream, and keeps; 0 where it does not say."""
+    with quiet():
+        ones = torch.ones(64, 64, device=device)
+        free_cublas_workspaces()
+        before = torch.cuda.memory_allocated(device)
+        product = ones @ ones
+        kept = torch.cuda.memory_allocated(device) - before - product.untyped_storage().nbytes()
+    return max(kept, 0)
+
+
+def needs_none(call: OpCall) -> bool:
+    """Views; and pointwise ops whose tensors have one floating dtype: operands of others are converted in a copy."""
+    if op_info(call.target).is_free:
+        return True
+    dtypes = {spec.dtype for spec in call.tensors}
+    plain = len(dtypes) == 1 and all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    return plain and torch.Tag.pointwise in getattr(call.target, "tags", ())
+
+
+def _table(device: torch.device) -> Table:
+    return table(f"workspaces-{hashlib.sha256(environment(device).encode()).hexdigest()[:16]}")
+
+
+def _is_known(call: OpCall, known: Table) -> bool:
+    text = call.text or ""
+    return known.get(text) is not None or (text, known.path.name) in _failed
+
+
+def _measure(calls: list[OpCall], device: torch.device, known: Table) -> int:
+    """Add to `known` what these calls need; how many were run."""
+    with quiet() as allowed:
+        if not allowed:
+            return 0
+        if device.type == "cuda":  # what a library allocates once, and keeps, is no workspace of a single call
+            calls = [call for call in calls if _runs(call)]
+        done = []
+        with _silent_profiler() as record:
+            for i, call in enumerate(calls):
+                if _runs(call, f"{_MARK}{i}"):
+                    done.append(i)
+        failed = [call for i, call in enumerate(calls) if i not in set(done)]
+        _failed.update((call.text or "", known.path.name) for call in failed)
+        peaks = _peaks(record, device)
+        known.add({calls[i].text or "": peaks[i] for i in done if i in peaks})
+        return len(calls)
+
+
+def _runs(call: OpCall, mark: str = _MARK) -> bool:
+    """Run it, and say whether that succeeded. Its results live until the mark ends, its inputs longer."""
+    try:
+        args, kwargs = call.arguments()
+        with record_function(mark):
+            result = call.target(*args, **kwargs)
+        synchronize(call.device)
+        del result
+        return True
+    except Exception:  # whatever it is: these inputs were none that a program would give
+        return False
+
+
+@contextmanager
+def _silent_profiler() -> Iterator[profile]:
+    before = os.environ.get("KINETO_LOG_LEVEL")
+    os.environ["KINETO_LOG_LEVEL"] = before or "99"  # or the profiler writes lines of its own to stderr
+    try:
+        with profile(profile_memory=True, use_kineto=True) as record:
+            yield record
+    finally:
+        if before is None:
+            del os.environ["KINETO_LOG_LEVEL"]
+
+
+def _peaks(record: profile, device: torch.device) -> dict[int, int]:
+    """For each mark the largest sum of the allocator's events in it, less the sum at its end: what the results hold."""
+    events = list(record.kineto_results.events())
+    kind = torch.autograd.DeviceType.CUDA if device.type == "cuda" else torch.autograd.DeviceType.CPU
+    marks = sorted(
+        (e.start_ns(), e.end_ns(), int(e.name()[len(_MARK) :])) for e in events if e.name().startswith(_MARK)
+    )
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and e.device_type() == kind]
+    changes.sort(key=lambda change: change[0])  # stable: equal times keep their order
+    found: dict[int, int] = {}
+    at = 0
+    for start, end, i in marks:
+        while at < len(changes) and changes[at][0] < start:
+            at += 1
+        now = largest = 0
+        while at < len(changes) and changes[at][0] <= end:
+            now += changes[at][1]
+            largest = max(largest, now)
+            at += 1
+        found[i] = largest - max(now, 0)
+    return found

@@ -1,0 +1,1 @@
+"""Operators of our own: what programs call where ATen has nothing that fits."""

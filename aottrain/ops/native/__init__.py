@@ -1,0 +1,1 @@
+"""The C++ texts that operators and generated kernels share."""

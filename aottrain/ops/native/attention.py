@@ -1,0 +1,386 @@
+"""The C++ of `ops.attention`: softmax(q k^T * scale) v of one head at a time, and its gradients.
+
+Dao et al., "FlashAttention", 2022: scores are never whole in memory. A block of queries meets a block of keys; the sum
+of exponentials is corrected where a later block has a larger score. The backward computes the probabilities again from
+the scores and what the forward kept of each row, the logarithm of its sum of exponentials. All arithmetic is in
+float32, whatever is stored: a head is widened once, into memory that stays in the cache. Under a causal mask nothing is
+computed above the diagonal but what shares a block with it.
+"""
+
+from aottrain.ops.native.philox import PHILOX_ROWS, PHILOX_TYPES
+
+# A tile is R rows by at most two vectors, which are summed in registers.
+_TYPES = """\
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+extern "C" int omp_get_thread_num(void);
+#define UNROLL _Pragma("GCC unroll 8")
+#ifdef __AVX512F__
+constexpr int64_t LANES = 16, R = 8;
+#else
+constexpr int64_t LANES = 8, R = 4;
+#endif
+typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
+constexpr int64_t KEYS = 2 * LANES, QUERIES = 8 * R, FORWARD_KEYS = 4 * KEYS, FORWARD_QUERIES = 4 * R;
+struct bf16 { uint16_t bits; };
+INLINE float widen(float x) { return x; }
+INLINE float widen(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x.bits << 16); }
+INLINE void store(float* p, float x) { *p = x; }
+INLINE void store(bf16* p, float x) {
+  const uint32_t u = __builtin_bit_cast(uint32_t, x);
+  p->bits = (uint16_t)(x != x ? 0x7fc0u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+"""
+
+_FUNCTIONS = """\
+INLINE vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
+INLINE void save(float* p, vec v) { memcpy(p, &v, sizeof v); }
+INLINE int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+// exp where what is below the smallest normal number may as well be 0.
+INLINE float exp_(float x) {
+  const float c = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
+  const float n = __builtin_rintf(c * 1.44269504f);
+  const float r = __builtin_fmaf(n, -1.42860677e-6f, __builtin_fmaf(n, -0.693145752f, c));
+  float p = __builtin_fmaf(0.0013813141f, r, 0.0083694197f);
+  p = __builtin_fmaf(p, r, 0.0416684560f); p = __builtin_fmaf(p, r, 0.1666651517f);
+  p = __builtin_fmaf(p, r, 0.4999999404f);
+  const float y = (1.0f + __builtin_fmaf(r * r, p, r)) * __builtin_bit_cast(float, ((int32_t)n + 127) << 23);
+  return x != x ? x : (x < -87.0f ? 0.0f : y);
+}
+// out[R][C vectors] (+)= the sum over k < n of a[row * a_row + k * a_step] * b[k * b_step + column].
+template <int C>
+static __attribute__((noinline)) void tile(int64_t n, const float* a, int64_t a_row, int64_t a_step, const float* b,
+                                           int64_t b_step, float* out, int64_t out_row, bool adds) {
+  vec sum[R][C];
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) sum[r][c] = vec{};
+  for (int64_t k = 0; k < n; k++) {
+    vec right[C];
+    UNROLL for (int c = 0; c < C; c++) right[c] = load(b + k * b_step + c * LANES);
+    UNROLL for (int r = 0; r < R; r++) {
+      const float left = a[r * a_row + k * a_step];
+      UNROLL for (int c = 0; c < C; c++) sum[r][c] += left * right[c];
+    }
+  }
+  UNROLL for (int r = 0; r < R; r++)
+    UNROLL for (int c = 0; c < C; c++) {
+      float* place = out + r * out_row + c * LANES;
+      save(place, adds ? load(place) + sum[r][c] : sum[r][c]);
+    }
+}
+// The same for `width` columns, a multiple of LANES.
+INLINE void rows(int64_t n, const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_step, float* out,
+                 int64_t width, bool adds) {
+  int64_t c = 0;
+  for (; c + 2 * LANES <= width; c += 2 * LANES) tile<2>(n, a, a_row, a_step, b + c, b_step, out + c, b_step, adds);
+  if (c < width) tile<1>(n, a, a_row, a_step, b + c, b_step, out + c, b_step, adds);
+}
+// key_heads: each serves heads / key_heads heads of queries, one after another.
+struct Sizes {
+  int64_t batch, heads, key_heads, queries, keys, columns;
+  int64_t group() const { return heads / key_heads; }
+};
+// Rows of a head, `step` elements apart.
+template <class E> struct Rows {
+  E* first; int64_t step;
+  E* operator[](int64_t row) const { return first + row * step; }
+};
+// A tensor of heads. strides: of batch, head and row, in elements.
+template <class E> struct Heads {
+  E* first; const int64_t* strides;
+  Rows<E> at(int64_t batch, int64_t head) const {
+    return {first + batch * strides[0] + head * strides[1], strides[2]};
+  }
+};
+// What becomes of scores before and after their softmax. mask: what it adds to them, float or T; or bytes that say
+// which of them are `fill` instead. strides: the mask's, of batch, head, query and key. safe: a query that sees no key
+// gives zeros, not NaN. Of a draw at `position` the elements below `keep` keep their probability, times `factor`.
+// split: of a row's sum of exponentials its largest score and the logarithm of the rest are kept: of scores of -1e9 the
+// sum of both would not tell how many there are.
+enum { NONE, ADDS_FLOAT, ADDS, FILLS };
+struct Rule {
+  int64_t causal, kind, safe, split, drops;
+  u64 seed, position;
+  int64_t strides[4];
+};
+struct Numbers { float scale, fill, keep, factor; };
+struct Scores {
+  const Rule& rule; const Numbers& numbers; const void* mask; int64_t first, keys;
+  template <class E> const E* row(int64_t query, int64_t start) const {
+    return (const E*)mask + query * rule.strides[2] + start * rule.strides[3];
+  }
+  // Whether none of these queries sees any of these keys.
+  template <class E, class F> bool all(int64_t query, int64_t count, int64_t start, int64_t some, F is) const {
+    for (int64_t i = query; i < query + count; i++) {
+      const E* x = row<E>(i, start);
+      for (int64_t j = 0; j < some; j++)
+        if (!is(x[j * rule.strides[3]])) return false;
+    }
+    return true;
+  }
+  bool hide(int64_t query, int64_t count, int64_t start, int64_t some) const {
+    const auto adds = [](auto x) { return widen(x) == -__builtin_inff(); };
+    if (rule.kind == ADDS_FLOAT) return all<float>(query, count, start, some, adds);
+    if (rule.kind == ADDS) return all<T>(query, count, start, some, adds);
+    const auto fills = [](uint8_t x) { return x != 0; };
+    return rule.kind == FILLS && numbers.fill == -__builtin_inff() && all<uint8_t>(query, count, start, some, fills);
+  }
+  // out[j] = what `f` makes of it and the mask, for `count` keys from `start` on.
+  template <class E, class F> void each(int64_t query, int64_t start, int64_t count, float* out, F f) const {
+    const E* x = row<E>(query, start);
+    const int64_t step = rule.strides[3];
+    if (step == 1)
+      for (int64_t j = 0; j < count; j++) out[j] = f(out[j], x[j]);
+    else
+      for (int64_t j = 0; j < count; j++) out[j] = f(out[j], x[j * step]);
+  }
+  // A query's products to scores, where there is a mask.
+  void apply(int64_t query, int64_t start, int64_t count, float* out) const {
+    const float scale = numbers.scale, fill = numbers.fill;
+    const auto adds = [=](float score, auto x) { return score * scale + widen(x); };
+    if (rule.kind == ADDS_FLOAT) each<float>(query, start, count, out, adds);
+    if (rule.kind == ADDS) each<T>(query, start, count, out, adds);
+    const auto fills = [=](float score, uint8_t x) { return x ? fill : score * scale; };
+    if (rule.kind == FILLS) each<uint8_t>(query, start, count, out, fills);
+  }
+  // Zeros in the gradients of scores that were filled.
+  void erase(int64_t query, int64_t start, int64_t count, float* out) const {
+    each<uint8_t>(query, start, count, out, [](float score, uint8_t x) { return x ? 0.0f : score; });
+  }
+  // What each probability is multiplied by.
+  void draw(int64_t query, int64_t start, int64_t count, float* out) const {
+    philox_row(rule.seed, rule.position, (u64)(first + query * keys + start), count, out);
+    for (int64_t j = 0; j < count; j++) out[j] = out[j] < numbers.keep ? numbers.factor : 0.0f;
+  }
+};
+// Rows from `from` on, widened, with zeros up to `width` columns and `all` rows.
+static void pack(Rows<const T> x, int64_t from, int64_t count, int64_t columns, float* out, int64_t all,
+                 int64_t width) {
+  for (int64_t i = 0; i < count; i++) {
+    for (int64_t d = 0; d < columns; d++) out[i * width + d] = widen(x[from + i][d]);
+    for (int64_t d = columns; d < width; d++) out[i * width + d] = 0;
+  }
+  for (int64_t i = count * width; i < all * width; i++) out[i] = 0;
+}
+// Blocks of KEYS packed rows, each transposed.
+static void transpose(const float* x, int64_t all, int64_t width, float* out) {
+  for (int64_t block = 0; block < all; block += KEYS)
+    for (int64_t d = 0; d < width; d++)
+      for (int64_t i = 0; i < KEYS; i++) out[block * width + d * KEYS + i] = x[(block + i) * width + d];
+}
+static void unpack(const float* x, int64_t width, int64_t count, int64_t columns, float factor, Rows<T> out,
+                   int64_t from) {
+  for (int64_t i = 0; i < count; i++)
+    for (int64_t d = 0; d < columns; d++) store(out[from + i] + d, x[i * width + d] * factor);
+}
+// Products of the widened rows of some queries with a block of keys.
+INLINE void scores(const float* q, const float* keys, float* out, int64_t count, int64_t width, int64_t out_row) {
+  for (int64_t i = 0; i < count; i += R)
+    tile<2>(width, q + i * width, width, 1, keys, KEYS, out + i * out_row, out_row, false);
+}
+static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows<T> out, Rows<float> lse,
+                         const Sizes& n, const Scores& of, float* memory) {
+  const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
+  const float scale = masked ? 1.0f : of.numbers.scale;
+  const int64_t width = padded(n.columns, LANES), all = padded(n.keys, KEYS);
+  float *keys = memory, *values = keys + all * width, *own = values + all * width;
+  float *sums = own + FORWARD_QUERIES * width, *p = sums + FORWARD_QUERIES * width;
+  pack(k, 0, n.keys, n.columns, values, all, width);
+  transpose(values, all, width, keys);
+  pack(v, 0, n.keys, n.columns, values, all, width);
+  for (int64_t first = 0; first < n.queries; first += FORWARD_QUERIES) {
+    const int64_t count = least(FORWARD_QUERIES, n.queries - first), tall = padded(count, R);
+    const int64_t end = causal ? least(first + count, n.keys) : n.keys;
+    float most[FORWARD_QUERIES], total[FORWARD_QUERIES];
+    pack(q, first, count, n.columns, own, tall, width);
+    for (int64_t i = 0; i < tall; i++) { most[i] = -__builtin_inff(); total[i] = 0; }
+    bool begun = false;
+    for (int64_t start = 0; start < end; start += FORWARD_KEYS) {
+      if (masked && of.hide(first, count, start, least(FORWARD_KEYS, end - start))) continue;
+      const int64_t some = least(FORWARD_KEYS, padded(end - start, KEYS));
+      for (int64_t j = 0; j < some; j += KEYS)
+        scores(own, keys + (start + j) * width, p + j, tall, width, FORWARD_KEYS);
+      for (int64_t i = 0; i < count; i++) {
+        float* row = p + i * FORWARD_KEYS;
+        const int limit = (int)(least(some, (causal ? least(end, first + i + 1) : end) - start));
+        if (masked) of.apply(first + i, start, limit, row);
+        float m = -__builtin_inff();
+        #pragma omp simd reduction(max : m)
+        for (int j = 0; j < some; j++) {
+          row[j] = j < limit ? row[j] * scale : -__builtin_inff();
+          m = row[j] > m ? row[j] : m;
+        }
+        m = m > most[i] ? m : most[i];
+        const float base = m == -__builtin_inff() ? 0.0f : m;
+        float part = 0;
+        #pragma omp simd reduction(+ : part)
+        for (int64_t j = 0; j < some; j++) part += row[j] = exp_(row[j] - base);
+        const float kept = begun ? exp_(most[i] - base) : 0.0f;
+        total[i] = total[i] * kept + part;
+        if (of.rule.drops) {
+          float factors[FORWARD_KEYS];
+          of.draw(first + i, start, limit, factors);
+          for (int j = 0; j < limit; j++) row[j] *= factors[j];
+        }
+        most[i] = m;
+        if (begun)
+          for (int64_t d = 0; d < width; d++) sums[i * width + d] *= kept;
+      }
+      for (int64_t i = 0; i < tall; i += R)
+        rows(some, p + i * FORWARD_KEYS, FORWARD_KEYS, 1, values + start * width, width, sums + i * width, width,
+             begun);
+      begun = true;
+    }
+    if (!begun) memset(sums, 0, tall * width * sizeof(float));
+    for (int64_t i = 0; i < count; i++) {
+      const bool empty = total[i] == 0 && of.rule.safe;
+      unpack(sums + i * width, width, 1, n.columns, empty ? 1.0f : 1.0f / total[i], out, first + i);
+      const float base = empty ? 0.0f : most[i], rest = empty ? 0.0f : __builtin_logf(total[i]);
+      lse[first + i][0] = of.rule.split ? base : base + rest;
+      if (of.rule.split) lse[first + i][1] = rest;
+    }
+  }
+}
+// Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
+struct Workspace {
+  float *qs, *gs, *dqs, *ks, *keys, *values, *dks, *dvs, *p, *ds, *logs, *rests, *deltas;
+  int64_t width, tall, all;
+  Workspace(const Sizes& n, float* memory) {
+    width = padded(n.columns, LANES); tall = padded(n.queries, QUERIES); all = padded(n.keys, KEYS);
+    for (float** part : {&qs, &gs, &dqs}) { *part = memory; memory += tall * width; }
+    for (float** part : {&ks, &keys, &values, &dks, &dvs}) { *part = memory; memory += all * width; }
+    for (float** part : {&p, &ds}) { *part = memory; memory += QUERIES * KEYS; }
+    for (float** part : {&logs, &rests, &deltas}) { *part = memory; memory += tall; }
+  }
+};
+static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Workspace& w) {
+  pack(v, 0, n.keys, n.columns, w.ks, w.all, w.width);
+  transpose(w.ks, w.all, w.width, w.values);
+  pack(k, 0, n.keys, n.columns, w.ks, w.all, w.width);
+  transpose(w.ks, w.all, w.width, w.keys);
+  memset(w.dks, 0, w.all * w.width * sizeof(float));
+  memset(w.dvs, 0, w.all * w.width * sizeof(float));
+}
+static void pack_queries(Rows<const T> g, Rows<const T> q, Rows<const T> out, Rows<const float> lse, const Sizes& n,
+                         const Workspace& w, bool split) {
+  pack(q, 0, n.queries, n.columns, w.qs, w.tall, w.width);
+  pack(g, 0, n.queries, n.columns, w.gs, w.tall, w.width);
+  memset(w.dqs, 0, w.tall * w.width * sizeof(float));
+  for (int64_t i = 0; i < w.tall; i++) {
+    float sum = 0;
+    if (i < n.queries)
+      for (int64_t d = 0; d < n.columns; d++) sum += w.gs[i * w.width + d] * widen(out[i][d]);
+    w.deltas[i] = sum;
+    w.logs[i] = i < n.queries ? lse[i][0] : __builtin_inff();  // probabilities of 0
+    w.rests[i] = i < n.queries && split ? lse[i][1] : 0.0f;
+  }
+}
+// Whether one of these queries sees no key and has NaN for its probabilities, whose gradients are NaN everywhere.
+INLINE bool empty(int64_t first, int64_t count, const Workspace& w, const Rule& rule) {
+  if (rule.safe) return false;
+  for (int64_t i = first; i < first + count; i++)
+    if (w.logs[i] == -__builtin_inff()) return true;
+  return false;
+}
+// The queries from `first` on and the keys from `start` on.
+INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, const Scores& of) {
+  const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
+  const float scale = masked ? 1.0f : of.numbers.scale;
+  const int64_t width = w.width, some = least(KEYS, n.keys - start);
+  if (causal && start > first) first += (start - first) / R * R;  // rows that see none of the keys
+  const int64_t number = padded(least(QUERIES - first % QUERIES, n.queries - first), R);
+  if (number <= 0) return;
+  if (masked && !empty(first, least(number, n.queries - first), w, of.rule) &&
+      of.hide(first, least(number, n.queries - first), start, some)) return;
+  const float *q = w.qs + first * width, *g = w.gs + first * width;
+  scores(q, w.keys + start * width, w.p, number, width, KEYS);
+  scores(g, w.values + start * width, w.ds, number, width, KEYS);
+  for (int64_t i = 0; i < number; i++) {
+    const int limit = (int)(causal ? least(some, first + i + 1 - start) : some);
+    const float log = w.logs[first + i], rest = w.rests[first + i], delta = w.deltas[first + i];
+    float *p = w.p + i * KEYS, *ds = w.ds + i * KEYS;
+    if (first + i >= n.queries) {  // of which only zeros are read, but keys may be NaN
+      for (int j = 0; j < KEYS; j++) p[j] = ds[j] = 0.0f;
+      continue;
+    }
+    if (masked) of.apply(first + i, start, limit, p);
+    #pragma omp simd
+    for (int j = 0; j < KEYS; j++) p[j] = j < limit ? exp_(p[j] * scale - log - rest) : 0.0f;
+    if (of.rule.drops) {
+      float factors[KEYS];
+      of.draw(first + i, start, limit, factors);
+      for (int j = 0; j < limit; j++) {
+        ds[j] = p[j] * (ds[j] * factors[j] - delta);
+        p[j] *= factors[j];
+      }
+    } else {
+      #pragma omp simd
+      for (int j = 0; j < KEYS; j++) ds[j] = p[j] * (ds[j] - delta);
+    }
+    if (of.rule.kind == FILLS) of.erase(first + i, start, limit, ds);
+    for (int j = limit < 0 ? 0 : limit; j < KEYS; j++) ds[j] = 0.0f;
+  }
+  for (int64_t j = 0; j < KEYS; j += R) {
+    rows(number, w.p + j, 1, KEYS, g, width, w.dvs + (start + j) * width, width, true);
+    rows(number, w.ds + j, 1, KEYS, q, width, w.dks + (start + j) * width, width, true);
+  }
+  for (int64_t i = 0; i < number; i += R)
+    rows(KEYS, w.ds + i * KEYS, KEYS, 1, w.ks + start * width, width, w.dqs + (first + i) * width, width, true);
+}
+// A thread has `each` numbers of the memory. p: the tensors, and the mask or null; sizes: those of Sizes, the Rule,
+// then the strides of each tensor in turn.
+#define BEGIN \\
+  const Sizes n = *(const Sizes*)sizes; \\
+  const Rule rule = *(const Rule*)(sizes + 6); \\
+  const int64_t* s = sizes + 17; \\
+  const auto of = [&](int64_t b, int64_t h) { \\
+    const int64_t size = rule.kind == FILLS ? 1 : rule.kind == ADDS ? sizeof(T) : sizeof(float); \\
+    const char* place = (const char*)mask + (b * rule.strides[0] + h * rule.strides[1]) * size; \\
+    return Scores{rule, *numbers, place, (b * n.heads + h) * n.queries * n.keys, n.keys}; \\
+  };
+extern "C" void forward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
+                        int64_t each, int threads) {
+  BEGIN
+  const Heads<const T> q{(T*)p[0], s}, k{(T*)p[1], s + 3}, v{(T*)p[2], s + 6};
+  const Heads<T> out{(T*)p[3], s + 9};
+  const Heads<float> lse{(float*)p[4], s + 12};
+  #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+  for (int64_t b = 0; b < n.batch; b++)
+    for (int64_t h = 0; h < n.heads; h++) {
+      const int64_t own = h / n.group();
+      forward_head(q.at(b, h), k.at(b, own), v.at(b, own), out.at(b, h), lse.at(b, h), n, of(b, h),
+                   memory + omp_get_thread_num() * each);
+    }
+}
+extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes, const Numbers* numbers, float* memory,
+                         int64_t each, int threads) {
+  BEGIN
+  const Heads<const T> g{(T*)p[0], s}, q{(T*)p[1], s + 3}, k{(T*)p[2], s + 6}, v{(T*)p[3], s + 9};
+  const Heads<const T> out{(T*)p[4], s + 12};
+  const Heads<const float> lse{(float*)p[5], s + 15};
+  const Heads<T> dq{(T*)p[6], s + 18}, dk{(T*)p[7], s + 21}, dv{(T*)p[8], s + 24};
+  const float scale = numbers->scale;
+  #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+  for (int64_t b = 0; b < n.batch; b++)
+    for (int64_t own = 0; own < n.key_heads; own++) {
+      const Workspace w(n, memory + omp_get_thread_num() * each);
+      pack_keys(k.at(b, own), v.at(b, own), n, w);
+      for (int64_t h = own * n.group(); h < (own + 1) * n.group(); h++) {
+        pack_queries(g.at(b, h), q.at(b, h), out.at(b, h), lse.at(b, h), n, w, rule.split);
+        for (int64_t start = 0; start < n.keys; start += KEYS)
+          for (int64_t first = rule.causal ? start / QUERIES * QUERIES : 0; first < n.queries; first += QUERIES)
+            backward_block(first, start, n, w, of(b, h));
+        unpack(w.dqs, w.width, n.queries, n.columns, scale, dq.at(b, h), 0);
+      }
+      unpack(w.dks, w.width, n.keys, n.columns, scale, dk.at(b, own), 0);
+      unpack(w.dvs, w.width, n.keys, n.columns, 1.0f, dv.at(b, own), 0);
+    }
+}
+"""
+
+
+def attention_source(kind: str) -> str:
+    """Functions `forward` and `backward` for heads of a C++ type: float or bf16."""
+    return PHILOX_TYPES + _TYPES + f"typedef {kind} T;\n" + PHILOX_ROWS + _FUNCTIONS

@@ -1,0 +1,1 @@
+"""Random draws as pure functions, and eager's own generators as ops."""

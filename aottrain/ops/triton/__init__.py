@@ -1,0 +1,1 @@
+"""The Triton functions that operators and generated kernels share."""

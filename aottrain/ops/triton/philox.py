@@ -1,0 +1,42 @@
+"""Philox in Triton kernels: the same numbers as `ops.random.philox` gives, bit for bit."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def philox_words(seed, number, block):
+    """The four words of a block of a draw: Philox4x32-10, as runtime.philox defines it. All given as int64."""
+    c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
+    c2, c3 = number.to(tl.uint32), (number >> 32).to(tl.uint32)
+    k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    first, second = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
+    for _ in tl.static_range(10):
+        high0, high1 = tl.umulhi(c0, first), tl.umulhi(c2, second)
+        low0, low1 = c0 * first, c2 * second
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = k0 + tl.full((), 0x9E3779B9, tl.uint32), k1 + tl.full((), 0xBB67AE85, tl.uint32)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def uniform(word):
+    """24 bits of a word as a number in [0, 1)."""
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+
+
+@triton.jit
+def philox(seed, number, element):
+    """Element e of a draw: word e % 4 of block e // 4."""
+    w0, w1, w2, w3 = philox_words(seed, number, element >> 2)
+    lane = element & 3
+    return uniform(tl.where(lane == 0, w0, tl.where(lane == 1, w1, tl.where(lane == 2, w2, w3))))
+
+
+@triton.jit
+def philox_run(seed, number, block):
+    """The same for runs of four elements, the last dimension four times that of `block`: a block is computed once."""
+    w0, w1, w2, w3 = philox_words(seed, number, block)
+    return uniform(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))

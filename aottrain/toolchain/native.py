@@ -1,0 +1,255 @@
+"""C++ source to a loaded shared object, with the machine's own compiler.
+
+Objects are kept on disk by content (source, flags, processor, compiler and its version), so a warm start compiles
+nothing. Behind each stands a checksum of its name and bytes: one that is damaged or another program's is made anew, not
+loaded, and so is one that another user could have written. Concurrent processes are safe: each writes a file of its own
+and renames it into place.
+
+A compiler is believed to work once it has made one small program that runs. One that fails or hangs is waited for once
+in a process; then it counts as none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from aottrain.errors import CompilerError
+from aottrain.toolchain.cache import cache_folder, is_own, private_folder, processor, say_once
+
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp-simd", "-shared", "-fPIC")
+# A large program takes a few seconds. What a compiler needs for a small one says whether it answers at all.
+_TIMEOUT_S, _FIRST_TIMEOUT_S = 120, 15
+_NONE = "no C++ compiler was found on this machine (g++, clang++, c++ or $CXX)"
+_SHOWN_LINES = 4
+
+
+class Source(NamedTuple):
+    """A self-contained C++ text, and what its compiler is told beside the flags of all."""
+
+    text: str
+    flags: tuple[str, ...] = ()
+
+
+class Library(NamedTuple):
+    """A loaded object. compiled: whether it was made now, not found in memory or on disk."""
+
+    functions: ctypes.CDLL
+    compiled: bool
+
+
+_PROBE = Source(
+    """\
+#include <cstdint>
+extern "C" int64_t probe(int64_t count) {
+  int64_t sum = 0;
+  #pragma omp parallel for reduction(+ : sum) num_threads(1)
+  for (int64_t i = 0; i < count; i++) sum += i;
+  return sum;
+}
+""",
+    ("-fopenmp",),
+)
+_loaded: dict[Source, Library | CompilerError] = {}
+_hanging: dict[str, CompilerError] = {}  # by a compiler's path
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def load(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
+    """The shared object of a self-contained C++ source; None where no compiler works on this machine."""
+    library = load_all([Source(text, flags)])[0]
+    return None if library is None else library.functions
+
+
+def load_all(sources: Sequence[Source]) -> list[Library | None]:
+    """As `load`, for several at a time: a compiler for each processor."""
+    return [None if isinstance(found, CompilerError) else found for found in _load_all(sources)]
+
+
+def require_all(sources: Sequence[Source]) -> list[Library]:
+    """As `load_all`; raises CompilerError, with the compiler's words, where one of them cannot be had."""
+    found = _load_all(sources)
+    for library in found:
+        if isinstance(library, CompilerError):
+            raise CompilerError(str(library))
+    return found  # type: ignore[return-value]
+
+
+def find_compiler() -> str | None:
+    """Path of a C++ compiler that works: $CXX, or the first of g++, clang++ and c++ that there is."""
+    return None if compiler_obstacle() else _named_compiler()
+
+
+def compiler_obstacle() -> str:
+    """Why nothing can be compiled on this machine, in one line; empty where it can. A compiler that is there but does
+    not work is also said in a warning, once."""
+    compiler = _named_compiler()
+    if compiler is None:
+        return _NONE
+    if compiler in _hanging:
+        return str(_hanging[compiler])
+    obstacle = _probe(compiler)
+    if obstacle:
+        say_once(f"{obstacle}; programs run op by op, without generated kernels (CXX names another compiler)")
+    return obstacle
+
+
+@cache
+def _probe(compiler: str) -> str:
+    try:
+        library = _load(_PROBE, _FIRST_TIMEOUT_S)
+    except CompilerError as error:
+        return str(error)
+    function = library.functions.probe
+    function.argtypes, function.restype = (ctypes.c_int64,), ctypes.c_int64
+    return "" if function(1000) == 499500 else f"what the C++ compiler {compiler} makes does not run"
+
+
+def _named_compiler() -> str | None:
+    names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+def _num_processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
+    missing = [source for source in dict.fromkeys(sources) if source not in _loaded]
+    if not missing:
+        return [_loaded[source] for source in sources]
+    new: dict[Source, Library | CompilerError] = {}
+    with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
+        futures = [pool.submit(_load_or_error, source) for source in missing]
+        try:
+            new.update(zip(missing, (future.result() for future in futures), strict=True))
+        except BaseException:  # an interrupt: the pool waits for its threads, and they for their compilers
+            while not all([future.cancel() or future.done() for future in futures]):
+                for process in list(_running):  # more than once: a thread may have been about to start one
+                    _kill(process)
+                wait(futures, timeout=0.05)
+            raise
+    for source, found in new.items():
+        _loaded[source] = found._replace(compiled=False) if isinstance(found, Library) else found
+    return [new[source] if source in new else _loaded[source] for source in sources]
+
+
+def _load_or_error(source: Source) -> Library | CompilerError:
+    try:
+        return _load(source, _TIMEOUT_S)
+    except CompilerError as error:
+        return error
+
+
+def _load(source: Source, timeout_s: float) -> Library:
+    """From the cache folder, or made now and kept there. Raises CompilerError."""
+    compiler = _named_compiler()
+    if compiler is None:
+        raise CompilerError(_NONE)
+    key = "\0".join([source.text, *_FLAGS, *source.flags, compiler, _version(compiler), processor()])
+    name = f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.so"
+    folder = cache_folder()
+    with suppress(OSError):
+        if folder is not None and _is_whole(folder / name):
+            return Library(ctypes.CDLL(str(folder / name)), False)
+    if compiler in _hanging:
+        raise CompilerError(str(_hanging[compiler]))
+    with tempfile.TemporaryDirectory(dir=private_folder()) as scratch:
+        built = _build(compiler, source, Path(scratch) / name, timeout_s)
+        with suppress(OSError):  # a full disk, or a folder that nothing may be run from
+            if folder is not None and _keep(built, folder / name) and _is_whole(folder / name):
+                return Library(ctypes.CDLL(str(folder / name)), True)
+        try:
+            return Library(ctypes.CDLL(str(built)), True)
+        except OSError as error:
+            raise CompilerError(f"what the C++ compiler {compiler} makes cannot be loaded: {error}") from error
+
+
+def _build(compiler: str, source: Source, target: Path, timeout_s: float) -> Path:
+    text = target.with_name("program.cpp")
+    text.write_text(source.text, encoding="utf-8")
+    _run(compiler, [*_FLAGS, *source.flags, str(text), "-o", str(target)], timeout_s)
+    target.chmod(0o700)  # whatever the umask: `is_own`
+    with open(target, "ab") as file:  # loaders look at what an object's own header names, not at its end
+        file.write(_checksum(target.name, target.read_bytes()))
+    return target
+
+
+def _keep(built: Path, target: Path) -> bool:
+    """Copy an object to the cache folder, whole or not at all."""
+    try:
+        with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
+            copied = shutil.copy2(built, Path(scratch) / target.name)
+            os.replace(copied, target)
+    except OSError as error:
+        say_once(f"compiled objects are not kept for other processes: {target.parent}: {error.strerror or error}")
+        return False
+    return True
+
+
+def _is_whole(target: Path) -> bool:
+    """Whether the object is this user's own, and its bytes those that were written under this name: loading the first
+    half of one ends the process."""
+    if not is_own(target):
+        return False
+    content = target.read_bytes()
+    size = hashlib.sha256().digest_size
+    return _checksum(target.name, content[:-size]) == content[-size:]
+
+
+def _checksum(name: str, content: bytes) -> bytes:
+    return hashlib.sha256(name.encode() + b"\0" + content).digest()
+
+
+@cache
+def _version(compiler: str) -> str:
+    """What the compiler says of its version: another one makes other objects."""
+    return _run(compiler, ["--version"], _FIRST_TIMEOUT_S)
+
+
+def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
+    """What the compiler prints. Raises CompilerError where it fails, or has not answered in time: that once only."""
+    if compiler in _hanging:
+        raise CompilerError(str(_hanging[compiler]))
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    try:
+        # A session of its own: what hangs is a child of the command that is known here.
+        process = subprocess.Popen([compiler, *arguments], **pipes, start_new_session=True)
+    except OSError as error:
+        raise CompilerError(f"the C++ compiler {compiler} cannot be started: {error.strerror or error}") from error
+    _running.add(process)
+    try:
+        said = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
+    except BaseException as error:
+        _kill(process)
+        with suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=1)
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        _hanging[compiler] = CompilerError(f"the C++ compiler {compiler} did not answer within {timeout_s:g} s")
+        raise CompilerError(str(_hanging[compiler])) from None
+    finally:
+        _running.discard(process)
+    if process.returncode:
+        lines = [line for line in said.splitlines() if line.strip()][:_SHOWN_LINES] or ["it said nothing"]
+        status = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
+        raise CompilerError(f"the C++ compiler {compiler} failed ({status}): " + "; ".join(lines))
+    return said
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End it and what it has started."""
+    with suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL) if hasattr(os, "killpg") else process.kill()
