@@ -76,7 +76,7 @@ class OverlapError(UnsupportedError):
 
 
 class VerificationError(AottrainError):
-    """A law of the compiler (see README, "Laws") does not hold for a graph: a bug of ours, never the user's."""
+    """A law of the compiler (compiler/README.md) does not hold for a graph: a bug of ours, never the user's."""
 
 
 class BudgetError(AottrainError):

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "scripts" / "recorded"
-TEXTS = (ROOT / "README.md",)
+TEXTS = (ROOT / "README.md", ROOT / "scripts" / "README.md")
 # Of each table the commands that make it.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "budgets": ("scripts/bench_budget.py --recipe llama --recipe transformer --rounds 7 --steps 3",),
