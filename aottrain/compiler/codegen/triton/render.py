@@ -50,7 +50,7 @@ HEADER = """\
 import triton
 import triton.language as tl
 
-from aottrain.runtime import triton_functions as fn
+from aottrain.ops.triton import functions as fn
 
 """
 
