@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-import tracemalloc
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,11 +25,8 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
-from aottrain.compiler.frontends.dynamo import RECOMPILE_LIMIT  # noqa: E402
-from tests.conformance.test_changing_state import KINDS  # noqa: E402
+from tests.conformance.test_changing_state import KINDS, growth  # noqa: E402
 
-# Enough that programs are compiled or refused up to the limit.
-_WARM_UP = RECOMPILE_LIMIT + 4
 # Calls of which all that is replaced is watched.
 _NUM_WATCHED = 50
 
@@ -51,32 +47,14 @@ def endure(kind: Callable[[], nn.Module], door: str, num_calls: int) -> Outcome:
         warnings.simplefilter("ignore")
         torch.compiler.reset()
         eager, module = kind(), kind()
-        wanted = _growth(eager, x, num_calls)
+        wanted = growth(eager, x, num_calls)
         call = aottrain.compile(module, capture=door)
-        found = _growth(call, x, num_calls)
+        found = growth(call, x, num_calls)
         for _ in range(_NUM_WATCHED):
             eager(x)
         num_replaced, num_alive = _replaced(call, module, x)
         is_equal = torch.equal(call(x), eager(x))
     return Outcome(found[0] - wanted[0], found[1] - wanted[1], num_replaced, num_alive, is_equal)
-
-
-def _growth(call: Callable[..., Any], x: torch.Tensor, num_calls: int) -> tuple[int, int]:
-    """Objects and bytes that the calls leave behind."""
-    for _ in range(_WARM_UP):
-        call(x)
-    gc.collect()
-    gc.freeze()  # that older objects go meanwhile takes nothing off the count
-    tracemalloc.start()
-    try:
-        before = len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
-        for _ in range(num_calls):
-            call(x)
-        gc.collect()
-        return len(gc.get_objects()) - before[0], tracemalloc.get_traced_memory()[0] - before[1]
-    finally:
-        tracemalloc.stop()
-        gc.unfreeze()
 
 
 def _replaced(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> tuple[int, int]:

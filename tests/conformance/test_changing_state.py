@@ -107,7 +107,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-def growth(call, x):
+def growth(call, x, num_calls=NUM_CALLS):
     """Objects and bytes that so many calls leave behind, after those in which programs are compiled or refused.
     Older objects are set aside: that some of them, other tests' say, go meanwhile takes nothing off the count.
     """
@@ -118,7 +118,7 @@ def growth(call, x):
     tracemalloc.start()
     try:
         before = len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
-        for _ in range(NUM_CALLS):
+        for _ in range(num_calls):
             call(x)
         gc.collect()
         return len(gc.get_objects()) - before[0], tracemalloc.get_traced_memory()[0] - before[1]

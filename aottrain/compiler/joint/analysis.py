@@ -17,12 +17,12 @@ from aottrain.compiler.capture.recording import tensors_among
 from aottrain.compiler.capture.replaced_ops import hidden_writes
 from aottrain.compiler.capture.torch_settings import autocast_cache
 from aottrain.compiler.joint.links import find_links
-from aottrain.compiler.joint.overlap import check_overlap, is_injective
+from aottrain.compiler.joint.overlap import check_overlap
 from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, Source, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
-from aottrain.ir.tensor import tensor_spec
+from aottrain.ir.tensor import is_injective, tensor_spec
 from aottrain.ir.values import PLAIN_TYPES
 
 aten = torch.ops.aten

@@ -12,8 +12,6 @@ from torch import Tensor
 from aottrain.errors import OverlapError
 from aottrain.ir.tensor import is_injective
 
-__all__ = ["check_overlap", "is_injective", "overlap"]
-
 # Of larger views it is only asked whether their extents meet.
 _MAX_ELEMENTS = 1 << 16
 
