@@ -40,14 +40,13 @@ class CompileOptions:
     cost: str = "roofline"
     modules: tuple[str, ...] = ()
     workspaces: bool = False
+    loss_head: str = "auto"
+    cuda_graphs: bool = False
+    decisions: str | Record = MEASURED
 
     @property
     def partition_name(self) -> str:
         return self.partition if isinstance(self.partition, str) else f"policy {policy_name(self.partition)}"
-
-    loss_head: str = "auto"
-    cuda_graphs: bool = False
-    decisions: str | Record = MEASURED
 
     @property
     def chunks_loss_head(self) -> bool:
@@ -73,18 +72,18 @@ def options_from_dict(given: dict[str, Any]) -> CompileOptions:
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
-    values = {"partition": None, "budget": None, "kernel": "auto", "rng": "philox", "on_unsupported": "eager"}
-    return check_options(capture="dynamo", dynamic=False, **{**values, **given})
+    return check_options(**given)
 
 
 def check_options(
-    partition: str | Policy | None,
-    budget: Budget | None,
-    kernel: Kernel,
-    capture: str,
-    rng: str,
-    dynamic: bool,
-    on_unsupported: str,
+    *,
+    partition: str | Policy | None = None,
+    budget: Budget | None = None,
+    kernel: Kernel = "auto",
+    capture: str = "dynamo",
+    rng: str = "philox",
+    dynamic: bool = False,
+    on_unsupported: str = "eager",
     reserved_bytes: int = 0,
     cost: str = "roofline",
     modules: Sequence[str] = (),
@@ -134,6 +133,19 @@ def check_options(
             mistakes.append(f"decisions={str(decisions)!r}: {error}; allowed: {allowed}")
     if mistakes:
         raise ConfigError(mistakes)
-    known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    chosen = decisions if isinstance(decisions, Record) else str(decisions)
-    return CompileOptions(*known, tuple(modules), workspaces, loss_head, cuda_graphs, chosen)
+    return CompileOptions(
+        partition=partition,
+        budget=budget,
+        kernel=kernel,
+        capture=capture,
+        rng=rng,
+        dynamic=dynamic,
+        on_unsupported=on_unsupported,
+        reserved_bytes=reserved_bytes,
+        cost=cost,
+        modules=tuple(modules),
+        workspaces=workspaces,
+        loss_head=loss_head,
+        cuda_graphs=cuda_graphs,
+        decisions=decisions if isinstance(decisions, Record) else str(decisions),
+    )

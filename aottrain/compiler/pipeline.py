@@ -1,19 +1,18 @@
-"""The pipeline: one call of the user's code becomes one compiled program. Stages are in the order in which they run.
+"""The pipeline: one call of the user's code becomes one compiled program.
 
-capture -> analyse -> trace_joint -> functionalize -> simplify -> chunk_loss_heads -> join_sums -> share_heads
--> fuse_attention -> order_scatters -> split_norms -> choose_layouts -> plan_partition -> apply_partition -> schedule
--> make_kernels -> link
+`compile_call` has the stages in the order in which they run. `PASSES` has the rewrites of the joint graph: to add one
+is a file in `passes/` and a line here; bisect, the report, the documentation and the tests read the same table.
+`targets_for` has the ways to run a program, in the order in which they are tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from aottrain.compiler.capture.capture import CapturedStep, capture
 from aottrain.compiler.capture.dynamic import SymbolicSizes
@@ -32,7 +31,7 @@ from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
-from aottrain.compiler.passes.choose_layouts import LayoutChoice, choose_layouts
+from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_sums import join_sums
@@ -52,9 +51,8 @@ from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.toolchain.cache import say_once
 
-_MAX_CAPTURES = 4
-
 __all__ = [
+    "PASSES",
     "apply_partition",
     "capture",
     "choose_layouts",
@@ -72,79 +70,186 @@ __all__ = [
     "trace_joint",
 ]
 
+_MAX_CAPTURES = 4
+Decisions = dict[str, tuple[str, ...]]  # by pass, a line each
+# What a pass keeps of every value that the program gives: all its bits, or the value up to rounding.
+BITWISE, ROUNDING = "every bit", "up to rounding"
+_NO_ROOM = "as the program has them: the budget has no room"
+
+
+class Rewritten(NamedTuple):
+    """What a pass gives.
+
+    joint: the program; the one that was given where there is nothing to rewrite.
+    decided: what was decided about it, a line each, for the report.
+    """
+
+    joint: JointGraph
+    decided: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.joint.graph
+
+
+def _always(options: CompileOptions) -> bool:
+    return True
+
+
+def _wants_chunks(options: CompileOptions) -> bool:
+    return options.chunks_loss_head
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One rewrite of the joint graph. Laws 1 and 2 are checked after it.
+
+    name: its stage in the report.
+    result: what bisect calls the program that it gives.
+    run: the rewrite itself.
+    keeps: BITWISE or ROUNDING.
+    kernels: the generated kernels that it is made for; none: it is made whatever the program runs as.
+    when: whether the caller wants it.
+    """
+
+    name: str
+    result: str
+    run: Callable[[JointGraph], Rewritten | JointGraph]
+    keeps: str
+    kernels: tuple[str, ...] = ()
+    when: Callable[[CompileOptions], bool] = _always
+
+    def __call__(self, joint: JointGraph) -> Rewritten:
+        out = self.run(joint)
+        return out if isinstance(out, Rewritten) else Rewritten(out)
+
+
+def _chunk(joint: JointGraph) -> Rewritten:
+    heads = find_loss_heads(joint)
+    return Rewritten(chunk_loss_heads(joint, heads), tuple(map(str, heads)))
+
+
+def _lay_out(joint: JointGraph) -> Rewritten:
+    choice = choose_layouts(joint)
+    return Rewritten(
+        joint if choice.graph is None else joint.with_graph(choice.graph), (choice.reason,) if choice.reason else ()
+    )
+
+
+_CPP = ("cpp",)
+PASSES = (
+    Pass("simplify", "simplified", simplify, BITWISE),
+    Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=_wants_chunks),
+    Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),
+    Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
+    Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),
+    Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
+    Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
+    Pass("choose_layouts", "layouts", _lay_out, ROUNDING, _CPP),
+)
+
+
+def passes_for(options: CompileOptions) -> tuple[Pass, ...]:
+    """The rewrites that are made whatever the program runs as."""
+    return tuple(each for each in PASSES if not each.kernels and each.when(options))
+
+
+@dataclass(frozen=True)
+class Target:
+    """One way to run a program.
+
+    kernel: what its graphs run as.
+    passes: the rewrites that are made for it alone.
+    """
+
+    kernel: Kernel
+    passes: tuple[Pass, ...] = ()
+
+
+def targets_for(kernel: Kernel) -> tuple[Target, ...]:
+    """The ways to run a program whose kernel is chosen, in the order in which they are tried.
+
+    Generated kernels have rewrites of their own, which round otherwise than eager. Where a budget leaves no room for
+    them, the program is as it was. Where kernels cannot be made, operators run one by one: plan and budget hold.
+    """
+    if kernel not in GENERATED:
+        return (Target(kernel),)
+    return Target(kernel, tuple(each for each in PASSES if kernel in each.kernels)), Target(kernel), Target("aten")
+
+
+@dataclass(frozen=True)
+class UserCall:
+    """The call that is compiled: `function(*args, **kwargs)`, for all sizes that `sizes` leaves open.
+
+    module: the function itself where it is a module, whose parameters and buffers are then inputs.
+    guard: of the Python state that the function reads.
+    """
+
+    function: Callable[..., Any]
+    module: nn.Module | None
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    guard: StateGuard
+    sizes: SymbolicSizes | None = None
+
 
 @collection_paused()
-def compile_call(
-    function: Callable[..., Any],
-    module: nn.Module | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    options: CompileOptions,
-    guard: StateGuard,
-    sizes: SymbolicSizes | None = None,
-) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
-    """Compile what `function(*args, **kwargs)` does, for all sizes that `sizes` leaves open.
+def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
+    """The program that does what the call does, with its report.
 
-    Raises UnsupportedError for what is not proven equal to eager.
+    Raises UnsupportedError for what is not proven equal to eager, BudgetError where no plan is within the budget.
     """
+    log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:
-        program, step, analysis, report = _compile(function, module, args, kwargs, options, guard, sizes)
-        return program, step, analysis, replace(report, decisions=ledger.record(step.device))
+        step, analysis = capture_whole(call, options.rng, log)
+        functional = _functional(step, analysis, log, linked=True)
+        joint, decided, _ = _rewrite(without_values(functional), passes_for(options), log)
+        options, reason = with_kernel(options, joint, faults)
+        built = _build(joint, options, log, faults)
+        options = replace(options, kernel=built.kernel)
+        replays, tangents = plan_replays(built.parts, options), Tangents(built.expected.defined)
+        running = partial(link, fused=built.fused, replays=replays, faults=faults, tangents=tangents)
+        replay = replay_of(step, functional)
+        program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
+        lines = decided | built.decided
+        told = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
+        report = log.run("describe", describe, built.joint, built.plan, built.expected, told)
+        record = ledger.record(step.device)
+    return program, step, analysis, replace(report, stages=tuple(log.records), decisions=record)
 
 
-def _compile(
-    function: Callable[..., Any],
-    module: nn.Module | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    options: CompileOptions,
-    guard: StateGuard,
-    sizes: SymbolicSizes | None,
-) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
-    log = StageLog()
-    step, analysis = capture_whole(function, module, args, kwargs, guard, options.rng, log, sizes)
-    functional = _functional(step, analysis, log, linked=True)
-    joint = log.run("simplify", simplify, without_values(functional), check=_verify_whole)
-    heads = find_loss_heads(joint) if options.chunks_loss_head else ()
-    if heads:
-        joint = log.run("chunk_loss_heads", chunk_loss_heads, joint, heads, check=_verify_whole)
-    faults = Faults()
+def with_kernel(options: CompileOptions, joint: JointGraph, faults: Faults) -> tuple[CompileOptions, str]:
+    """With the kernel that this program runs as, the reason for it, and the memory that libraries keep for it."""
     try:
         kernel, reason = choose_kernel(options.kernel, joint)
     except Exception as error:
         kernel, reason = "aten", faults.note("choose_kernel", error)
-    options = replace(options, kernel=kernel)
-    if options.counts_workspaces:
-        options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(joint))
-    try:
-        built = _build(joint, options, log, faults)
-    except CompilerError as error:  # the plan and its budget hold without kernels too
-        say_once(f"this program runs op by op: {error}")
-        options, reason = replace(options, kernel="aten"), str(error)
-        built = _build(joint, options, log, faults)
-    chosen = replace(options, kernel=built.kernel)
-    replays = plan_replays(built.parts, chosen)
-    tangents = Tangents(built.expected.defined)
-    replay = replay_of(step, functional)
-    known = built.parts, analysis, built.kernel, replay, built.fused, replays, faults, tangents
-    program = log.run("link", link, *known, built.linked)
-    reason, fused = built.reason or reason, tuple(built.fused)
-    decided = Decided(chosen, reason, fused, tuple(heads), built.layouts, replays, tangents)
-    return program, step, analysis, describe(built.joint, built.plan, built.expected, decided, log.records)
+    kept = kept_by_libraries(joint) if options.counts_workspaces else 0
+    return replace(options, kernel=kernel, reserved_bytes=options.reserved_bytes + kept), reason
 
 
-def rewrites(kernel: Kernel) -> tuple[Callable[[JointGraph], JointGraph], ...]:
-    """What changes a program for generated kernels alone, in order."""
-    attention = (fuse_attention,) if kernel == "cpp" else ()
-    return (join_sums, share_heads, *attention, order_scatters, split_norms)
+def _rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[JointGraph, Decisions, Decisions]:
+    """The program after all passes, what each of them decided, and what is said where the program stays as it was."""
+    decided: Decisions = {}
+    undone: Decisions = {}
+    for each in passes:
+        before = joint
+        joint, decided[each.name] = log.run(each.name, each, before, check=_verify_rewritten)
+        if decided[each.name] and joint is not before:
+            undone[each.name] = (_NO_ROOM,)
+    return joint, decided, undone
 
 
 @dataclass(frozen=True)
 class _Built:
-    """A program cut in two, and its kernels. linked: the whole program, where gradients of some results pass through
-    others, with tangents for those; joint: the program as it was planned, without them; expected: `parts` for the
-    tangents that are expected to come, as kernels are made and the peak is predicted; layouts: what was decided about
-    them."""
+    """A program cut in two, and its kernels.
+
+    linked: the whole program, where gradients of some results pass through others, with tangents for those.
+    joint: the program as it was planned, without them.
+    expected: `parts` for the tangents that are expected to come, as kernels are made and the peak is predicted.
+    kernel, reason: what it runs as, and why not as its target says.
+    decided: by pass, what was decided.
+    """
 
     linked: JointGraph
     joint: JointGraph
@@ -154,53 +259,62 @@ class _Built:
     kernel: Kernel
     reason: str
     fused: list[FusedGraph]
-    layouts: str = ""
+    decided: Decisions = field(default_factory=dict)
 
 
 def _build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> _Built:
-    """From the whole program to kernels; where their making fails, a fault of ours, op by op under the same options."""
-    if options.kernel not in GENERATED:
-        return _plan(joint, options, log)
-    try:
-        return _generate(joint, options, log)
-    except Exception as error:
-        reason = faults.note("kernels", error)
-        return replace(_plan(joint, replace(options, kernel="aten"), log), reason=reason)
-
-
-def _generate(joint: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
-    """What rounds otherwise than eager is rewritten for generated kernels alone: where a budget then leaves no room for
-    them, the program is as it was."""
-    ready = joint
-    for rewrite in rewrites(options.kernel):
-        ready = log.run(rewrite.__name__, rewrite, ready, check=_verify_whole)
-    choice = log.run("choose_layouts", choose_layouts, ready) if options.kernel == "cpp" else LayoutChoice()
-    if choice.graph is not None:
-        ready = joint.with_graph(choice.graph)
-        _verify_whole(ready)
-    with suppress(BudgetError):
-        built = _plan(ready, options, log)
-        if built.kernel == options.kernel or ready is joint:
-            return replace(built, layouts=choice.reason)
-    if choice.graph is not None:
-        return replace(_plan(joint, options, log), layouts="as the program has them: the budget has no room")
-    return _plan(joint, options, log)
+    """The program as the first target that can run it within the budget."""
+    targets = list(targets_for(options.kernel))
+    reason, undone = "", dict[str, Any]()
+    while True:
+        target = targets.pop(0)
+        try:
+            ready, decided, would_undo = _rewrite(joint, target.passes, log)
+            built = _plan(ready, replace(options, kernel=target.kernel), log)
+            if built.kernel == target.kernel or ready is joint:
+                return replace(built, reason=built.reason or reason, decided=undone | decided)
+        except BudgetError:
+            if not target.passes:
+                raise
+        except Exception as error:
+            if not targets:
+                raise
+            if isinstance(error, CompilerError):
+                reason = str(error)
+                say_once(f"this program runs op by op: {error}")
+            else:
+                reason = faults.note("kernels", error)
+            targets = targets[-1:]
+            continue
+        undone = would_undo
 
 
 def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     joint = without_links(linked)
     if options.kernel in GENERATED:
         verify_views(joint)
-    wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
     defined = expected_tangents(joint)
     running = _planned(joint, defined)
-    plan = log.run("plan_partition", plan_partition, running, *wanted, fused_by(joint, options, defined))
+    plan = log.run("plan_partition", plan_for, running, options, defined)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
     expected = for_tangents(parts, defined)
     kernels = log.run("schedule", plan_kernels, joint, plan, expected, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
     return _Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
+
+
+def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:
+    """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
+    return plan_partition(
+        joint,
+        options.partition,
+        budget=options.budget,
+        reserved_bytes=options.reserved_bytes,
+        cost=options.cost,
+        modules=options.modules,
+        fused=fused_by(joint, options, defined),
+    )
 
 
 def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:
@@ -213,32 +327,30 @@ def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:
     return running if calls_of[0] <= calls_of[1] and demanded[0] <= demanded[1] else joint
 
 
-def capture_whole(
-    function: Callable[..., Any],
-    module: nn.Module | None,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    guard: StateGuard,
-    rng: str,
-    log: StageLog,
-    sizes: SymbolicSizes | None = None,
-) -> tuple[CapturedStep, Analysis]:
+def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep, Analysis]:
     """Capture and analyse; where the code reads tensors from elsewhere, once more with those as inputs.
 
     Raises UnsupportedError at once where it changes Python state: a second trace would not start where this one did,
     and may well end there.
     """
-    captured: list[Tensor] = []
+    guard, captured = call.guard, list[Tensor]()
     for _ in range(_MAX_CAPTURES):
-        known = captured, rng, sizes, guard.watching, guard.seen
-        step = log.run("capture", capture, function, module, args, kwargs, *known)
+        made_pure = partial(
+            capture,
+            captured=captured,
+            rng=rng,
+            sizes=call.sizes,
+            watching=guard.watching,
+            containers=guard.seen,
+        )
+        step = log.run("capture", made_pure, call.function, call.module, call.args, call.kwargs)
         try:
             analysis = log.trace("analyse", analyse, step)
             guard.check_unchanged()
             return step, analysis
-        except CapturedTensors as found:
-            check_reachable(guard, found.tensors)
-            captured += found.tensors
+        except CapturedTensors as read:
+            check_reachable(guard, read.tensors)
+            captured += read.tensors
     raise UnsupportedError("the program reads other tensors each time that it is traced")
 
 
@@ -251,6 +363,10 @@ def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | Non
 def _functional(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> JointGraph:
     joint = log.trace("trace_joint", trace_joint, step, analysis, linked)
     return log.trace("functionalize", functionalize, joint, check=_verify_whole)
+
+
+def _verify_rewritten(rewritten: Rewritten) -> None:
+    _verify_whole(rewritten.joint)
 
 
 def _verify_whole(joint: JointGraph) -> None:

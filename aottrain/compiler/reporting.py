@@ -21,9 +21,8 @@ from aottrain.compiler.partition.costs.op_cost import price_of, total_flops
 from aottrain.compiler.partition.costs.storages import contract
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.passes.chunk_loss_heads import LossHead
 from aottrain.compiler.schedule.fusion import one_kernel
-from aottrain.explain.report import GraphReport, Replays, StageRecord, Tangents, ValueRecord
+from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
@@ -35,13 +34,20 @@ from aottrain.measure.machine import describe_machine
 
 @dataclass(frozen=True)
 class Decided:
-    """What one compile decided besides its plan. options: those that were given, with the kernel that was chosen."""
+    """What one compile decided besides its plan.
+
+    options: those that were given, with the kernel that was chosen.
+    kernel_reason: why it is that one; "" where it was asked for.
+    fused: both graphs with their kernels; none where they run op by op.
+    by_pass: what each rewrite of the program decided, a line each.
+    replays: of CUDA graphs; None where the caller wants none.
+    tangents: for which the backward is made.
+    """
 
     options: CompileOptions
     kernel_reason: str = ""
     fused: tuple[FusedGraph, ...] = ()
-    loss_heads: tuple[LossHead, ...] = ()
-    layouts: str = ""
+    by_pass: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     replays: Replays | None = None
     tangents: Tangents = field(default_factory=Tangents)
 
@@ -51,9 +57,9 @@ def describe(
     plan: PartitionPlan,
     parts: PartitionedGraph,
     decided: Decided,
-    records: Sequence[StageRecord],
 ) -> GraphReport:
-    """The report of one compiled program; the other strategies' saved bytes stand beside the chosen one's."""
+    """The report of one compiled program, without its stages and what was measured for it; the other strategies' saved
+    bytes stand beside the chosen one's."""
     options = decided.options
     by_name = {node.name: node for node in joint.graph.nodes}
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
@@ -76,7 +82,7 @@ def describe(
         partition=options.partition_name,
         budget=options.budget,
         kernel=options.kernel_name,
-        stages=tuple(records),
+        stages=(),
         saved=tuple(_saved(by_name[name], plan, worth.get(name)) for name in plan.saved),
         recomputed=tuple(_recomputed(by_name[name], plan, price(by_name[name])) for name in plan.recomputed),
         saved_bytes=plan.saved_bytes,
@@ -104,8 +110,8 @@ def describe(
         arena_bytes=max((part.memory.arena_bytes for part in decided.fused if part.memory is not None), default=0),
         timeline=timeline,
         counts_workspaces=measures,
-        loss_heads=tuple(map(str, decided.loss_heads)),
-        layouts=decided.layouts,
+        loss_heads=decided.by_pass.get("chunk_loss_heads", ()),
+        layouts="".join(decided.by_pass.get("choose_layouts", ())),
         gap=find_gap(contracted, plan, parts) if trains else None,
         cuda_graphs=decided.replays,
         tangents=decided.tangents,

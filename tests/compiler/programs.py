@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.capture.capture import capture
 from aottrain.compiler.joint.analysis import analyse
 from aottrain.compiler.joint.joint import trace_joint
@@ -74,3 +77,13 @@ def names(nodes: Any) -> list[str]:
 
 def targets(graph: Any) -> list[str]:
     return [str(node.target) for node in graph.nodes if node.op == "call_function"]
+
+
+def replace_pass(patch: pytest.MonkeyPatch, name: str, run: Callable[[JointGraph], Any]) -> None:
+    """The pipeline with another rewrite under this name, which is always made."""
+    assert any(each.name == name for each in pipeline.PASSES), name
+    patch.setattr(
+        pipeline,
+        "PASSES",
+        tuple(replace(each, run=run, when=lambda _: True) if each.name == name else each for each in pipeline.PASSES),
+    )

@@ -11,10 +11,12 @@ from torch import nn
 import aottrain
 from aottrain.compiler.bisect import bisection
 from aottrain.compiler.codegen.cpp import text as cpp_text
+from aottrain.compiler.graphs.simplification import simplify
 from aottrain.compiler.schedule import kernels, order
 from aottrain.ir.kernels.kernel import Constant
 from aottrain.ir.plan import PartitionPlan
 from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import replace_pass
 
 aten = torch.ops.aten
 
@@ -57,8 +59,12 @@ def swap(target, other):
     ("attribute", "stage"), [("trace_joint", "joint"), ("functionalize", "functional"), ("simplify", "simplified")]
 )
 def test_a_wrong_op_is_found_in_its_stage(net, monkeypatch, tmp_path, attribute, stage):
-    right, plant = getattr(bisection, attribute), swap(aten.relu.default, aten.abs.default)
-    monkeypatch.setattr(bisection, attribute, lambda *args: plant(right(*args)))
+    plant = swap(aten.relu.default, aten.abs.default)
+    right = simplify if attribute == "simplify" else getattr(bisection, attribute)
+    if attribute == "simplify":
+        replace_pass(monkeypatch, attribute, lambda joint: plant(right(joint)))
+    else:
+        monkeypatch.setattr(bisection, attribute, lambda *args: plant(right(*args)))
     found = aottrain.bisect(net, (torch.randn(6, 4),), folder=tmp_path)
     assert found.stage == stage and "output 0" in found.what
     if stage == "simplified":  # the rung before has the same node names

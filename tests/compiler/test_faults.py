@@ -13,6 +13,7 @@ from aottrain.compiler.link import backends, linking, programs
 from aottrain.compiler.lowering import rules
 from aottrain.compiler.schedule import fusion, order
 from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import replace_pass
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler")
 
@@ -60,6 +61,8 @@ def lenient(monkeypatch):
 
 def plant(monkeypatch, stage):
     owner, name = STAGES[stage]
+    if stage == "a rewrite":
+        return replace_pass(monkeypatch, name, broken)
     setter = monkeypatch.setitem if isinstance(owner, dict) else monkeypatch.setattr
     setter(owner, name, broken)
 

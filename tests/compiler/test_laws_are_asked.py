@@ -16,7 +16,7 @@ from aottrain.compiler.schedule import kernels, memory
 from aottrain.compiler.schedule.order import schedule
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import JointGraph, PartitionedGraph, placeholders, results
-from tests.compiler.programs import joint_of, leaf
+from tests.compiler.programs import joint_of, leaf, replace_pass
 
 aten = torch.ops.aten
 
@@ -57,30 +57,21 @@ def with_a_late_output(joint: JointGraph, *_: Any) -> JointGraph:
 @pytest.mark.parametrize("stage", ["functionalize", "simplify"])
 def test_a_broken_program_stops_before_the_partition(monkeypatch, stage, broken):
     original = getattr(pipeline, stage)
-    monkeypatch.setattr(pipeline, stage, lambda *given: broken(original(*given)))
-    monkeypatch.setattr(pipeline, "plan_partition", lambda *given: pytest.fail("nobody asked"))
+    if stage == "simplify":
+        replace_pass(monkeypatch, stage, lambda joint: broken(original(joint)))
+    else:
+        monkeypatch.setattr(pipeline, stage, lambda *given: broken(original(*given)))
+    monkeypatch.setattr(pipeline, "plan_partition", lambda *given, **named: pytest.fail("nobody asked"))
     with pytest.raises(VerificationError):
         compile_it(kernel="aten")
 
 
-@pytest.mark.parametrize("stage", ["chunk_loss_heads", "join_sums", "share_heads", "order_scatters", "split_norms"])
+@pytest.mark.parametrize("stage", [each.name for each in pipeline.PASSES])
 def test_a_broken_rewrite_stops_before_the_partition(monkeypatch, stage):
-    monkeypatch.setattr(pipeline, stage, with_a_write)
-    monkeypatch.setattr(with_a_write, "__name__", stage)
-    monkeypatch.setattr(pipeline, "find_loss_heads", lambda joint: (None,))
-    monkeypatch.setattr(pipeline, "plan_partition", lambda *given: pytest.fail("nobody asked"))
+    replace_pass(monkeypatch, stage, with_a_write)
+    monkeypatch.setattr(pipeline, "plan_partition", lambda *given, **named: pytest.fail("nobody asked"))
     with pytest.raises(VerificationError):
-        compile_it(kernel="cpp", loss_head="chunked" if stage == "chunk_loss_heads" else "whole")
-
-
-def test_a_broken_choice_of_layouts_stops_before_the_partition(monkeypatch):
-    def choose(joint: JointGraph) -> Any:
-        return pipeline.LayoutChoice(with_a_write(joint).graph, "broken")
-
-    monkeypatch.setattr(pipeline, "choose_layouts", choose)
-    monkeypatch.setattr(pipeline, "plan_partition", lambda *given: pytest.fail("nobody asked"))
-    with pytest.raises(VerificationError):
-        compile_it(kernel="cpp")
+        compile_it(kernel="cpp", loss_head="whole")
 
 
 def test_a_broken_partition_stops_before_its_kernels(monkeypatch):
@@ -104,9 +95,8 @@ def test_a_view_that_lies_elsewhere_stops_before_its_kernels(monkeypatch):
                 node.target, node.args = aten.slice.Tensor, (node.args[0], 0, 1, 8)
         return joint
 
-    move.__name__ = "join_sums"
-    monkeypatch.setattr(pipeline, "join_sums", move)
-    monkeypatch.setattr(pipeline, "plan_partition", lambda *given: pytest.fail("nobody asked"))
+    replace_pass(monkeypatch, "join_sums", move)
+    monkeypatch.setattr(pipeline, "plan_partition", lambda *given, **named: pytest.fail("nobody asked"))
     with pytest.raises(VerificationError, match="is not where"):
         compile_it(kernel="cpp")
 

@@ -76,11 +76,13 @@ def test_stages_are_in_order_and_timed():
         "trace_joint",
         "functionalize",
         "simplify",
+        "chunk_loss_heads",
         "plan_partition",
         "apply_partition",
         "schedule",
         "make_kernels",
         "link",
+        "describe",
     ]
     assert [stage.name for stage in report.stages] == order
     assert all(stage.seconds >= 0 for stage in report.stages) and report.compile_s > 0

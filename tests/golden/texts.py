@@ -78,9 +78,9 @@ def _compiled(golden: Golden) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     describe = aottrain.compiler.pipeline.describe
 
-    def tap(joint: Any, plan: Any, parts: Any, decided: Any, stages: Any) -> Any:
+    def tap(joint: Any, plan: Any, parts: Any, decided: Any) -> Any:
         seen.update(built={"joint": joint, "plan": plan, "parts": parts}, decided=decided)
-        return describe(joint, plan, parts, decided, stages)
+        return describe(joint, plan, parts, decided)
 
     def unlinked(kernels: Any, *_: Any) -> Any:
         return {call.kernel.name: None for call in kernels}, 0, ""

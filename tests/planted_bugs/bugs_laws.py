@@ -40,7 +40,6 @@ HERE.attribute(
     (
         ASKED.a_broken_program_stops_before_the_partition,
         ASKED.a_broken_rewrite_stops_before_the_partition,
-        ASKED.a_broken_choice_of_layouts_stops_before_the_partition,
     ),
     pipeline,
     "_verify_whole",
@@ -102,16 +101,9 @@ HERE.edit(
 HERE.edit(
     "rewrites run unchecked",
     ASKED.a_broken_rewrite_stops_before_the_partition,
-    pipeline._generate,
-    "log.run(rewrite.__name__, rewrite, ready, check=_verify_whole)",
-    "log.run(rewrite.__name__, rewrite, ready)",
-)
-HERE.edit(
-    "layouts are chosen unchecked",
-    ASKED.a_broken_choice_of_layouts_stops_before_the_partition,
-    pipeline._generate,
-    "_verify_whole(ready)",
-    "pass",
+    pipeline._rewrite,
+    "check=_verify_rewritten",
+    "check=None",
 )
 HERE.edit(
     "the law lets state be read after its update",

@@ -1,6 +1,6 @@
 """bisect: which stage of the compiler, and which node of its graph, first gives another value than eager.
 
-The ladder is eager -> joint -> functional -> simplified -> what is rewritten for kernels -> partitioned -> scheduled
+The ladder is eager -> joint -> functional -> what each of the pipeline's PASSES gives -> partitioned -> scheduled
 (loop nests evaluated in plain torch) -> kernel (as they are compiled, each also held against its loop nest). Each rung
 runs on the same inputs, (seed, offset) and tangents; the first whose outputs, state updates or gradients differ is
 guilty.
@@ -24,21 +24,16 @@ from aottrain.compiler.capture.capture import CapturedStep, enter_primals
 from aottrain.compiler.capture.torch_settings import autocast_cache
 from aottrain.compiler.codegen.evaluation import evaluate, memory_of
 from aottrain.compiler.frontends.api import CompiledModule
-from aottrain.compiler.graphs.measured_calls import kept_by_libraries
-from aottrain.compiler.graphs.simplification import simplify
 from aottrain.compiler.joint.analysis import Analysis, analyse
 from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
-from aottrain.compiler.link.backends import KernelPlan, choose_kernel, fused_by, make_kernels, plan_kernels
+from aottrain.compiler.link.backends import KernelPlan, make_kernels, plan_kernels
 from aottrain.compiler.link.linking import build_runner
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.passes.choose_layouts import choose_layouts
-from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.pipeline import capture_whole, rewrites
+from aottrain.compiler.pipeline import Pass, UserCall, capture_whole, passes_for, plan_for, targets_for, with_kernel
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import BudgetError
 from aottrain.guards.state import StateGuard
@@ -49,6 +44,7 @@ from aottrain.ir.text import node_text
 from aottrain.measure.decisions import deciding
 from aottrain.ops.random.mode import PhiloxMode
 from aottrain.ops.random.philox import new_state
+from aottrain.runtime.faults import Faults
 from aottrain.runtime.launch import Launch
 
 Results = dict[str, Any]  # "output 0", "update of running_mean", "gradient of weight" -> value
@@ -114,13 +110,24 @@ def bisect(
     written there. The caller's tensors, buffers and gradients stay as they are. Raises UnsupportedError where the
     program cannot be compiled at all.
     """
-    known = partition, budget, kernel, "trace", "philox", False, "error", reserved_bytes, cost
-    options = check_options(*known, modules=modules, workspaces=workspaces, loss_head=loss_head, decisions=decisions)
+    options = check_options(
+        partition=partition,
+        budget=budget,
+        modules=modules,
+        kernel=kernel,
+        loss_head=loss_head,
+        reserved_bytes=reserved_bytes,
+        cost=cost,
+        workspaces=workspaces,
+        decisions=decisions,
+        capture="trace",
+        on_unsupported="error",
+    )
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
     given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    step, _ = capture_whole(target, module, given, {}, StateGuard(target), options.rng, StageLog())
+    step, _ = capture_whole(UserCall(target, module, given, {}, StateGuard(target)), options.rng, StageLog())
     return bisect_step(step, options, folder)
 
 
@@ -187,6 +194,12 @@ def _ladder(
     """Each rung is to be climbed before the next is asked for: it starts from what the last one made."""
     stages: dict[str, Any] = {}
 
+    def last() -> JointGraph:
+        return list(stages.values())[-1]
+
+    def rewritten(each: Pass) -> JointGraph:
+        return each(last()).joint
+
     def inputs(joint: JointGraph) -> list[Tensor]:
         return [*(value.detach() for value in _copies(step)), *joint.constants, state, *tangents]
 
@@ -205,16 +218,15 @@ def _ladder(
     @cache
     def planned() -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
         """The plan that runs: as rewritten for kernels, or, where a budget has no room for them, of what was before."""
-        rewritten = list(stages.values())[-1]
+        ready = last()
         with suppress(BudgetError):
-            found = plan_of(rewritten)
-            if found[2].kernel == options.kernel or rewritten is base:
+            found = plan_of(ready)
+            if found[2].kernel == options.kernel or ready is base:
                 return found
         return plan_of(base)
 
     def plan_of(joint: JointGraph) -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
-        wanted = options.partition, options.budget, options.reserved_bytes, options.cost, options.modules
-        plan = plan_partition(joint, *wanted, fused_by(joint, options))
+        plan = plan_for(joint, options)
         parts = apply_partition(joint, plan)
         return joint, parts, plan_kernels(joint, plan, parts, options)
 
@@ -227,35 +239,19 @@ def _ladder(
 
     yield whole("joint", lambda: trace_joint(step, analysis))
     yield whole("functional", lambda: functionalize(stages["joint"]))
-    yield whole("simplified", lambda: simplify(stages["functional"]))
-    if options.chunks_loss_head:
-        yield whole("chunked loss head", lambda: _chunk(stages["simplified"]))
-    base = list(stages.values())[-1]
-    kernel, _ = choose_kernel(options.kernel, base)
-    options = replace(options, kernel=kernel)
-    if options.counts_workspaces:
-        options = replace(options, reserved_bytes=options.reserved_bytes + kept_by_libraries(base))
-    if kernel in GENERATED:
-        for rewrite in rewrites(kernel):
-            before = list(stages.values())[-1]
-            yield whole(rewrite.__name__.replace("_", " "), partial(rewrite, before))
-    if kernel == "cpp":
-        yield whole("layouts", lambda: _laid_out(stages["split norms"]))
+    for each in passes_for(options):
+        yield whole(each.result, partial(rewritten, each))
+    base = last()
+    options, _ = with_kernel(options, base, Faults())
+    target, *_ = targets_for(options.kernel)
+    for each in target.passes:
+        yield whole(each.result, partial(rewritten, each))
     yield halves("partitioned", "aten")
     kernel = planned()[2].kernel
     if kernel in GENERATED:
         yield halves("scheduled", "evaluate")
     if kernel != "aten":
         yield halves("kernel", kernel)
-
-
-def _laid_out(joint: JointGraph) -> JointGraph:
-    graph = choose_layouts(joint).graph
-    return joint if graph is None else joint.with_graph(graph)
-
-
-def _chunk(joint: JointGraph) -> JointGraph:
-    return chunk_loss_heads(joint, find_loss_heads(joint))
 
 
 def _run_halves(

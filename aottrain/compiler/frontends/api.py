@@ -19,7 +19,7 @@ from aottrain.compiler.frontends.refusals import count_fallback, new_report
 from aottrain.compiler.graphs.source_locations import raised_at
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
-from aottrain.compiler.pipeline import compile_call
+from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport
@@ -169,8 +169,8 @@ class CompiledCall:
     def _trace_sizes(
         self, guard: StateGuard, args: Sequence[Any], kwargs: dict[str, Any], sizes: SymbolicSizes | None
     ) -> Entry:
-        compiled = compile_call(self.function, self.module, args, kwargs, self.options, guard, sizes)
-        program, step, analysis, report = compiled
+        call = UserCall(self.function, self.module, args, kwargs, guard, sizes)
+        program, step, analysis, report = compile_call(call, self.options)
         guard.check_unchanged()
         return Entry(program, step, analysis, guard, report)
 
@@ -334,8 +334,22 @@ def compile(
     raise BudgetError where no plan's peak is within the budget, and ConfigError where the program has no such blocks or
     a policy answers something else.
     """
-    known = partition, budget, kernel, capture, rng, dynamic, on_unsupported, reserved_bytes, cost
-    options = check_options(*known, modules, workspaces, loss_head, cuda_graphs, decisions)
+    options = check_options(
+        partition=partition,
+        budget=budget,
+        kernel=kernel,
+        capture=capture,
+        rng=rng,
+        dynamic=dynamic,
+        on_unsupported=on_unsupported,
+        reserved_bytes=reserved_bytes,
+        cost=cost,
+        modules=modules,
+        workspaces=workspaces,
+        loss_head=loss_head,
+        cuda_graphs=cuda_graphs,
+        decisions=decisions,
+    )
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):

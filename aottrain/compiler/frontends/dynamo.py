@@ -43,7 +43,7 @@ from aottrain.compiler.frontends.seeding import seeding_shown
 from aottrain.compiler.graphs.source_locations import line_at, line_of, place_of, raised_at, written_at
 from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import CompileOptions, options_from_dict
-from aottrain.compiler.pipeline import compile_call
+from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.reporting import without_state
 from aottrain.errors import AottrainError, ConfigError, OverlapError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport, add_graph_break
@@ -268,10 +268,10 @@ def _compile(
     if sizes is not None:
         try:
             with symbolic_tracing():
-                return compile_call(function, None, examples, {}, options, StateGuard(graph), sizes), sizes
+                return compile_call(UserCall(function, None, examples, {}, StateGuard(graph), sizes), options), sizes
         except UnsupportedError:
             examples = [int(value) if isinstance(value, torch.SymInt) else value for value in examples]
-    return compile_call(function, None, examples, {}, options, StateGuard(graph)), None
+    return compile_call(UserCall(function, None, examples, {}, StateGuard(graph)), options), None
 
 
 class _Counted:

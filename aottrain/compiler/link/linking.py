@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -45,17 +46,21 @@ def link(
     analysis: Analysis,
     kernel: Kernel,
     replay: Replay | None = None,
+    linked: JointGraph | None = None,
+    *,
     fused: Sequence[FusedGraph] = (),
     replays: Replays | None = None,
     faults: Faults | None = None,
     tangents: Tangents | None = None,
-    linked: JointGraph | None = None,
 ) -> Program:
-    """`kernel` is "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
+    """Both graphs as one program.
 
-    fused: the graphs with kernels of their own, which then run them; the backward is for `tangents.defined`. replays:
-    counts those of CUDA graphs, see `plan_replays`. linked: the whole program with tangents for links, where it has
-    some.
+    kernel: "aten", or a callable (GraphModule, example_inputs) -> callable that is given both graphs in turn.
+    replay: the forward as it was traced, for second derivatives.
+    linked: the whole program with tangents for links, where it has some.
+    fused: the graphs with kernels of their own, which then run them; the backward is for `tangents.defined`.
+    replays: counts those of CUDA graphs, see `plan_replays`.
+    faults: where what goes wrong in a step is counted.
     """
     signature = parts.signature
     targets = tuple(value.target for value in signature.outputs if value.kind is OutputKind.GRADIENT)
@@ -71,12 +76,13 @@ def link(
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
     faults = faults or Faults()
-    known = parts, kernel, fused[1:], recorded, faults, tangents or Tangents()
-    cut = kernel, fused[1:], faults
+    backward = _BackwardHalf(parts, kernel, fused[1:], faults)
     run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
         forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
-        build_backward=None if parts.backward is None else partial(_build_backward, *known),
+        build_backward=None
+        if parts.backward is None
+        else partial(_build_backward, backward, recorded, tangents or Tangents()),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
         unversioned=analysis.unversioned,
@@ -94,7 +100,7 @@ def link(
         viewed=analysis.viewed,
         faults=faults,
         links=analysis.links,
-        build_cut=partial(_build_cut, CutBackward(linked, parts), *cut) if linked is not None else None,
+        build_cut=partial(_build_cut, backward, CutBackward(linked, parts)) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
@@ -113,54 +119,54 @@ def _drawn_from(forward: fx.Graph) -> list[torch.device]:
     return sorted({torch.device("cpu"), *devices_of(forward)}, key=str) if draws else []
 
 
+@dataclass(frozen=True)
+class _BackwardHalf:
+    """What every backward of a program is built from, whichever tangents it is for.
+
+    fused: the backward for the tangents that were expected, with its kernels; none where others run it.
+    """
+
+    parts: PartitionedGraph
+    kernel: Kernel
+    fused: Sequence[FusedGraph]
+    faults: Faults
+
+    def runner(self, graph: fx.Graph, as_expected: bool = False) -> Runner:
+        if self.fused:
+            return _fused_runner(graph, self.fused[0], as_expected, self.faults)
+        return build_runner(graph, self.kernel)
+
+    def residuals(self, graph: fx.Graph) -> list[fx.Node]:
+        start = self.parts.signature.num_sizes
+        return placeholders(graph)[start : start + len(self.parts.residuals)]
+
+
 def _build_backward(
-    parts: PartitionedGraph,
-    kernel: Kernel,
-    fused: Sequence[FusedGraph],
-    forward: RecordedRunner | None,
-    faults: Faults,
-    tangents: Tangents,
-    pattern: Pattern,
+    half: _BackwardHalf, forward: RecordedRunner | None, tangents: Tangents, pattern: Pattern
 ) -> Backward:
+    parts = half.parts
     assert parts.backward is not None
     as_expected = pattern == (tangents.defined or (True,) * len(pattern))
     if not as_expected:
         tangents.others.append(pattern)
-    num_sizes, num_residuals = parts.signature.num_sizes, len(parts.residuals)
-    if fused and as_expected:
-        graph = fused[0].graph
+    if half.fused and as_expected:
+        graph = half.fused[0].graph
     else:
-        graph = specialise_backward(parts.backward, num_sizes + num_residuals, pattern)
-    residuals = placeholders(graph)[num_sizes : num_sizes + num_residuals]
-    runner = _run_backward(graph, kernel, fused, faults, as_expected)
+        graph = specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern)
+    runner = half.runner(graph, as_expected)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
         runner = RecordedRunner(runner, forward.recorder, forward.counts, stays, count, forward)
-    if fused or forward is not None:
+    if half.fused or forward is not None:
         runner = _or_by_operators(runner, graph)
-    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in residuals))
+    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in half.residuals(graph)))
 
 
-def _run_backward(
-    graph: fx.Graph, kernel: Kernel, fused: Sequence[FusedGraph], faults: Faults, as_expected: bool = False
-) -> Runner:
-    return _fused_runner(graph, fused[0], as_expected, faults) if fused else build_runner(graph, kernel)
-
-
-def _build_cut(
-    cut: CutBackward,
-    kernel: Kernel,
-    fused: Sequence[FusedGraph],
-    faults: Faults,
-    defined: Pattern,
-    wanted: Pattern,
-) -> Backward:
+def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, wanted: Pattern) -> Backward:
     graph = cut.graph(defined, wanted)
-    num_sizes = cut.parts.signature.num_sizes
-    residuals = placeholders(graph)[num_sizes : num_sizes + len(cut.parts.residuals)]
-    runner = _or_by_operators(_run_backward(graph, kernel, fused, faults), graph)
-    return Backward(runner, tuple(bool(node.users) for node in residuals))
+    runner = _or_by_operators(half.runner(graph), graph)
+    return Backward(runner, tuple(bool(node.users) for node in half.residuals(graph)))
 
 
 def _fused_runner(graph: fx.Graph, known: FusedGraph, as_expected: bool, faults: Faults) -> Runner:

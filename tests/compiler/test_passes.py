@@ -1,0 +1,151 @@
+"""The table of rewrites: each keeps what it says, the documentation has them in order, and one more is one line."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import aottrain
+import aottrain.compiler.passes.fuse_attention as attention
+import aottrain.compiler.pipeline as pipeline
+from aottrain.compiler.joint.analysis import analyse
+from aottrain.compiler.joint.functional import functionalize
+from aottrain.compiler.joint.joint import trace_joint
+from aottrain.compiler.options import GENERATED
+from aottrain.ir.decisions import DEFAULT
+from aottrain.ir.graph import JointGraph, calls
+from aottrain.measure.decisions import deciding
+from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import captured, joint_inputs, joint_of, leaf, run_joint
+from tests.numerics.tolerance import assert_close
+
+aten = torch.ops.aten
+NAMES = [each.name for each in pipeline.PASSES]
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+
+def twice_the_same(x: Tensor) -> Tensor:
+    return x.sin() * x.sin() + x.clone()
+
+
+def head(x: Tensor, w: Tensor) -> Tensor:
+    return F.cross_entropy(x @ w.t(), torch.arange(1024) % 4096)
+
+
+def steps(x: Tensor) -> Tensor:
+    return torch.stack([x[:, t].sin() * x[:, t - 1] for t in range(1, 6)]).sum()
+
+
+def shared_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    k, v = (each[:, :, None].expand(1, 2, 3, 16, 8).reshape(1, 6, 16, 8) for each in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-1, -2) * 0.125
+    return scores.softmax(-1) @ v
+
+
+def gathered(x: Tensor, w: Tensor) -> Tensor:
+    return (w[torch.arange(9000) % 7] * x).sum()
+
+
+def normalised(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.relu(F.batch_norm(x, None, None, w, b, training=True))
+
+
+def convolved(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv2d(F.conv2d(x, w, padding=1).relu(), w, padding=1)
+
+
+# One program for each rewrite, which that rewrite changes.
+PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
+    "simplify": (twice_the_same, (leaf(6, 4),)),
+    "chunk_loss_heads": (head, (leaf(1024, 16), leaf(4096, 16, seed=1))),
+    "join_sums": (steps, (leaf(4, 6, 8),)),
+    "share_heads": (shared_heads, (leaf(1, 6, 16, 8), leaf(1, 2, 16, 8, seed=1), leaf(1, 2, 16, 8, seed=2))),
+    "fuse_attention": (written_out, tuple(leaf(2, 4, 128, 32, seed=i) for i in range(3))),
+    "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
+    "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
+    "choose_layouts": (convolved, (leaf(4, 8, 16, 16), leaf(8, 8, 3, 3, seed=1))),
+}
+
+
+def functional(function: Any, *inputs: Tensor) -> JointGraph:
+    step = captured(function, *inputs)
+    return functionalize(trace_joint(step, analyse(step)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rewrite_keeps_what_it_says(name, monkeypatch):
+    monkeypatch.setattr(attention, "_is_faster", lambda ours, theirs: True)  # it is chosen by the clock
+    each = next(each for each in pipeline.PASSES if each.name == name)
+    program, inputs = PROGRAMS[name]
+    joint = (functional if name == "simplify" else joint_of)(program, *inputs)
+    with deciding(DEFAULT):
+        rewritten = each(joint).joint
+    given = joint_inputs(joint, inputs)
+    assert [str(n.target) for n in calls(rewritten.graph)] != [str(n.target) for n in calls(joint.graph)]
+    for kept, value in zip(sum(run_joint(joint, given), []), sum(run_joint(rewritten, given), []), strict=True):
+        if each.keeps == pipeline.BITWISE:
+            assert torch.equal(kept, value)
+        else:
+            assert_close(value / kept.abs().max(), kept / kept.abs().max())  # sums whose terms cancel
+
+
+def test_what_is_kept_is_one_of_two_things():
+    assert {each.keeps for each in pipeline.PASSES} == {pipeline.BITWISE, pipeline.ROUNDING}
+    # What runs op by op is eager's to the last bit, but where the caller wants a loss head in chunks.
+    assert all(
+        each.keeps == pipeline.BITWISE or each.kernels or each.name == "chunk_loss_heads" for each in pipeline.PASSES
+    )
+
+
+def test_the_ways_to_run_a_program():
+    for kernel in GENERATED:
+        rewritten, plain, by_operators = pipeline.targets_for(kernel)
+        assert [each.name for each in rewritten.passes] == [e.name for e in pipeline.PASSES if kernel in e.kernels]
+        assert (plain.kernel, plain.passes) == (kernel, ()) and by_operators == pipeline.Target("aten")
+    assert pipeline.targets_for("aten") == (pipeline.Target("aten"),)
+
+
+@needs_compiler
+def test_the_documentation_has_the_stages_in_their_order():
+    """As a compile runs them: `make_kernels` renders what was scheduled."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    call = aottrain.compile(module, capture="trace", kernel="cpp", loss_head="chunked")
+    ran = [stage.name for stage in call.prepare(torch.randn(4, 8)).stages]
+    text = (Path(pipeline.__file__).parent / "README.md").read_text(encoding="utf-8")
+    table = text.split("| stage | does |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == ran
+
+
+@needs_compiler
+def test_one_more_rewrite_is_one_line(monkeypatch):
+    def untouched(joint: JointGraph) -> pipeline.Rewritten:
+        return pipeline.Rewritten(joint, ("nothing to do",))
+
+    def negated(joint: JointGraph) -> JointGraph:
+        graph = joint.with_graph(joint.graph)
+        next(node for node in graph.graph.nodes if node.target is aten.sin.default).target = aten.cos.default
+        return graph
+
+    def net(x: Tensor) -> Tensor:
+        return x.sin().sum()
+
+    x = leaf(4, 4)
+    one = pipeline.Pass("look_around", "looked at", untouched, pipeline.BITWISE)
+    monkeypatch.setattr(pipeline, "PASSES", (*pipeline.PASSES, one))
+    report = aottrain.compile(net, capture="trace", kernel="aten").prepare(x)
+    assert "look_around" in [stage.name for stage in report.stages]
+    assert aottrain.bisect(net, x).stage is None
+    monkeypatch.setattr(pipeline, "PASSES", (*pipeline.PASSES[:-1], replace(one, run=negated)))
+    assert aottrain.bisect(net, x).stage == "looked at"
