@@ -23,6 +23,7 @@ from aottrain.ir.text import graph_text
 T = TypeVar("T")
 _ADDRESS = re.compile(r"<([\w.]+) object at 0x\w+>")
 _watchers: list[Callable[[str], None]] = []
+_frozen: list[bool] = []  # True, once the program was seen to have frozen objects
 
 
 @contextmanager
@@ -46,10 +47,18 @@ def collection_paused() -> Iterator[None]:
         yield
     finally:
         if collects:
-            if not gc.get_freeze_count():  # what the program has frozen stays so
+            if not _has_frozen():  # what the program has frozen stays so
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
+
+
+def _has_frozen() -> bool:
+    """Whether the program froze objects. Once seen it is remembered: the interpreter counts them one by one, which is
+    20 ms for 400,000."""
+    if not _frozen and gc.get_freeze_count():
+        _frozen.append(True)
+    return bool(_frozen)
 
 
 @dataclass
