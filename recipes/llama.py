@@ -28,20 +28,26 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """num_heads: query heads; num_kv_heads: heads of keys and values, each read by as many query heads as another;
-    mlp_width: of the gated layer, about 8/3 of width for as many weights as a plain 4 * width; rope_base: the slowest
-    pair of a head turns by about 1 / rope_base radians a position; tie_head: the head is the embedding's matrix.
-    """
+    """The model's own options; the sentence after each is its documentation."""
 
     num_layers: int = 4
+    """Transformer blocks, from 1."""
     width: int = 192
+    """Model dimension, which 2 * num_heads divides."""
     num_heads: int = 6
+    """Query heads, from 1."""
     num_kv_heads: int = 2
+    """Heads of keys and values, each read by as many query heads as another; it divides num_heads."""
     mlp_width: int = 512
+    """Width of the gated layer, from 1; 8/3 of width gives as many weights as a plain layer of 4 * width."""
     context: int = 128
+    """Longest sequence in bytes, from 1."""
     rope_base: float = 10000.0
+    """Base of the rotary embedding, above 1: the slowest pair of a head turns by about 1/base radians a position."""
     tie_head: bool = False
+    """Whether the output head is the embedding's matrix."""
     vocab_size: int = 256
+    """Distinct tokens, from 1; 256 holds every byte."""
 
     def check(self) -> list[str]:
         """Every mistake as "field=value: what is allowed"; an empty list if there is none."""

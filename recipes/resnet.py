@@ -25,15 +25,18 @@ PIXELS_PER_CREST = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """width: channels of the first stage; num_blocks: of each stage, two convolutions each; image_size: height and
-    width in pixels; noise: standard deviation of what is added to a pattern whose own standard deviation is 1.
-    """
+    """The model's own options; the sentence after each is its documentation."""
 
     width: int = 16
+    """Channels of the first of three stages, from 1; each next stage has twice as many."""
     num_blocks: int = 3
+    """Residual blocks of each stage, from 1, two convolutions each: n make ResNet-(6n + 2)."""
     num_classes: int = 10
+    """Kinds of images, from 2."""
     image_size: int = 32
+    """Height and width of an image in pixels, from 8."""
     noise: float = 1.0
+    """Standard deviation of the noise in an image, from 0; the pattern's own is 1."""
 
     def check(self) -> list[str]:
         """Every mistake as "field=value: what is allowed"; an empty list if there is none."""

@@ -30,14 +30,20 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """num_layers: blocks; width: model dimension; context: longest sequence, in bytes; dropout: one rate everywhere."""
+    """The model's own options; the sentence after each is its documentation."""
 
     num_layers: int = 4
+    """Transformer blocks, from 1."""
     width: int = 192
+    """Model dimension, which num_heads divides."""
     num_heads: int = 6
+    """Attention heads, from 1."""
     context: int = 128
+    """Longest sequence in bytes, from 1."""
     dropout: float = 0.1
+    """Probability that dropout zeroes a value, from 0 to below 1; one rate everywhere."""
     vocab_size: int = 256
+    """Distinct tokens, from 1; 256 holds every byte."""
 
     def check(self) -> list[str]:
         """Every mistake as "field=value: what is allowed"; an empty list if there is none."""

@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 import aottrain
 from aottrain.compat import tree_flatten
+from aottrain.ir.choices import CAPTURES
 
 NUM_STEPS = 2
 TIMEOUT_S = 900
@@ -311,7 +312,7 @@ def describe(result: Result) -> Iterator[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help="model types of transformers; default: all")
-    parser.add_argument("--doors", nargs="+", choices=("dynamo", "trace"), default=["dynamo", "trace"])
+    parser.add_argument("--doors", nargs="+", choices=CAPTURES, default=CAPTURES)
     parser.add_argument("--budgets", nargs="+", type=float, default=[1.0, 0.2])
     parser.add_argument("--dropout", action="store_true", help='dropout of 0.1 everywhere, rng="eager"')
     parser.add_argument("--kernel", choices=("aten", "cpp"), default="aten", help="aten is compared bit for bit")

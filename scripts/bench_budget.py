@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
+from aottrain.config.choices import PEERS, TORCH_BACKENDS  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.units import format_bytes, format_seconds  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
@@ -85,7 +86,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=whole, default=10)
     parser.add_argument("--budgets", default=BUDGETS, help="fractions and bytes, with commas between")
     parser.add_argument("--torch-budgets", default=TORCH_BUDGETS, help="torch's own ratio, as a list")
-    parser.add_argument("--torch-backends", default="aot_eager,inductor", help="aot_eager: eager's kernels")
+    parser.add_argument("--torch-backends", default=",".join(TORCH_BACKENDS), help="aot_eager: eager's kernels")
     parser.add_argument("--kernel", default="aten", choices=("aten", "auto"), help="of ours; auto: generated kernels")
     parser.add_argument("--threads", type=whole, default=torch.get_num_threads(), help="of each run")
     parser.add_argument("--out", type=Path, default=Path("outputs/bench_budget") / time.strftime("%Y-%m-%d_%H-%M-%S"))
@@ -158,7 +159,7 @@ def recorded(recipe: str, runs: Sequence[Mapping[str, str]]) -> list[str]:
         return f"{format_bytes(peak(lowest))}; ours in {format_bytes(peak(fastest))} takes {spread} of that time"
 
     ours = [run for run in runs if run["engine"] == "aot" and run["peak_bytes"]]
-    sides = [beside(engine) for engine in ("eager", "eager_checkpoint", "torch_compile")]
+    sides = [beside(engine) for engine in PEERS]
     return [recipe, *sides, format_bytes(min(map(peak, ours)))]
 
 

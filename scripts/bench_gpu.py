@@ -31,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
+from aottrain.config.choices import COMPARED  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.tasks.pareto_points import Point, ratio  # noqa: E402
@@ -40,8 +41,8 @@ from scripts.bench_kernels import WithLoss, products  # noqa: E402
 from scripts.bench_models import GPT, Gates  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
-ENGINES = ("eager", "torch_compile", "aot", "aot_graphs", "aot_budget", "products")
-RECORDED_ENGINES = ("eager", "torch_compile", "aot", "aot_graphs")
+RECORDED_ENGINES = (*COMPARED, "aot_graphs")
+ENGINES = (*RECORDED_ENGINES, "aot_budget", "products")
 RECORDED = ("model", "eager", "torch.compile", "aottrain (predicted peak)", "with CUDA graphs")
 _DEVICE = torch.device("cuda")
 Made = tuple[nn.Module, Callable[..., Tensor], tuple[Any, ...]]

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 import aottrain  # noqa: E402
 from aottrain.compat import TorchDispatchMode  # noqa: E402
+from aottrain.config.choices import COMPARED  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.ops import OpKind, op_info  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
@@ -36,8 +37,7 @@ from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
 from scripts.bench_models import MODELS, TITLES  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
-ENGINES = ("eager", "torch_compile", "aot", "products")
-_SIDES = ("eager", "torch_compile", "aot")
+ENGINES = (*COMPARED, "products")
 RECORDED = (
     "model", "ms of a step: eager, torch.compile, aottrain", "torch.compile over aottrain", "eager over aottrain",
     "aottrain over products and attention alone", "peak: eager, torch.compile, aottrain",
@@ -133,12 +133,12 @@ def _recorded(name: str, points: Mapping[str, Point], figures: Mapping[str, Mapp
 
     return [
         TITLES[name],
-        each(_SIDES, lambda engine: f"{points[engine].step_ms_median or 0:.1f}"),
+        each(COMPARED, lambda engine: f"{points[engine].step_ms_median or 0:.1f}"),
         over("torch_compile", "aot"),
         over("eager", "aot"),
         over("aot", "products"),
-        each(_SIDES, lambda engine: format_bytes(figures[engine]["peak_bytes"])),
-        each(_SIDES[1:], lambda engine: f"{figures[engine]['compile_s']:.1f} s"),
+        each(COMPARED, lambda engine: format_bytes(figures[engine]["peak_bytes"])),
+        each(COMPARED[1:], lambda engine: f"{figures[engine]['compile_s']:.1f} s"),
     ]
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
+from aottrain.config.choices import PRECISIONS  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from scripts.figures import record  # noqa: E402
@@ -77,7 +78,7 @@ def parse() -> argparse.Namespace:
     for name, default in (("rows", 2048), ("classes", 8192), ("width", 256), ("rounds", 9), ("threads", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     return parser.parse_args()
 
 

@@ -28,6 +28,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from aottrain.config.choices import GENERATING  # noqa: E402
+from aottrain.ir.choices import CAPTURES  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
@@ -40,9 +42,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--database", choices=("op_db", "module_db"), default="op_db")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
+    parser.add_argument("--door", choices=CAPTURES, default="trace")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--kernel", choices=("auto", "aten", "cpp", "triton"), default="auto")
+    parser.add_argument("--kernel", choices=("aten", *GENERATING), default="auto")
     parser.add_argument("--samples", type=int, default=2, help="how many samples of each entry")
     parser.add_argument("--part", type=_part, default=(0, 1), help="i/n: the i-th of n parts, counted from 0")
     parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")

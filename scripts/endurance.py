@@ -25,6 +25,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
+from aottrain.ir.choices import CAPTURES  # noqa: E402
 from tests.conformance.test_changing_state import KINDS, growth  # noqa: E402
 
 # Calls of which all that is replaced is watched.
@@ -83,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [kind.__name__ for kind in KINDS]
     parser.add_argument("--calls", type=_positive, default=10_000, help="of each kind, after the warm-up")
-    parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
+    parser.add_argument("--door", choices=CAPTURES, default="trace")
     parser.add_argument("--objects", type=_positive, default=20, help="that may be left beyond eager's")
     parser.add_argument("--bytes", type=_positive, default=4096, help="that may be left beyond eager's")
     parser.add_argument("kinds", nargs="*", metavar="kind", help=f"only these of {', '.join(names)}")

@@ -6,7 +6,8 @@
 
 A benchmark that is given `--record` keeps each row of its table in scripts/recorded/<name>.json with the command, the
 machine, the versions and the date. Rows of one table may come from several runs. In a text a table stands between
-`<!-- figures: name -->` and `<!-- end of figures -->`; a footer under it says where its rows come from.
+`<!-- figures: name -->` and `<!-- end of figures -->`; a footer under it says where its rows come from. A table that is
+shown as a picture stands between `<!-- plot: name -->` and the same end; before it is recorded, nothing is shown.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 RECORDED = ROOT / "scripts" / "recorded"
 TEXTS = (ROOT / "README.md", ROOT / "scripts" / "README.md")
 # Of each table the commands that make it.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "budgets": ("scripts/bench_budget.py --recipe llama --recipe transformer --rounds 7 --steps 3",),
+    "compare": ("scripts/bench_compare.py",),
     "compiling": ("scripts/bench_compile.py --layers 4 48",),
     "gpu": ("scripts/bench_gpu.py --rounds 3 --steps 8",),
     "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
@@ -35,6 +38,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "optimizers": ("scripts/bench_optimizer.py", "scripts/bench_optimizer.py --dtype bfloat16"),
     "peaks": ("scripts/bench_peaks.py --engines eager torch.compile ours",),
 }
+_PLOT = re.compile(r"(<!-- plot: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
@@ -94,6 +98,11 @@ def markdown(figures: Figures) -> str:
     """The table, and under it for each origin the command and, where there are several, the rows that it gave."""
     lines = [figures.header, tuple("---" for _ in figures.header), *(row.cells for row in figures.rows)]
     text = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return f"{text}\n{footer(figures)}"
+
+
+def footer(figures: Figures) -> str:
+    """For each origin the command and, where there are several, the rows that it gave."""
     origins: dict[tuple[str, str], list[str]] = {}
     for row in figures.rows:
         origins.setdefault((row.command, row.origin), []).append(row.cells[0])
@@ -101,7 +110,26 @@ def markdown(figures: Figures) -> str:
     for (command, origin), names in origins.items():
         of = "" if len(origins) == 1 else f"{', '.join(names)}: "
         footers.append(f"<sub>{of}`python {command}`; {origin}</sub>\n")
-    return f"{text}\n{'<br>'.join(footers)}"
+    return "<br>".join(footers)
+
+
+def picture(name: str, figures: Figures) -> str:
+    """The plot of a table as a text shows it; its figures stand in the alternative text."""
+    told = "; ".join(f"{row.cells[0]}: {row.cells[1]} ms, {row.cells[2]} MiB" for row in figures.rows)
+    return f"![{figures.header[0]}. {told}](scripts/recorded/{name}.svg)\n\n{footer(figures)}"
+
+
+def plots() -> dict[Path, str]:
+    """The picture of each recorded table that a text shows as one."""
+    from scripts.plots import drawn
+
+    names = {name for path in TEXTS for name in plots_in(path.read_text(encoding="utf-8"))}
+    known = {name: load(name) for name in sorted(names)}
+    return {
+        RECORDED / f"{name}.svg": drawn(figures.header, [row.cells for row in figures.rows])
+        for name, figures in known.items()
+        if figures is not None
+    }
 
 
 def written(text: str) -> str:
@@ -113,11 +141,19 @@ def written(text: str) -> str:
             raise KeyError(found[2])
         return f"{found[1]}{markdown(figures)}{found[3]}"
 
-    return _BLOCK.sub(replace, text)
+    def show(found: re.Match[str]) -> str:
+        figures = load(found[2])
+        return f"{found[1]}{'' if figures is None else picture(found[2], figures)}{found[3]}"
+
+    return _PLOT.sub(show, _BLOCK.sub(replace, text))
 
 
 def tables_in(text: str) -> list[str]:
     return [found[2] for found in _BLOCK.finditer(text)]
+
+
+def plots_in(text: str) -> list[str]:
+    return [found[2] for found in _PLOT.finditer(text)]
 
 
 def run(name: str) -> int:
@@ -139,10 +175,9 @@ def main() -> int:
     options = parser.parse_args()
     codes = [run(name) for name in options.run]
     stale = []
-    for path in TEXTS:
-        old = path.read_text(encoding="utf-8")
-        new = written(old)
-        if new != old:
+    wanted = {**{path: written(path.read_text(encoding="utf-8")) for path in TEXTS}, **plots()}
+    for path, new in wanted.items():
+        if not path.exists() or path.read_text(encoding="utf-8") != new:
             stale.append(path)
             if not options.check:
                 path.write_text(new, encoding="utf-8")

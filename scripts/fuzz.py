@@ -18,6 +18,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aottrain.errors import ConfigError  # noqa: E402
+from aottrain.ir.choices import CAPTURES, GENERATED  # noqa: E402
 from aottrain.runtime.triton_launch import check_device  # noqa: E402
 from tests.numerics.fuzz_checking import WRONG, check, legal, minimised  # noqa: E402
 from tests.numerics.fuzzing import generate  # noqa: E402
@@ -27,8 +28,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first; the others follow")
-    parser.add_argument("--door", choices=("trace", "dynamo"), default="trace")
-    kernels = ("aten", "cpp", "triton")
+    parser.add_argument("--door", choices=CAPTURES, default="trace")
+    kernels = ("aten", *GENERATED)
     parser.add_argument("--kernel", choices=kernels, default="aten", help="but for aten, results may round otherwise")
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
     options = parser.parse_args()

@@ -243,10 +243,10 @@ def yaml_keys(node: object, prefix: str = "") -> Iterator[str]:
 
 
 def dead_keys(root: Path) -> list[str]:
-    """YAML keys that no dataclass has, and configuration fields that nothing outside config.py reads."""
+    """YAML keys that no dataclass has, and configuration fields that nothing outside aottrain/config reads."""
     config = root / "aottrain/config/run.py"
     recipes = list(files(root, "recipes"))
-    readers = [*(path for path in files(root, "aottrain") if path != config), *recipes]
+    readers = [*(path for path in files(root, "aottrain") if path.parent != config.parent), *recipes]
     fields = {name for path in (config, *recipes) for name in dataclass_fields(path)}
     read = {
         node.attr

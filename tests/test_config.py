@@ -13,7 +13,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from aottrain.config.run import RunConfig, load_recipe, read_config, read_model, recipe_names
+from aottrain.config.reading import load_recipe, read_config, read_model, recipe_names
+from aottrain.config.run import RunConfig
 from aottrain.config.schema import build, find, leaves, setting, suggest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +82,7 @@ def test_recipes_are_found_without_importing_them():
 
 
 def test_checking_a_configuration_does_not_import_torch():
-    script = "import sys, aottrain.config.run as c; print(c.read_config({'sed': 1})[1][0], 'torch' in sys.modules)"
+    script = "import sys, aottrain.config.reading as c; print(c.read_config({'sed': 1})[1][0], 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert "did you mean seed?" in done.stdout and done.stdout.endswith("False\n")
 

@@ -2,7 +2,7 @@
 
 Hydra would accept `+partition.bugdet=0.4` and `partition.budget=1.4`, and stop at the first of several mistakes; so
 each override is held against the keys that exist before Hydra sees it, and each value against the dataclasses of
-config.py after.
+aottrain/config/run.py after.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from omegaconf import DictConfig, OmegaConf
 from aottrain.cli.preflight import missing_paths, unusable, without_text
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import directory_of, one_line, quoted, resolved, text_of
-from aottrain.config.run import RunConfig, absolute_paths, read_config, read_model
+from aottrain.config.reading import absolute_paths, read_config, read_model
+from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}

@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from aottrain.config.run import RunConfig, load_recipe
+from aottrain.config.reading import load_recipe
+from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
 from aottrain.errors import ConfigError
 from aottrain.ir.decisions import DEFAULT, MEASURED, read_record

@@ -1,4 +1,6 @@
-"""The flags, and the text of `--help`: one screen. Groups and their options are read from the folder of YAML files."""
+"""The flags, and the text of `--help`: one screen. Groups and their options are read from the folder of YAML files, the
+keys from the classes of the configuration.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from aottrain.config.documentation import keys, model_keys
+from aottrain.config.run import RunConfig
+from aottrain.config.schema import show
 from aottrain.errors import ConfigError
 
 HELP = """\
@@ -17,20 +22,16 @@ aottrain {version}: train PyTorch models with a training compiler that keeps to 
 Examples
   python -m aottrain                                         train a small GPT on built-in text
   python -m aottrain data.path=books/ trainer.steps=2000     your own text: a file or a folder
-  python -m aottrain partition.budget=0.4 trainer.precision=bf16
   python -m aottrain task=compare                            eager, torch.compile, aot in one table
   python -m aottrain task=pareto                             memory against speed, a run per budget
   python -m aottrain -m partition.budget=0.1,0.4,1.0 engine=aot,eager    one process per job
   python -m aottrain resume=outputs/transformer/<run> trainer.steps=4000 go on with a run
 
-Groups: group=option (files of conf/, each key explained there; {default} marks the default)
+Groups: group=option (files of conf/; {default} marks the default)
 {groups}
 
-Keys most used
-  task=train|compare|plan|pareto          seed=1234              device=auto|cpu|cuda|cuda:N
-  trainer.steps=500                       data.batch_size=16     optimizer.lr=2e-3
-  recipe.model.num_layers=4               recipe.model.width=192 recipe.model.context=128
-  partition.budget=0..1|6GiB|auto         verify.steps=1         logger.mode=offline|online|disabled
+Keys most used (all of them, with their values: conf/README.md)
+{keys}
 
 Flags
   -m, --multirun            run every combination of comma-separated values
@@ -39,7 +40,10 @@ Flags
   --version, --hydra-help   versions; all of Hydra's flags
 A run writes metrics.csv, summary.json and its log to hydra.run.dir, outputs/<recipe>/<time>."""
 
-
+MOST_USED = (
+    "task", "seed", "device", "trainer.steps", "trainer.precision", "data.batch_size", "optimizer.lr",
+    "recipe.model.num_layers", "partition.budget", "verify.steps",
+)  # fmt: skip
 _MAX_COLUMN = 50
 
 
@@ -84,7 +88,15 @@ def usage(conf: Path, version: str) -> str:
         options = sorted(path.stem for path in (conf / group).glob("*.yaml"))
         marked = [option + "*" if option == chosen else option for option in options]
         lines.append(f"  {group:<12} {' '.join(marked)}")
-    return HELP.format(version=version, groups="\n".join(_two_columns(lines)), default="*")
+    groups = "\n".join(_two_columns(lines))
+    return HELP.format(version=version, groups=groups, keys="\n".join(_keys()), default="*")
+
+
+def _keys() -> list[str]:
+    """A line for each of the keys most used: its default, or the names that it takes, and the head of its sentence."""
+    known = {**keys(), **model_keys(RunConfig().recipe.name)}
+    shown = {key.name: "|".join(key.one_of) or show(key.default) for key in known.values()}
+    return [f"  {f'{name}={shown[name]}':<34}{known[name].meaning.partition(';')[0].rstrip('.')}" for name in MOST_USED]
 
 
 def _defaults(path: Path) -> dict[str, str]:

@@ -10,17 +10,8 @@ from typing import Any
 from aottrain.compiler.partition.policy import Policy, policy_name
 from aottrain.errors import ConfigError
 from aottrain.ir.budget import Budget, parse_budget
+from aottrain.ir.choices import CAPTURES, COSTS, KERNELS, LOSS_HEADS, ON_UNSUPPORTED, RNGS, STRATEGIES
 from aottrain.ir.decisions import DEFAULT, MEASURED, Record, read_record
-
-STRATEGIES = ("save_all", "min_cut", "budget", "checkpoint", "recompute_all")
-KERNELS = ("auto", "cpp", "triton", "aten", "inductor")
-# Those that the compiler itself writes.
-GENERATED = ("cpp", "triton")
-CAPTURES = ("dynamo", "trace")
-COSTS = ("roofline", "measured")
-RNGS = ("philox", "eager")
-LOSS_HEADS = ("auto", "chunked", "whole")
-ON_UNSUPPORTED = ("eager", "error")
 
 Kernel = str | Callable[..., Any]
 

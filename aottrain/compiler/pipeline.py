@@ -27,7 +27,7 @@ from aottrain.compiler.joint.replay import replay_of
 from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels, plan_kernels
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
-from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
+from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
@@ -43,6 +43,7 @@ from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.errors import BudgetError, CompilerError, UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.state import StateGuard, check_reachable
+from aottrain.ir.choices import GENERATED
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition

@@ -1,168 +1,266 @@
 """RunConfig: everything a run is told, as frozen dataclasses. Values come from conf/ and the command line.
 
-Every field's type and range is written here and nowhere else; what each key means is said beside it in conf/.
+Every field's type, range and meaning is written here and nowhere else: the sentence after a field is what it does,
+the text of its class what the section is for. `python scripts/configuration.py` writes them into conf/README.md and
+into the comments of conf/; `python -m aottrain --help` reads them.
 `recipe.model` is the recipe module's own frozen dataclass `Options` (recipes/transformer.py): a part owns its options.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib
-import importlib.util
-import os
-import pkgutil
-import re
-import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from aottrain.config.schema import Mistake, build, join, setting, show, suggest
-from aottrain.errors import ConfigError
-from aottrain.ir.budget import ALLOWED, parse_budget
+from aottrain.config.choices import (
+    COMPARED,
+    DATA,
+    ENGINES,
+    KERNEL_FILES,
+    LOGGER_MODES,
+    LOGGERS,
+    LR_SCHEDULES,
+    OPTIMIZER_KERNELS,
+    OPTIMIZERS,
+    PARTITIONS,
+    PEERS,
+    PRECISIONS,
+    TASKS,
+    TORCH_BACKENDS,
+)
+from aottrain.config.schema import setting
+from aottrain.ir.budget import ALLOWED
+from aottrain.ir.choices import COSTS, LOSS_HEADS, ON_UNSUPPORTED
 from aottrain.ir.decisions import DEFAULT, MEASURED
 
-TASKS = ("train", "compare", "plan", "pareto")
-ENGINES = ("aot", "eager", "eager_checkpoint", "torch_compile")
-PEERS = ("eager", "eager_checkpoint", "torch_compile")
-TORCH_BACKENDS = ("inductor", "aot_eager")
-STRATEGIES = ("budget", "min_cut", "save_all", "checkpoint", "recompute_all", "policy")
-COSTS = ("roofline", "measured")
-KERNELS = ("auto", "cpp", "triton", "aten", "inductor", "custom")
-OPTIMIZER_KERNELS = ("auto", "generated", "torch")
-LOSS_HEADS = ("auto", "chunked", "whole")
+DEVICES = "one of auto, cpu, cuda, cuda:N"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig:
+    """What is trained."""
+
     name: str = "transformer"
+    """The module of the folder recipes."""
     model: Any = None
+    """The model's own options."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionConfig:
-    strategy: str = setting("budget", one_of=STRATEGIES)
-    budget: Any = 1.0
+    """What the backward pass finds saved and what it recomputes."""
+
+    strategy: str = setting("budget", one_of=PARTITIONS)
+    """How forward values are chosen to be saved."""
+    budget: Any = setting(1.0, form=f"{ALLOWED}, or null")
+    """Peak memory of a step; 1 is the peak of min_cut's plan, 0 the lowest of any; null where the strategy has none."""
     cost: str = setting("roofline", one_of=COSTS)
-    modules: tuple[str, ...] = ()
-    target: str | None = None
+    """What recompute is priced by: roofline is FLOPs and bytes at measured rates, measured times each distinct call."""
+    modules: tuple[str, ...] = setting((), form="module paths such as blocks.*")
+    """The blocks, by their last names; [] finds the repeated modules."""
+    target: str | None = setting(None, form="package.module:function")
+    """A callable aottrain.ForwardValue -> save | recompute | free; needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelConfig:
-    name: str = setting("auto", one_of=KERNELS)
-    target: str | None = None
+    """What the compiled graphs run as."""
+
+    name: str = setting("auto", one_of=KERNEL_FILES)
+    """What both graphs run as."""
+    target: str | None = setting(None, form="package.module:function")
+    """A callable (GraphModule, example_inputs) -> callable that runs both graphs; needed."""
     loss_head: str = setting("auto", one_of=LOSS_HEADS)
+    """Linear layer and cross-entropy in chunks of rows or whole; auto is chunked where kernels are generated."""
     cuda_graphs: bool = False
+    """On CUDA, record forward and backward once and replay them, which holds more memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
+    """Who runs a step: our compiler, eager PyTorch (also with checkpointed blocks), torch.compile."""
+
     name: str = setting("aot", one_of=ENGINES)
-    on_unsupported: str = setting("eager", one_of=("eager", "error"))
+    """Who runs forward and backward."""
+    on_unsupported: str = setting("eager", one_of=ON_UNSUPPORTED)
+    """What cannot be compiled exactly: eager runs it eagerly, counted in the report; error stops the run."""
     backend: str = setting("inductor", one_of=TORCH_BACKENDS)
+    """The backend of torch.compile; aot_eager is its partitioner with eager's kernels."""
     activation_memory_budget: float | None = setting(None, low=0, high=1)
+    """Torch's own ratio of saved bytes; it draws dropout anew when it recomputes; null is its default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """`beta1` and `beta2` belong to adamw and lion, `eps` to adamw, `momentum` to sgd; the other keys to all."""
+    """How weights are updated."""
 
-    name: str = setting("adamw", one_of=("adamw", "sgd", "lion"))
+    name: str = setting("adamw", one_of=OPTIMIZERS)
+    """Torch's AdamW or SGD, or Lion as aottrain/ops/lion.py has it."""
     kernel: str = setting("auto", one_of=OPTIMIZER_KERNELS)
+    """Update and clipping as one program of generated kernels, or by torch; auto is generated where the graphs are."""
     lr: float = setting(2e-3, above=0)
+    """Peak learning rate, before lr_schedule."""
     beta1: float = setting(0.9, low=0, below=1)
+    """Decay of the mean of gradients; for lion, how much of the mean goes into a step."""
     beta2: float = setting(0.95, low=0, below=1)
+    """Decay of the mean of squared gradients; for lion, of the mean of gradients."""
     eps: float = setting(1e-8, above=0)
+    """Added to the denominator."""
     momentum: float = setting(0.9, low=0, below=1)
+    """Decay of the running sum of gradients; 0 is none."""
     weight_decay: float = setting(0.1, low=0)
+    """Decay of matrices only: decoupled from the gradient, but for sgd, where it is added to it."""
     clip_norm: float | None = setting(1.0, above=0)
+    """Gradients are scaled down to at most this global norm; null is no clipping."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LrScheduleConfig:
-    name: str = setting("cosine", one_of=("cosine", "constant"))
+    """How the learning rate changes over the run."""
+
+    name: str = setting("cosine", one_of=LR_SCHEDULES)
+    """The curve after the warm-up."""
     warmup_steps: int = setting(100, low=0)
+    """Steps from 0 up to optimizer.lr."""
     min_lr_ratio: float = setting(0.1, low=0, high=1)
+    """What is left of optimizer.lr at the end, as a fraction."""
     total_steps: int | None = setting(None, low=1)
+    """Step at which the end is reached, above warmup_steps; null is trainer.steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    name: str = setting("text", one_of=("text",))
-    path: str | None = None
+    """What it is trained on."""
+
+    name: str = setting("text", one_of=DATA)
+    """How the data is read."""
+    path: str | None = setting(None, form="a path")
+    """A text file or a folder of text files; null is the Python language reference that comes with Python."""
     batch_size: int = setting(16, low=1)
+    """Examples (sequences, images) in a micro-batch; a step sees trainer.accumulate micro-batches."""
     held_out: float = setting(0.1, above=0, below=1)
+    """The last part of the text, as a fraction, which is kept for evaluation and never trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggerConfig:
-    name: str = setting("wandb", one_of=("wandb", "csv"))
-    mode: str = setting("offline", one_of=("offline", "online", "disabled"))
+    """Where figures go besides metrics.csv and summary.json."""
+
+    name: str = setting("wandb", one_of=LOGGERS)
+    """Where figures go."""
+    mode: str = setting("offline", one_of=LOGGER_MODES)
+    """offline writes files for `wandb sync`, online sends at once and needs `wandb login`, disabled does neither."""
     project: str = "aottrain"
+    """Project in wandb."""
     group: str | None = None
+    """Runs with the same group are overlaid; null is the recipe's name, or the sweep's for a sweep's jobs."""
     run_name: str | None = None
+    """How wandb calls this run; null makes a name from engine, kernel, partition and seed."""
     tags: tuple[str, ...] = ()
+    """Labels to filter runs by."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
+    """The loop: steps, precision, how often to evaluate and save."""
+
     steps: int = setting(500, low=1)
+    """Optimizer steps of the run."""
     accumulate: int = setting(1, low=1)
-    precision: str = setting("fp32", one_of=("fp32", "bf16"))
+    """Micro-batches whose gradients are averaged into one step."""
+    precision: str = setting("fp32", one_of=PRECISIONS)
+    """bf16 is autocast: products in bfloat16, weights in float32."""
     log_every: int = setting(10, low=1)
+    """Steps between two rows of figures."""
     eval_every: int = setting(100, low=0)
+    """Steps between two evaluations on held-out data; 0 is at the end only."""
     eval_batches: int = setting(16, low=1)
+    """Batches of one evaluation."""
     save_every: int = setting(0, low=0)
+    """Steps between two checkpoints; 0 is at the end only."""
     sample_bytes: int = setting(300, low=0)
+    """Bytes of text that the model writes at the end; 0 is none."""
     num_threads: int | None = setting(None, low=1)
+    """CPU threads of PyTorch; null is PyTorch's own choice."""
     deterministic: bool = False
+    """The same bits on every machine, or a line that says why not; decisions=default, num_threads=1 unless given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
+    """The check of the first steps against eager."""
+
     steps: int = setting(1, low=0)
+    """How many steps are checked; 0 is none."""
     loss_tolerance: float = setting(1e-5, above=0)
+    """Largest relative difference of the loss, beyond what rounding explains."""
     grad_tolerance: float = setting(1e-4, above=0)
+    """Largest relative difference of a gradient's norm and of its elements, beyond what rounding explains."""
     bisect: bool = False
+    """Where a check fails, find the compiler's stage and node that differ first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasureConfig:
+    """How speed and memory are measured."""
+
     warmup_steps: int = setting(5, low=0)
+    """First steps that are left out of the figures."""
     memory: bool = True
+    """Whether peak memory is measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig:
-    engines: tuple[str, ...] = setting(("eager", "torch_compile", "aot"), one_of=ENGINES)
+    """Used by task=compare only."""
+
+    engines: tuple[str, ...] = setting(COMPARED, one_of=ENGINES)
+    """Which to run, in this order, each in a process of its own."""
     steps: int = setting(30, low=1)
+    """Measured steps of each engine."""
     rounds: int = setting(1, low=1)
+    """How often all engines are timed, in rotating order; the speed-up is the median over the rounds."""
     loss_steps: int = setting(10, low=1)
+    """First steps, run again without dropout, whose losses must agree with eager's (or the first engine's)."""
     loss_tolerance: float = setting(1e-3, above=0)
+    """Largest relative difference of these losses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoConfig:
-    budgets: tuple[Any, ...] = (1.0, 0.7, 0.4, 0.2, 0.0)
+    """Used by task=pareto only."""
+
+    budgets: tuple[Any, ...] = setting((1.0, 0.7, 0.4, 0.2, 0.0), form=f"budgets, each {ALLOWED}")
+    """partition.budget of each run of engine aot."""
     match_peaks: bool = True
+    """Whether ours runs also at each peak that another engine was measured at, where a plan reaches it."""
     engines: tuple[str, ...] = setting(PEERS, one_of=PEERS)
-    torch_backends: tuple[str, ...] = setting(("inductor", "aot_eager"), one_of=TORCH_BACKENDS)
+    """Engines that are measured beside ours; [] for none."""
+    torch_backends: tuple[str, ...] = setting(TORCH_BACKENDS, one_of=TORCH_BACKENDS)
+    """Backends of torch_compile: inductor fuses kernels, aot_eager has eager's under torch's partitioner."""
     torch_budgets: tuple[float, ...] = setting((1.0, 0.5, 0.2, 0.0), low=0, high=1)
+    """Torch's activation_memory_budget of each run of torch_compile; 1 is torch.compile as it comes."""
     rounds: int = setting(6, low=1)
+    """How often every run is timed, in rotating order; ratios are taken within a round."""
     steps: int = setting(5, low=1)
+    """Measured steps of each run in each round, after one that is not."""
     take_turns: bool = True
+    """All runs are in memory at once and take turns; false is one after the other, where they do not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
+    """What belongs to no section."""
+
     task: str = setting("train", one_of=TASKS)
+    """What to do; compare runs engines side by side, plan runs no step, pareto is memory against speed."""
     seed: int = setting(1234, low=0, below=2**63)
-    device: str = "auto"
-    resume: str | None = None
-    decisions: str = MEASURED
+    """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
+    device: str = setting("auto", form=DEVICES)
+    """Where it runs; auto is CUDA where there is one, else the CPU."""
+    resume: str | None = setting(None, form="a path, auto")
+    """Output directory of a run to go on from, with its settings but for what is given; auto is this run's own."""
+    decisions: str = setting(MEASURED, form=f"{MEASURED}, {DEFAULT}, or a path")
+    """Who chooses what pays: measured is the clock, default a model the same everywhere, a path that run's record."""
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
@@ -177,144 +275,3 @@ class RunConfig:
     compare: CompareConfig = field(default_factory=CompareConfig)
     pareto: ParetoConfig = field(default_factory=ParetoConfig)
     output_dir: str = "."
-
-
-def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
-    """The RunConfig that a composed dictionary says, and every mistake in it that can be told without importing torch.
-
-    `recipe.model` is left as the plain dictionary that it came as: see `read_model`.
-    """
-    config, mistakes = build(RunConfig, {key: value for key, value in values.items() if key != "output_dir"})
-    if "output_dir" in values:
-        mistakes.append(Mistake("output_dir", "is set by Hydra; write hydra.run.dir=...", show(values["output_dir"])))
-    seen = {mistake.key for mistake in mistakes}
-    return config, mistakes + [found for found in _contradictions(config) if found.key not in seen]
-
-
-def _contradictions(config: RunConfig) -> list[Mistake]:
-    """Mistakes that are seen only by looking at several keys, or at a text's form."""
-    found = []
-    schedule, engines = config.lr_schedule, config.compare.engines
-    found += _partition_mistakes(config.partition)
-    found += _target_mistakes("kernel", config.kernel.name, "custom", config.kernel.target, _KERNEL)
-    if config.recipe.name not in recipe_names():
-        text = f"unknown recipe{suggest(config.recipe.name, recipe_names())} (recipes: {', '.join(recipe_names())})"
-        found.append(Mistake("recipe.name", text, config.recipe.name))
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
-        found.append(Mistake("device", "must be one of auto, cpu, cuda, cuda:N", config.device))
-    if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
-        text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
-        found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
-    if not engines or len(set(engines)) < len(engines):
-        found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
-    found += _pareto_mistakes(config.pareto)
-    if config.task == "pareto" and config.partition.strategy != "budget":
-        text = "task=pareto varies the budget; use partition=budget"
-        found.append(Mistake("partition", text, config.partition.strategy))
-    if config.logger.name == "wandb" and not config.logger.project.strip():
-        found.append(Mistake("logger.project", "must not be empty"))
-    return found
-
-
-def _pareto_mistakes(pareto: ParetoConfig) -> list[Mistake]:
-    found = []
-    try:
-        budgets = [parse_budget(budget) for budget in pareto.budgets]
-        if not budgets or len(set(budgets)) < len(budgets):
-            text = "must name at least one budget, and none twice"
-            found.append(Mistake("pareto.budgets", text, show(pareto.budgets)))
-    except ValueError:
-        found.append(Mistake("pareto.budgets", f"each must be {ALLOWED}", show(pareto.budgets)))
-    if len(set(pareto.engines)) < len(pareto.engines):
-        found.append(Mistake("pareto.engines", "must name none twice", show(pareto.engines)))
-    for key in ("torch_backends", "torch_budgets"):
-        values = getattr(pareto, key)
-        if not values or len(set(values)) < len(values):
-            text = "must name at least one, and none twice; leave torch_compile out of pareto.engines for none"
-            found.append(Mistake(f"pareto.{key}", text, show(values)))
-    return found
-
-
-_KERNEL = "a callable (GraphModule, example_inputs) -> callable"
-_POLICY = "a callable aottrain.ForwardValue -> save | recompute | free"
-
-
-def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
-    found = []
-    if partition.strategy == "budget":
-        try:
-            parse_budget(partition.budget)
-        except ValueError:
-            found.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
-    elif partition.budget is not None:
-        text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
-        found.append(Mistake("partition.budget", text, show(partition.budget)))
-    if partition.strategy != "checkpoint" and partition.modules:
-        text = f"partition={partition.strategy} takes no modules; use partition=checkpoint"
-        found.append(Mistake("partition.modules", text, show(partition.modules)))
-    return found + _target_mistakes("partition", partition.strategy, "policy", partition.target, _POLICY)
-
-
-def _target_mistakes(group: str, name: str, wants: str, target: str | None, what: str) -> list[Mistake]:
-    """`target`: package.module:function, for the option that wants one and for no other."""
-    if name == wants and not re.fullmatch(r"[\w.]+:[\w.]+", target or ""):
-        return [Mistake(f"{group}.target", f"{group}={wants} needs package.module:function, {what}", show(target))]
-    if name != wants and target is not None:
-        return [Mistake(f"{group}.target", f"{group}={name} takes no target; use {group}={wants}", target)]
-    return []
-
-
-def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
-    """The configuration with `recipe.model` as the recipe's `Options`. Imports the recipe, and with it torch."""
-    prefix = "recipe.model"
-    values = {} if config.recipe.model is None else config.recipe.model
-    model, mistakes = build(load_recipe(config.recipe.name).Options, values, prefix)
-    seen = {mistake.key for mistake in mistakes}
-    found = [Mistake.from_line(join(prefix, line)) for line in model.check()]
-    mistakes += [mistake for mistake in found if mistake.key not in seen]
-    return dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model)), mistakes
-
-
-def absolute_paths(config: RunConfig) -> RunConfig:
-    """The configuration with paths that no later change of directory can break; `~` is the home directory."""
-
-    def absolute(path: str | None) -> str | None:
-        return None if path is None else os.path.abspath(os.path.expanduser(path))
-
-    data = dataclasses.replace(config.data, path=absolute(config.data.path))
-    resume = config.resume if config.resume == "auto" else absolute(config.resume)
-    named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    return dataclasses.replace(config, data=data, resume=resume, decisions=named)
-
-
-def load_recipe(name: str) -> ModuleType:
-    """The recipe module `name`, from the installed package or from the checkout's recipes/ folder."""
-    if name not in recipe_names():
-        raise ConfigError(f"recipe.name={name}: unknown recipe (recipes: {', '.join(recipe_names())})")
-    return importlib.import_module(f"{_recipes_package().__name__}.{name}")
-
-
-def recipe_names() -> list[str]:
-    """Every recipe there is, found without importing any."""
-    modules = pkgutil.iter_modules(_recipes_package().__path__)
-    return sorted(module.name for module in modules if not module.name.startswith("_"))
-
-
-def _recipes_package() -> ModuleType:
-    """The package `aottrain.recipes`: where it is installed, or, in a plain checkout, the folder beside `aottrain/`."""
-    name = "aottrain.recipes"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-    folder = Path(__file__).resolve().parents[2] / "recipes"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not folder.is_dir():
-        raise ConfigError(f"recipe: no recipes found, neither as {name} nor in {folder}")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[name] = package
-    spec.loader.exec_module(package)
-    return package

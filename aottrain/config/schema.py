@@ -38,14 +38,15 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What values a field allows; `low` and `high` belong to the range, `above` and `below` do not."""
+    """What values a field allows; `low` and `high` belong to the range, `above` and `below` do not. form: in words, for
+    values whose form is checked elsewhere."""
 
     low: float | None = None
     high: float | None = None
     above: float | None = None
     below: float | None = None
     one_of: tuple[str, ...] = ()
-    hint: str = ""
+    form: str = ""
 
     def admits(self, value: Any) -> bool:
         if self.one_of:
@@ -172,7 +173,7 @@ def _checked(value: Any, hint: Any, limits: Range) -> Any:
     kind = next(item for item in kinds if item is not type(None))
     if kind is Any:
         return value
-    allowed = _describe(kind, limits) + (" or null" if type(None) in kinds else "")
+    allowed = allowed_values(hint, limits)
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         if not isinstance(value, (list, tuple)) or not all(_fits(entry, item, limits) for entry in value):
@@ -202,14 +203,20 @@ def _convert(value: Any, kind: Any) -> Any:
     return kind(value) if kind in (float, str) else value
 
 
+def allowed_values(hint: Any, limits: Range) -> str:
+    """What a field of this type and range takes, in words."""
+    kinds: Sequence[Any] = typing.get_args(hint) if _is_union(hint) else (hint,)
+    kind = next(item for item in kinds if item is not type(None))
+    return _describe(kind, limits) + (" or null" if type(None) in kinds else "")
+
+
 def _describe(kind: Any, limits: Range) -> str:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         names = str(limits) if limits.one_of else "names"
-        inner = f"numbers {limits}" if item is float else "values" if item is Any else names
+        inner = limits.form or (f"numbers {limits}" if item is float else names)
         return f"a list of {inner}, written [a,b]"
-    if limits.one_of:
-        return str(limits)
+    if limits.one_of or limits.form:
+        return limits.form or str(limits)
     name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
-    words = " ".join(part for part in (name, str(limits)) if part)
-    return f"{words} ({limits.hint})" if limits.hint else words
+    return " ".join(part for part in (name, str(limits)) if part)

@@ -45,16 +45,18 @@ class Mark:
         return self.seconds if self.low is None else self.low, self.seconds if self.high is None else self.high
 
 
-def memory_plot(marks: Sequence[Mark], line: Sequence[Place], *, axes: tuple[str, str], width: int) -> str:
+def memory_plot(
+    marks: Sequence[Mark], line: Sequence[Place], *, axes: tuple[str, str], width: int, from_zero: bool = False
+) -> str:
     """Marks with whiskers, those of a series joined in their order, and behind them a line of (bytes, seconds), as SVG
-    that is `width` units wide. axes: what goes to the right, and what goes up. The axes are cut off.
+    that is `width` units wide. axes: what goes to the right, and what goes up. They are cut off, or begin at zero.
 
     A label stands where it covers no mark, whisker, line or other label, as far as there is such a
     place.
     """
     if not marks:
         return NOTHING
-    area = _Area(marks, line, width)
+    area = _Area(marks, line, width, from_zero)
     series = _series(marks)
     drawn, taken = [area.grid()], [box for mark in marks for box in area.boxes(mark)]
     if line:
@@ -97,9 +99,10 @@ class _Area:
 
     left, top = 70.0, 30.0
 
-    def __init__(self, marks: Sequence[Mark], line: Sequence[Place], width: int):
-        sizes = [*(mark.num_bytes for mark in marks), *(size for size, _ in line)]
-        times = [*(time for mark in marks for time in mark.range), *(time for _, time in line)]
+    def __init__(self, marks: Sequence[Mark], line: Sequence[Place], width: int, from_zero: bool):
+        origin = [0.0] if from_zero else []
+        sizes = [*origin, *(mark.num_bytes for mark in marks), *(size for size, _ in line)]
+        times = [*origin, *(time for mark in marks for time in mark.range), *(time for _, time in line)]
         self.right, self.height = width - 36.0, 260.0 + 0.17 * width
         self.bottom = self.height - 50
         self.sizes = ticks(sizes, byte_unit(sizes), max(2, width // 100))
@@ -118,11 +121,13 @@ class _Area:
         for tick in self.sizes:
             x, _ = self.place(tick, self.times[0])
             drawn.append(f'<line class="grid" x1="{x:.1f}" y1="{self.top}" x2="{x:.1f}" y2="{self.bottom}"/>')
-            drawn.append(f'<text x="{x:.1f}" y="{self.bottom + 18}" text-anchor="middle">{format_bytes(tick)}</text>')
+            text = format_bytes(tick) if tick else "0"
+            drawn.append(f'<text x="{x:.1f}" y="{self.bottom + 18}" text-anchor="middle">{text}</text>')
         for tick in self.times:
             _, y = self.place(self.sizes[0], tick)
             drawn.append(f'<line class="grid" x1="{self.left}" y1="{y:.1f}" x2="{self.right}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{format_seconds(tick)}</text>')
+            text = format_seconds(tick) if tick else "0"
+            drawn.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
         return "".join(drawn)
 
     def mark(self, mark: Mark, index: int) -> str:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from aottrain.config.run import RunConfig, load_recipe
+from aottrain.config.reading import load_recipe
+from aottrain.config.run import RunConfig
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, UnsupportedError

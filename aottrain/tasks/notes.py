@@ -8,6 +8,7 @@ import shlex
 import warnings
 from pathlib import Path
 
+from aottrain.config.choices import GENERATING
 from aottrain.config.run import KernelConfig, PartitionConfig, RunConfig
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.decisions import COUNTED, FILE
@@ -41,7 +42,7 @@ def without_cache() -> list[str]:
 
 def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
     """Why PyTorch's operators run where generated kernels were to be expected."""
-    expected = config.kernel.name in ("auto", "cpp", "triton")
+    expected = config.kernel.name in GENERATING
     if graph is None or not expected or graph.kernel != "aten" or not graph.kernel_reason:
         return []
     return [f"no generated kernels, PyTorch's operators run one by one: {graph.kernel_reason}"]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from aottrain.config.choices import GENERATING
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.optim import build_optimizer, decay_groups, hyperparameters
-
-GENERATED = ("auto", "cpp", "triton")  # the kernels of the graphs that are generated
 
 
 def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device) -> tuple[torch.optim.Optimizer, str]:
@@ -40,7 +39,7 @@ def _other_choice(config: RunConfig) -> str:
         return "optimizer.kernel=torch"
     if config.engine.name != "aot":
         return f"engine={config.engine.name}"
-    return "" if config.kernel.name in GENERATED else f"kernel={config.kernel.name}"
+    return "" if config.kernel.name in GENERATING else f"kernel={config.kernel.name}"
 
 
 def _obstacle(kernel: str, device: torch.device) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from aottrain.config.choices import COMPILING_ENGINES
 from aottrain.config.run import RunConfig
 from aottrain.errors import CheckpointError, OutputError
 from aottrain.ir.decisions import FILE, MEASURED, record_from
@@ -134,7 +135,7 @@ def _prepare(record: Record, job: Job) -> None:
             say(line)
 
     with ExitStack() as inside:
-        if job.step.engine in ("aot", "torch_compile"):
+        if job.step.engine in COMPILING_ENGINES:
             record.begin("compiling, and measuring calls that are not in the cache")
         status = inside.enter_context(Status("compiling"))
         if job.step.engine == "aot":

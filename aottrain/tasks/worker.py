@@ -16,7 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.run import RunConfig, read_config, read_model
+from aottrain.config.reading import read_config, read_model
+from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError
 
 CONFIG_FILE = "run_config.json"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from aottrain.config.choices import EAGER_ENGINES
 from aottrain.errors import CheckpointError, NumericsError, OutputError, UnsupportedError
 from aottrain.metrics import memory
 from aottrain.metrics.preserve import preserved, preserved_rng
@@ -148,7 +149,7 @@ def prepare(job: Job, check: Callable[[], None] = lambda: None) -> tuple[float, 
 
     Eager has nothing to prepare: 0.0, None; its optimizer, where that is generated, compiles in its first step.
     """
-    if job.step.engine in ("eager", "eager_checkpoint"):
+    if job.step.engine in EAGER_ENGINES:
         return 0.0, None
     on_cuda = job.device.type == "cuda"
     if on_cuda:

@@ -18,7 +18,7 @@ import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.joint.analysis import analyse
 from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
-from aottrain.compiler.options import GENERATED
+from aottrain.ir.choices import GENERATED
 from aottrain.ir.decisions import DEFAULT
 from aottrain.ir.graph import JointGraph, calls
 from aottrain.measure.decisions import deciding

@@ -6,11 +6,12 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from scripts import bench_budget, bench_compile, bench_kernels, bench_peaks, figures
-from scripts.figures import COMMANDS, RECORDED, TEXTS, Figures, Row, markdown, tables_in, written
+from scripts import bench_budget, bench_compare, bench_compile, bench_kernels, bench_peaks, figures
+from scripts.figures import COMMANDS, RECORDED, TEXTS, Figures, Row, markdown, plots_in, tables_in, written
 
 TEXT = "before\n<!-- figures: speed -->\nold | figures\n<!-- end of figures -->\nafter\n"
 
@@ -28,10 +29,16 @@ def test_texts_have_what_was_recorded(path):
 
 
 def test_every_recorded_table_stands_in_a_text_and_has_its_commands():
-    shown = [name for path in TEXTS for name in tables_in(path.read_text(encoding="utf-8"))]
+    texts = [path.read_text(encoding="utf-8") for path in TEXTS]
+    tables, plots = ({name for text in texts for name in of(text)} for of in (tables_in, plots_in))
     recorded = {path.stem for path in RECORDED.glob("*.json")}
-    assert set(shown) == recorded
-    assert recorded <= COMMANDS.keys()
+    assert tables == recorded - plots
+    assert recorded | plots <= COMMANDS.keys()
+
+
+def test_every_picture_shows_what_was_recorded():
+    for path, drawn in figures.plots().items():
+        assert path.read_text(encoding="utf-8") == drawn, "draw it: python scripts/figures.py"
 
 
 def test_every_command_is_a_script_that_records():
@@ -80,6 +87,33 @@ def test_a_stale_text_fails_the_check(folder, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", ["figures.py", *arguments])
         assert figures.main() == code
         assert said in capsys.readouterr().out
+
+
+def test_a_recorded_plot_is_drawn_and_shown(folder, monkeypatch):
+    text = folder / "text.md"
+    text.write_text("<!-- plot: speed -->\n<!-- end of figures -->\n", encoding="utf-8")
+    monkeypatch.setattr(figures, "TEXTS", (text,))
+    monkeypatch.setattr(figures, "ROOT", folder)
+    monkeypatch.setattr(sys, "argv", ["figures.py"])
+    assert figures.main() == 0 and "![" not in text.read_text(encoding="utf-8") and not figures.plots()
+    names = {"eager": (4e3, 900), "aottrain, budget 1.0": (3e3, 500), "aottrain, budget 0.4": (3500, 300)}
+    rows = [
+        {"engine": "aot" if "budget" in name else name, "budget": name[-3:], "round_ms": f"{ms - 9} {ms} {ms + 9}",
+         "peak_bytes": str(peak << 20)}
+        for name, (ms, peak) in names.items()
+    ]  # fmt: skip
+    kept = [Row(tuple(cells), "bench.py", "a machine") for cells in bench_compare.recorded(rows)]
+    assert kept[2].cells == ("aottrain, budget 0.4", "3500 [3491, 3509]", "300")
+    figures.save("speed", Figures(("<A model>", "ms", "MiB"), tuple(kept)))
+    assert figures.main() == 0 and figures.main() == 0
+    shown = text.read_text(encoding="utf-8")
+    assert "](scripts/recorded/speed.svg)\n\n<sub>`python bench.py`; a machine</sub>\n<!--" in shown
+    drawn = ElementTree.parse(folder / "speed.svg").getroot()
+    words = list(drawn.itertext())
+    assert set(words) >= {*names, "A training step: <A model>", "0"}
+    points = [point.get("transform") for point in drawn.iter() if point.get("class", "").startswith("point")]
+    tight, roomy, eager = (float(place.partition(",")[2][:-1]) for place in points)
+    assert eager < tight < roomy  # the slowest stands highest
 
 
 def test_a_table_without_record_is_named():

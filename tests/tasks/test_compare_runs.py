@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.config.run import RunConfig, read_config, read_model
+from aottrain.config.reading import read_config, read_model
+from aottrain.config.run import RunConfig
 from aottrain.tasks import compare, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent

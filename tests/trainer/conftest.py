@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config.run import LoggerConfig, RecipeConfig, RunConfig, load_recipe
+from aottrain.config.reading import load_recipe
+from aottrain.config.run import LoggerConfig, RecipeConfig, RunConfig
 from aottrain.metrics.sinks import CsvSink
 from aottrain.tasks.build import build_job
 from aottrain.tasks.summary import first_summary

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.config.run import RecipeConfig, load_recipe
+from aottrain.config.reading import load_recipe
+from aottrain.config.run import RecipeConfig
 from aottrain.errors import CheckpointError, ConfigError, NumericsError, UnsupportedError
 from aottrain.explain.report import CompileReport, Fallback
 from aottrain.ir.units import format_bytes

@@ -30,13 +30,14 @@ from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.link.backends import KernelPlan, make_kernels, plan_kernels
 from aottrain.compiler.link.linking import build_runner
 from aottrain.compiler.link.programs import FusedGraph
-from aottrain.compiler.options import GENERATED, CompileOptions, Kernel, check_options
+from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.pipeline import Pass, UserCall, capture_whole, passes_for, plan_for, targets_for, with_kernel
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import BudgetError
 from aottrain.guards.state import StateGuard
+from aottrain.ir.choices import GENERATED
 from aottrain.ir.decisions import MEASURED, Record
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, module_of, source_of
 from aottrain.ir.kernels.kernel import KernelIR

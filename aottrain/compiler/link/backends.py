@@ -15,12 +15,13 @@ from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.lowering.pooling import WINDOWED
-from aottrain.compiler.options import GENERATED, CompileOptions, Kernel
+from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.costs.kernel_cost import Fused
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.schedule.fusion import one_kernel
 from aottrain.errors import ConfigError
+from aottrain.ir.choices import FOREIGN, GENERATED
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
@@ -39,7 +40,7 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
     "auto" means generated kernels where they pay: Triton on CUDA, C++ on a CPU. What they do not cover runs as "aten".
     Raises ConfigError where Triton was asked for and cannot run.
     """
-    if not isinstance(kernel, str) or kernel in ("aten", "inductor"):
+    if not isinstance(kernel, str) or kernel in FOREIGN:
         return kernel, ""
     chosen, reason = _choose(kernel, joint)
     if kernel in GENERATED and chosen != kernel:

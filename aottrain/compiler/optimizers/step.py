@@ -12,6 +12,7 @@ from torch import Tensor
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step
 from aottrain.compiler.optimizers.plan import Member, Plan, check_parameter, segments_of
+from aottrain.ir.choices import STEP_KERNELS
 from aottrain.runtime.multi_tensor import TensorTables
 
 if TYPE_CHECKING:
@@ -51,8 +52,8 @@ class GeneratedStep(_Base):
     ):
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm={clip_norm}: must be more than 0, or None for no clipping")
-        if kernel not in ("auto", "cpp", "triton", "evaluate"):
-            raise ValueError(f"kernel={kernel!r}: must be auto, cpp, triton or evaluate")
+        if kernel not in STEP_KERNELS:
+            raise ValueError(f"kernel={kernel!r}: must be one of {', '.join(STEP_KERNELS)}")
         self.clip_norm, self.skip_nonfinite, self.kernel = clip_norm, skip_nonfinite, kernel
         super().__init__(params, *args, **options)
         self._step_supports_amp_scaling = False  # a GradScaler scales gradients back itself, before the step

@@ -1,0 +1,27 @@
+"""The names that a configuration may choose from, beside those of the compiler: each list is defined here alone."""
+
+from __future__ import annotations
+
+from aottrain.ir.choices import GENERATED, KERNELS, STRATEGIES
+
+TASKS = ("train", "compare", "plan", "pareto")
+# In the order in which task=compare runs them where nothing else is said; the first is what the others are compared to.
+COMPARED = ("eager", "torch_compile", "aot")
+# Those that keep to no budget of ours.
+PEERS = ("eager", "eager_checkpoint", "torch_compile")
+ENGINES = ("aot", *PEERS)
+# Those that run PyTorch's operators as they are, and those that compile before the first step.
+EAGER_ENGINES = ("eager", "eager_checkpoint")
+COMPILING_ENGINES = ("aot", "torch_compile")
+TORCH_BACKENDS = ("inductor", "aot_eager")
+PARTITIONS = (*STRATEGIES, "policy")
+KERNEL_FILES = (*KERNELS, "custom")
+# Those under which kernels are generated, where a program has any.
+GENERATING = ("auto", *GENERATED)
+OPTIMIZERS = ("adamw", "sgd", "lion")
+OPTIMIZER_KERNELS = ("auto", "generated", "torch")
+LR_SCHEDULES = ("cosine", "constant")
+DATA = ("text",)
+LOGGERS = ("wandb", "csv")
+LOGGER_MODES = ("offline", "online", "disabled")
+PRECISIONS = ("fp32", "bf16")

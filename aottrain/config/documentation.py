@@ -1,0 +1,91 @@
+"""The keys of the configuration as a person reads them: name, allowed values, default, and what each does.
+
+The sentence of a key is the string after its field in the class. Python drops such strings, so they are read from the
+source. Recipes are read so as a whole, since importing one imports torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from aottrain.config.reading import recipe_file
+from aottrain.config.run import RunConfig
+from aottrain.config.schema import Range, allowed_values, join
+
+# The types that a recipe's options have.
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+
+
+@dataclass(frozen=True)
+class Key:
+    """name: dotted, as it is typed; allowed: its values, in words; meaning: one sentence; one_of: the names that it
+    takes, where it takes names.
+    """
+
+    name: str
+    allowed: str
+    default: Any
+    meaning: str
+    one_of: tuple[str, ...] = ()
+
+
+def keys() -> dict[str, Key]:
+    """Every key of a RunConfig by its name, in order. `recipe.model` stands for the options of the recipe."""
+    return {key.name: key for key in _keys_of(RunConfig, "")}
+
+
+def model_keys(recipe: str) -> dict[str, Key]:
+    """Every `recipe.model` key of a recipe by its name, in order."""
+    found = {}
+    for field, meaning in _documented(recipe_file(recipe))["Options"]:
+        name = join("recipe.model", ast.unparse(field.target))
+        allowed = allowed_values(_TYPES[ast.unparse(field.annotation)], Range())
+        found[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)
+    return found
+
+
+def sections() -> dict[str, str]:
+    """Of each section of a RunConfig what it is for."""
+    hints = typing.get_type_hints(RunConfig)
+    return {name: inspect.getdoc(hint) or "" for name, hint in hints.items() if dataclasses.is_dataclass(hint)}
+
+
+def _keys_of(section: Any, prefix: str) -> Iterator[Key]:
+    documented = _documented(Path(inspect.getfile(section)))[section.__name__]
+    meanings = {ast.unparse(field.target): meaning for field, meaning in documented}
+    hints = typing.get_type_hints(section)
+    for field in dataclasses.fields(section):
+        name, hint = join(prefix, field.name), hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _keys_of(hint, name)
+        elif field.name != "output_dir":  # which Hydra sets
+            limits = field.metadata.get("range", Range())
+            yield Key(name, allowed_values(hint, limits), field.default, meanings[field.name], limits.one_of)
+
+
+@cache
+def _documented(path: Path) -> dict[str, list[tuple[ast.AnnAssign, str]]]:
+    """Of each class in a file its fields, each with the sentence after it; "" where there is none."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    found: dict[str, list[tuple[ast.AnnAssign, str]]] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            after = [*node.body[1:], None]
+            pairs = zip(node.body, after, strict=True)
+            found[node.name] = [(item, _text(next_)) for item, next_ in pairs if isinstance(item, ast.AnnAssign)]
+    return found
+
+
+def _text(node: ast.stmt | None) -> str:
+    """The words of a statement that is a string alone."""
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        return " ".join(node.value.value.split())
+    return ""

@@ -1,0 +1,167 @@
+"""A RunConfig from plain values, with every mistake in them, and the recipes that there are."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
+from aottrain.config.schema import Mistake, build, join, show, suggest
+from aottrain.errors import ConfigError
+from aottrain.ir.budget import ALLOWED, parse_budget
+from aottrain.ir.decisions import DEFAULT, MEASURED
+
+
+def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
+    """The RunConfig that a composed dictionary says, and every mistake in it that can be told without importing torch.
+
+    `recipe.model` is left as the plain dictionary that it came as: see `read_model`.
+    """
+    config, mistakes = build(RunConfig, {key: value for key, value in values.items() if key != "output_dir"})
+    if "output_dir" in values:
+        mistakes.append(Mistake("output_dir", "is set by Hydra; write hydra.run.dir=...", show(values["output_dir"])))
+    seen = {mistake.key for mistake in mistakes}
+    return config, mistakes + [found for found in _contradictions(config) if found.key not in seen]
+
+
+def _contradictions(config: RunConfig) -> list[Mistake]:
+    """Mistakes that are seen only by looking at several keys, or at a text's form."""
+    found = []
+    schedule, engines = config.lr_schedule, config.compare.engines
+    found += _partition_mistakes(config.partition)
+    found += _target_mistakes("kernel", config.kernel.name, "custom", config.kernel.target, _KERNEL)
+    if config.recipe.name not in recipe_names():
+        text = f"unknown recipe{suggest(config.recipe.name, recipe_names())} (recipes: {', '.join(recipe_names())})"
+        found.append(Mistake("recipe.name", text, config.recipe.name))
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        found.append(Mistake("device", f"must be {DEVICES}", config.device))
+    if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
+        text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
+        found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
+    if not engines or len(set(engines)) < len(engines):
+        found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
+    found += _pareto_mistakes(config.pareto)
+    if config.task == "pareto" and config.partition.strategy != "budget":
+        text = "task=pareto varies the budget; use partition=budget"
+        found.append(Mistake("partition", text, config.partition.strategy))
+    if config.logger.name == "wandb" and not config.logger.project.strip():
+        found.append(Mistake("logger.project", "must not be empty"))
+    return found
+
+
+def _pareto_mistakes(pareto: ParetoConfig) -> list[Mistake]:
+    found = []
+    try:
+        budgets = [parse_budget(budget) for budget in pareto.budgets]
+        if not budgets or len(set(budgets)) < len(budgets):
+            text = "must name at least one budget, and none twice"
+            found.append(Mistake("pareto.budgets", text, show(pareto.budgets)))
+    except ValueError:
+        found.append(Mistake("pareto.budgets", f"each must be {ALLOWED}", show(pareto.budgets)))
+    if len(set(pareto.engines)) < len(pareto.engines):
+        found.append(Mistake("pareto.engines", "must name none twice", show(pareto.engines)))
+    for key in ("torch_backends", "torch_budgets"):
+        values = getattr(pareto, key)
+        if not values or len(set(values)) < len(values):
+            text = "must name at least one, and none twice; leave torch_compile out of pareto.engines for none"
+            found.append(Mistake(f"pareto.{key}", text, show(values)))
+    return found
+
+
+_KERNEL = "a callable (GraphModule, example_inputs) -> callable"
+_POLICY = "a callable aottrain.ForwardValue -> save | recompute | free"
+
+
+def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
+    found = []
+    if partition.strategy == "budget":
+        try:
+            parse_budget(partition.budget)
+        except ValueError:
+            found.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
+    elif partition.budget is not None:
+        text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
+        found.append(Mistake("partition.budget", text, show(partition.budget)))
+    if partition.strategy != "checkpoint" and partition.modules:
+        text = f"partition={partition.strategy} takes no modules; use partition=checkpoint"
+        found.append(Mistake("partition.modules", text, show(partition.modules)))
+    return found + _target_mistakes("partition", partition.strategy, "policy", partition.target, _POLICY)
+
+
+def _target_mistakes(group: str, name: str, wants: str, target: str | None, what: str) -> list[Mistake]:
+    """`target`: package.module:function, for the option that wants one and for no other."""
+    if name == wants and not re.fullmatch(r"[\w.]+:[\w.]+", target or ""):
+        return [Mistake(f"{group}.target", f"{group}={wants} needs package.module:function, {what}", show(target))]
+    if name != wants and target is not None:
+        return [Mistake(f"{group}.target", f"{group}={name} takes no target; use {group}={wants}", target)]
+    return []
+
+
+def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
+    """The configuration with `recipe.model` as the recipe's `Options`. Imports the recipe, and with it torch."""
+    prefix = "recipe.model"
+    values = {} if config.recipe.model is None else config.recipe.model
+    model, mistakes = build(load_recipe(config.recipe.name).Options, values, prefix)
+    seen = {mistake.key for mistake in mistakes}
+    found = [Mistake.from_line(join(prefix, line)) for line in model.check()]
+    mistakes += [mistake for mistake in found if mistake.key not in seen]
+    return dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model)), mistakes
+
+
+def absolute_paths(config: RunConfig) -> RunConfig:
+    """The configuration with paths that no later change of directory can break; `~` is the home directory."""
+
+    def absolute(path: str | None) -> str | None:
+        return None if path is None else os.path.abspath(os.path.expanduser(path))
+
+    data = dataclasses.replace(config.data, path=absolute(config.data.path))
+    resume = config.resume if config.resume == "auto" else absolute(config.resume)
+    named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
+    return dataclasses.replace(config, data=data, resume=resume, decisions=named)
+
+
+def load_recipe(name: str) -> ModuleType:
+    """The recipe module `name`, from the installed package or from the checkout's recipes/ folder."""
+    if name not in recipe_names():
+        raise ConfigError(f"recipe.name={name}: unknown recipe (recipes: {', '.join(recipe_names())})")
+    return importlib.import_module(f"{_recipes_package().__name__}.{name}")
+
+
+def recipe_names() -> list[str]:
+    """Every recipe there is, found without importing any."""
+    modules = pkgutil.iter_modules(_recipes_package().__path__)
+    return sorted(module.name for module in modules if not module.name.startswith("_"))
+
+
+def recipe_file(name: str) -> Path:
+    """Where the source of a recipe is, found without importing it."""
+    return Path(next(iter(_recipes_package().__path__)), f"{name}.py")
+
+
+def _recipes_package() -> ModuleType:
+    """The package `aottrain.recipes`: where it is installed, or, in a plain checkout, the folder beside `aottrain/`."""
+    name = "aottrain.recipes"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+    folder = Path(__file__).resolve().parents[2] / "recipes"
+    spec = importlib.util.spec_from_file_location(
+        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if spec is None or spec.loader is None or not folder.is_dir():
+        raise ConfigError(f"recipe: no recipes found, neither as {name} nor in {folder}")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    return package
