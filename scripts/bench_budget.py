@@ -34,7 +34,7 @@ from aottrain.ir.units import format_bytes, format_seconds  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from aottrain.tasks.pareto_points import Point, Ratio, judged, ratio  # noqa: E402
 from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
-from aottrain.trainer.blocks import checkpointed, repeated_blocks  # noqa: E402
+from aottrain.trainer.blocks import checkpointed, repeated_modules  # noqa: E402
 from scripts.bench_models import GPT, VOCABULARY, Block  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
@@ -171,7 +171,7 @@ def begin_stack(name: str, point: str, kernel: str) -> tuple[Mapping[str, Any], 
     call: Callable[..., torch.Tensor] = model
     saved = predicted = None
     if point == "eager_checkpoint":
-        call = checkpointed(model, repeated_blocks(model))
+        call = checkpointed(model, repeated_modules(model))
     elif point != "eager":
         budget = f"{alive + int(point[:-1])}B" if point.endswith("B") else float(point)
         compiled = aottrain.compile(model, capture="trace", kernel=kernel, budget=budget, loss_head="chunked")

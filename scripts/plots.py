@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from aottrain.report.scatter import Mark, memory_plot
+from aottrain.report.scatter import PlotMark, memory_plot
 from aottrain.report.style import DARK, LIGHT, SERIES
 
 WIDTH, TOP = 760, 34
@@ -50,7 +50,7 @@ def drawn(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _mark(name: str, spread: str, peak: str) -> Mark:
     middle, low, high = (float(value) / 1e3 for value in re.findall(r"[\d.]+", spread))
     series = name.partition(",")[0]
-    return Mark(series, name, name, float(peak) * 2**20, middle, "", low, high)
+    return PlotMark(series, name, name, float(peak) * 2**20, middle, "", low, high)
 
 
 def _variables(scheme: dict[str, str], index: int) -> str:

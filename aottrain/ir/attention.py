@@ -1,17 +1,58 @@
-"""Memory that attention by a function of our own needs beside its operands and results."""
+"""How attention by a function of our own divides its work and memory: what `ops.native.attention` makes its C++ of.
+
+A thread has one head at a time. The memory that it needs beside operands and results is planned here and divided by the
+C++; both read these tables, so what is written lies within what was planned.
+"""
 
 from __future__ import annotations
 
-# At least what `ops.native.attention` has on any processor: lanes of a vector, and the sides of its blocks.
-_LANES, _KEYS, _QUERIES, _FORWARD_KEYS, _FORWARD_QUERIES = 16, 32, 64, 128, 32
+from typing import NamedTuple
+
+
+def _blocks(lanes: int, rows: int) -> dict[str, int]:
+    """LANES: numbers of a vector; R: rows of a tile, which is summed in registers; the others: keys and queries of a
+    block, in the backward and in the forward."""
+    sides = {"KEYS": 2 * lanes, "QUERIES": 8 * rows, "FORWARD_KEYS": 8 * lanes, "FORWARD_QUERIES": 4 * rows}
+    return {"LANES": lanes, "R": rows, **sides}
+
+
+# By what the C++ compiler says of the processor; "" where it says nothing of that.
+BLOCKS = {"__AVX512F__": _blocks(16, 8), "": _blocks(8, 4)}
+# Plans are those of the largest blocks, so that they are the same on any processor.
+_LARGEST = {name: max(blocks[name] for blocks in BLOCKS.values()) for name in BLOCKS[""]}
+
+# Extents, each a size of the operands up to the next multiple of a block's.
+PADDED = {"width": ("columns", "LANES"), "tall": ("queries", "QUERIES"), "all": ("keys", "KEYS")}
+
+
+class Part(NamedTuple):
+    """Pieces of a thread's memory that are as large as each other, one after the other."""
+
+    names: tuple[str, ...]  # of variables in the C++
+    rows: str  # how many: an extent, or a block's side
+    columns: str = ""  # numbers of a row, likewise; one without a name
+
+
+FORWARD_MEMORY = (
+    Part(("keys", "values"), "all", "width"),
+    Part(("own", "sums"), "FORWARD_QUERIES", "width"),
+    Part(("p",), "FORWARD_QUERIES", "FORWARD_KEYS"),
+)
+BACKWARD_MEMORY = (
+    Part(("qs", "gs", "dqs"), "tall", "width"),
+    Part(("ks", "keys", "values", "dks", "dvs"), "all", "width"),
+    Part(("p", "ds"), "QUERIES", "KEYS"),
+    Part(("logs", "rests", "deltas"), "tall"),
+)
 
 
 def scratch_floats(queries: int, keys: int, width: int, backward: bool) -> int:
-    """Of one thread, which has one head at a time: (queries, width) meets (keys, width). A multiple of 16."""
-    wide, tall, all_keys = _padded(width, _LANES), _padded(queries, _QUERIES), _padded(keys, _KEYS)
-    if not backward:
-        return 2 * (all_keys + _FORWARD_QUERIES) * wide + _FORWARD_QUERIES * _FORWARD_KEYS
-    return (3 * tall + 5 * all_keys) * wide + 2 * _QUERIES * _KEYS + 3 * tall
+    """Of one thread, where (queries, width) meets (keys, width). A multiple of 16."""
+    sizes = {"queries": queries, "keys": keys, "columns": width}
+    extents = {name: _padded(sizes[size], _LARGEST[block]) for name, (size, block) in PADDED.items()}
+    extents |= {"": 1, **_LARGEST}
+    parts = BACKWARD_MEMORY if backward else FORWARD_MEMORY
+    return sum(len(part.names) * extents[part.rows] * extents[part.columns] for part in parts)
 
 
 def _padded(size: int, step: int) -> int:

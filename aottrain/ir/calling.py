@@ -12,7 +12,7 @@ from aottrain.ir.sizes import Size
 from aottrain.ir.tensor import TensorSpec
 
 
-class Source(Enum):
+class ResultSource(Enum):
     """Where a result tensor's memory comes from."""
 
     PRIMAL = "primal"  # an input of the call
@@ -34,7 +34,7 @@ class OutputInfo:
     element, and dtype, conj and neg are beside its own.
     """
 
-    source: Source
+    source: ResultSource
     index: int
     requires_grad: bool
     geometry: tuple[tuple[Size, ...], tuple[Size, ...], Size] | None = None

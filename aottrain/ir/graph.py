@@ -245,6 +245,13 @@ def spec_of(node: fx.Node) -> TensorSpec | None:
     return found
 
 
+def known_spec(node: Any) -> TensorSpec:
+    """Of a value that is known to be one tensor."""
+    spec = spec_of(node)
+    assert spec is not None
+    return spec
+
+
 def is_tuple(node: fx.Node) -> bool:
     return isinstance(value_of(node), (tuple, list))
 

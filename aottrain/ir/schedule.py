@@ -45,19 +45,24 @@ class KernelCall:
         return tuple(n for n, p in zip(self.buffers, self.kernel.parameters, strict=True) if p.written)
 
 
+def touched_by(call: KernelCall | fx.Node) -> tuple[fx.Node, ...]:
+    """What a call reads or writes. A library call's node is its result, too."""
+    return call.buffers if isinstance(call, KernelCall) else (call, *call.all_input_nodes)
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """calls: a KernelCall, or a node that runs through ATen (a view among them), in order.
+    """The kernels and library calls of one graph, in the order in which they run."""
 
-    reasons: for a call that is not one kernel with its producer, why. libraries: for calls that another library than
-    ATen's own choice does, which, and why. placed: convolutions whose results are written to memory that is planned.
-    in_place: results of kernels that take the memory of an operand, with that operand.
-    """
-
+    # A node runs through ATen; views are among them.
     calls: tuple[KernelCall | fx.Node, ...]
+    # For a call, by its name, why it is not one kernel with its producer.
     reasons: Mapping[str, str] = field(default_factory=dict)
+    # For calls that another library than ATen's own choice does: which, and why.
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
+    # Convolutions whose results are written to memory that is planned.
     placed: frozenset[fx.Node] = frozenset()
+    # Results of kernels that take the memory of an operand, with that operand.
     in_place: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     def written(self, call: fx.Node) -> tuple[fx.Node, ...]:
@@ -82,17 +87,18 @@ class Schedule:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """offsets: of the temporaries in the arena, in bytes. residuals: buffers that live until the backward is done with
-    them. All others are fresh memory. scratch: by position of a call the offset and size in the arena of what it
-    computes in. max_live_bytes: the least that any arena for all these can have. holder: whose memory it is: the same
-    for all graphs of a program.
-    """
+    """Where the buffers of a schedule live; those that it does not name are fresh memory."""
 
+    # Of temporaries in the arena, in bytes.
     offsets: Mapping[fx.Node, int]
+    # Buffers that live until the backward is done with them.
     residuals: frozenset[fx.Node]
     arena_bytes: int
+    # The least that any arena for all these can have.
     max_live_bytes: int
+    # By position of a call the offset and size in the arena of what it computes in.
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    # Whose memory it is: the same for all graphs of a program.
     holder: object = field(default_factory=object)
 
 

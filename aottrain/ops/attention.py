@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aottrain.ir.attention import scratch_floats
-from aottrain.ops.native.attention import attention_source
+from aottrain.ops.native.attention import MASK_KINDS, attention_source
 from aottrain.toolchain.native import Source, require_all
 
 DTYPES = {torch.float32: "float", torch.bfloat16: "bf16"}
@@ -25,8 +25,7 @@ _OPTIMISED = ("-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic", "-ffp-cont
 _FLAGS = ("-fopenmp", "-fno-trapping-math", "-std=c++17", *_OPTIMISED)
 _OPTIONS = "Tensor? attn_mask=None, float? scale=None"
 _RULE = "Tensor? mask, Tensor? state, *, float scale, float fill, bool safe, int draw, float keep"
-_ADDED = 2  # a mask of the type of the heads
-_MASKS = {torch.float32: 1, torch.bool: 3}
+_MASKS = {torch.float32: "ADDS_FLOAT", torch.bool: "FILLS"}  # another type is that of the heads
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
@@ -161,15 +160,15 @@ def written_attention_backward(
 class _Rule(NamedTuple):
     """What the C++ knows as Rule and Numbers."""
 
-    scale: float
+    scale: float  # of the products of queries and keys
     mask: Tensor | None
-    causal: bool
-    fill: float = 0.0
-    safe: bool = True
-    split: bool = False
-    state: Tensor | None = None
-    draw: int = 0
-    keep: float = 1.0
+    causal: bool  # a query sees the keys up to its own number
+    fill: float = 0.0  # the score where a mask of bool is True
+    safe: bool = True  # a query that sees no key gives zeros, not NaN
+    split: bool = False  # of each row's exponentials the largest score is kept apart
+    state: Tensor | None = None  # (seed, offset) of the dropout's draw; None: no dropout
+    draw: int = 0  # its number
+    keep: float = 1.0  # elements of the draw below it stay
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -202,7 +201,7 @@ def _run(
     if rule.state is not None:
         seed, offset = rule.state.tolist()
         position = offset + rule.draw
-    kind = 0 if mask is None else _MASKS.get(mask.dtype, _ADDED)
+    kind = MASK_KINDS.index("NONE" if mask is None else _MASKS.get(mask.dtype, "ADDS"))
     strides = (0,) * 4 if mask is None else mask.expand(batch, heads, queries, keys).stride()
     sizes = [batch, heads, key_heads, queries, keys, width]
     sizes += [rule.causal, kind, rule.safe, rule.split, rule.state is not None, seed, position, *strides]

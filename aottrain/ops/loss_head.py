@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.ops.native.shared import FLOATS, INTEGERS
 from aottrain.ops.products import product
 from aottrain.toolchain.native import Source, load
 
@@ -142,14 +143,14 @@ class _Gradients:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the loss of some rows needs beside their logits. wanted: whether the logits' gradient is."""
+    """What the loss of some rows needs beside their logits."""
 
-    target: Tensor
-    reduction: int
-    ignore_index: int
-    counted: Tensor
+    target: Tensor  # (rows), class numbers
+    reduction: int  # MEAN or SUM
+    ignore_index: int  # the target of rows that do not count
+    counted: Tensor  # of all rows those that count, 0-dim
     softmax_dtype: torch.dtype
-    wanted: bool
+    wanted: bool  # whether the logits' gradient is
 
 
 def _aten_rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
@@ -194,26 +195,13 @@ def has_triton() -> bool:
 _NATIVE = """\
 #include <cstdint>
 extern "C" int omp_get_thread_num(void);
-#define INLINE static inline __attribute__((always_inline))
-struct bf16 { uint16_t bits; };
-INLINE float widen(float x) { return x; }
-INLINE float widen(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x.bits << 16); }
-INLINE void store(float* p, float x) { *p = x; }
-INLINE void store(bf16* p, float x) {
-  const uint32_t u = __builtin_bit_cast(uint32_t, x);
-  p->bits = (uint16_t)(x != x ? 0x7fc0u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
 // exp of x <= 0: x = n log 2 + r; scaled by 2^n in two factors, so that the smallest results come out right.
 INLINE float exp_(float x) {
   const float c = x < -104.0f ? -104.0f : x;
-  const float n = __builtin_rintf(c * 1.44269504f);
-  const float r = __builtin_fmaf(n, -1.42860677e-6f, __builtin_fmaf(n, -0.693145752f, c));
-  float p = __builtin_fmaf(0.0013813141f, r, 0.0083694197f);
-  p = __builtin_fmaf(p, r, 0.0416684560f); p = __builtin_fmaf(p, r, 0.1666651517f);
-  p = __builtin_fmaf(p, r, 0.4999999404f);
-  const int32_t k = (int32_t)n, h = k >> 1;
-  const float y = (1.0f + __builtin_fmaf(r * r, p, r)) * __builtin_bit_cast(float, (h + 127) << 23);
-  return x != x ? x : y * __builtin_bit_cast(float, (k - h + 127) << 23);
+  float n;
+  const float part = reduced_exp_(c, n);
+  const i32 k = (i32)n, h = k >> 1;
+  return x != x ? x : part * bits_<float>((h + 127) << 23) * bits_<float>((k - h + 127) << 23);
 }
 constexpr int BLOCK = 1024;
 template <class T> INLINE float largest(const T* x, int64_t count) {
@@ -267,7 +255,7 @@ ENTRY(loss_rows_bfloat16, bf16)
 _FLAGS = ("-fopenmp", "-fno-trapping-math", "-std=c++17")
 
 
-NATIVE = Source(_NATIVE, _FLAGS)  # what `linear_cross_entropy` compiles on a CPU
+NATIVE = Source(INTEGERS + FLOATS + _NATIVE, _FLAGS)  # what `linear_cross_entropy` compiles on a CPU
 
 
 def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype, loss_dtype: torch.dtype) -> Any:

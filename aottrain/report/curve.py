@@ -7,7 +7,7 @@ from html import escape
 
 from aottrain.report.charts import at_each_width
 from aottrain.report.page import Column, heading, page, table
-from aottrain.report.scatter import Mark, Place, memory_legend, memory_plot
+from aottrain.report.scatter import Place, PlotMark, memory_legend, memory_plot
 
 AXES = ("peak memory of a step \u2192", "\u2191 time of a step")
 _READING = (
@@ -20,7 +20,7 @@ _READING = (
 
 def render_curve(
     facts: Sequence[str],
-    marks: Sequence[Mark],
+    marks: Sequence[PlotMark],
     line: Sequence[Place],
     header: Sequence[str],
     rows: Sequence[Sequence[str]],

@@ -27,7 +27,7 @@ _SHAPES = (
 
 
 @dataclass(frozen=True)
-class Mark:
+class PlotMark:
     """A point of `memory_plot`. series: shares a colour, a shape and a line with others; low, high: of its seconds;
     remark: "" | "beaten" | "knee"."""
 
@@ -46,7 +46,7 @@ class Mark:
 
 
 def memory_plot(
-    marks: Sequence[Mark], line: Sequence[Place], *, axes: tuple[str, str], width: int, from_zero: bool = False
+    marks: Sequence[PlotMark], line: Sequence[Place], *, axes: tuple[str, str], width: int, from_zero: bool = False
 ) -> str:
     """Marks with whiskers, those of a series joined in their order, and behind them a line of (bytes, seconds), as SVG
     that is `width` units wide. axes: what goes to the right, and what goes up. They are cut off, or begin at zero.
@@ -77,7 +77,7 @@ def memory_plot(
     return f'<svg class="plot" {box} role="img" aria-label="{name}">{"".join(drawn)}</svg>'
 
 
-def memory_legend(marks: Sequence[Mark]) -> str:
+def memory_legend(marks: Sequence[PlotMark]) -> str:
     """The series with their shapes and colours."""
     keys = []
     for index, name in enumerate(_series(marks)):
@@ -86,7 +86,7 @@ def memory_legend(marks: Sequence[Mark]) -> str:
     return f'<ul class="legend">{"".join(keys)}</ul>'
 
 
-def _series(marks: Sequence[Mark]) -> list[str]:
+def _series(marks: Sequence[PlotMark]) -> list[str]:
     return list(dict.fromkeys(mark.series for mark in marks))
 
 
@@ -99,7 +99,7 @@ class _Area:
 
     left, top = 70.0, 30.0
 
-    def __init__(self, marks: Sequence[Mark], line: Sequence[Place], width: int, from_zero: bool):
+    def __init__(self, marks: Sequence[PlotMark], line: Sequence[Place], width: int, from_zero: bool):
         origin = [0.0] if from_zero else []
         sizes = [*origin, *(mark.num_bytes for mark in marks), *(size for size, _ in line)]
         times = [*origin, *(time for mark in marks for time in mark.range), *(time for _, time in line)]
@@ -130,7 +130,7 @@ class _Area:
             drawn.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
         return "".join(drawn)
 
-    def mark(self, mark: Mark, index: int) -> str:
+    def mark(self, mark: PlotMark, index: int) -> str:
         x, y = self.place(mark.num_bytes, mark.seconds)
         low, high = mark.range
         drawn = []
@@ -143,7 +143,7 @@ class _Area:
         rest = f' transform="translate({x:.1f},{y:.1f})"><title>{escape(caption)}</title></path>'
         return "".join([*drawn, _shape(index, f"point s{index} {mark.remark}".strip(), rest)])
 
-    def boxes(self, mark: Mark) -> list[Box]:
+    def boxes(self, mark: PlotMark) -> list[Box]:
         """What a mark covers, and its whisker."""
         x, y = self.place(mark.num_bytes, mark.seconds)
         (_, below), (_, above) = (self.place(mark.num_bytes, time) for time in mark.range)
@@ -158,7 +158,7 @@ class _Area:
             found += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
         return found
 
-    def label(self, mark: Mark, taken: list[Box]) -> str:
+    def label(self, mark: PlotMark, taken: list[Box]) -> str:
         """The text beside the mark; its box is added to those taken."""
         x, y = self.place(mark.num_bytes, mark.seconds)
         width = _CHARACTER * len(mark.label)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import negated, set_view_origin
-from aottrain.ir.calling import OutputInfo, Source, is_pair
+from aottrain.ir.calling import OutputInfo, ResultSource, is_pair
 from aottrain.ir.sizes import SizeExpression, resolve
 from aottrain.runtime.chain import Chain
 
@@ -41,7 +41,7 @@ def assemble(
             info = outputs[i]
             if info.parent is not None:
                 source = made[info.parent]
-            elif info.source is Source.PRIMAL:
+            elif info.source is ResultSource.PRIMAL:
                 if isinstance(computed, Chain):
                     computed.prepare(primals[info.index])
                 source = primals[info.index]

@@ -11,6 +11,7 @@ from torch import fx
 
 from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.graph import info, is_size, spec_of
+from aottrain.ir.liveness import freed_after, last_uses
 
 # Ops that the trace prepared an input's strides for: views that other strides forbid, and kernels that take two inputs
 # to be laid out alike. All others get the strides that eager's would get.
@@ -36,7 +37,8 @@ def aten_runner(graph: fx.Graph) -> Runner:
 def render(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
     """Python text of the program, and the names that it reads."""
     names: dict[str, Any] = {**SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan")}
-    last_use = _last_uses(graph)
+    last = last_uses(node.all_input_nodes for node in graph.nodes)
+    freed = freed_after(last, graph.output_node().all_input_nodes)
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     lines = ["def run(inputs):"]
     if inputs:
@@ -44,14 +46,14 @@ def render(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
     unread = [node.name for node in inputs if not node.users and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
-    for node in graph.nodes:
+    for position, node in enumerate(graph.nodes):
         if node.op == "call_function":
             lines.append(f"    {node.name} = {call_text(node, names)}")
             lines += _laid_out(node, names)
         elif node.op == "output":
             lines.append(f"    return {value_text(list(node.args[0]), names)}")
             continue
-        dead = [value.name for value in last_use.get(node, []) if value.op != "output" and not is_size(value)]
+        dead = [value.name for value in freed.get(position, ()) if not is_size(value)]
         if node.op == "call_function" and not node.users:
             dead.append(node.name)
         if dead:
@@ -84,19 +86,6 @@ def laid_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     ):
         return value
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
-
-
-def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
-    """For each node the values that nothing reads after it. Values that are returned live on."""
-    seen: set[fx.Node] = set()
-    found: dict[fx.Node, list[fx.Node]] = {}
-    for node in reversed(list(graph.nodes)):
-        for source in node.all_input_nodes:
-            if source not in seen:
-                seen.add(source)
-                if node.op != "output":
-                    found.setdefault(node, []).append(source)
-    return found
 
 
 def call_text(node: fx.Node, names: dict[str, Any]) -> str:

@@ -13,8 +13,9 @@ from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, value_of
+from aottrain.ir.liveness import freed_after, last_uses
 from aottrain.ir.ops import OpKind
-from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule
+from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule, touched_by
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.attention import ATTENTIONS
 from aottrain.ops.convolutions import convolve_into
@@ -56,8 +57,10 @@ def render(
     lines = ["def run(inputs):"]
     if inputs:
         lines += [f"    {', '.join(node.name for node in inputs)}, = inputs", "    inputs.clear()"]
-    last_use = _last_uses(graph, schedule)
-    unread = [node.name for node in inputs if node not in last_use["all"] and not is_size(node)]
+    returned = {node for node in results(graph) if node is not None}
+    last = last_uses(map(touched_by, schedule.calls))
+    freed = freed_after(last, returned)
+    unread = [node.name for node in inputs if node not in last and node not in returned and not is_size(node)]
     if unread:
         lines.append(f"    del {', '.join(unread)}")
     if memory is not None:
@@ -90,7 +93,7 @@ def render(
             pass  # an item, which is there
         else:
             lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
-        gone = [node for node in last_use.get(position, ()) if not is_size(node)]
+        gone = [node for node in freed.get(position, ()) if not is_size(node)]
         dead = [node.name for node in gone if node not in planned and node not in unbound]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
@@ -175,21 +178,6 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
 
 def _is_strided(node: fx.Node) -> bool:
     return value_of(node).layout is torch.strided
-
-
-def _last_uses(graph: fx.Graph, schedule: Schedule) -> dict[Any, Any]:
-    """For each call's position the values that nothing reads after it; under "all" every value that is read."""
-    kept = {node for node in results(graph) if node is not None}
-    last: dict[fx.Node, int] = {}
-    for position, call in enumerate(schedule.calls):
-        touched = call.buffers if isinstance(call, KernelCall) else (call, *call.all_input_nodes)
-        for node in touched:
-            last[node] = position
-    found: dict[Any, Any] = {"all": set(last) | kept}
-    for node, position in last.items():
-        if node not in kept:
-            found.setdefault(position, []).append(node)
-    return found
 
 
 def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launch:

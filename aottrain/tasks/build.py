@@ -24,7 +24,7 @@ from aottrain.step import Batch, TrainStep
 from aottrain.tasks.capacity import check_weights
 from aottrain.tasks.determinism import decisions_asked, num_threads
 from aottrain.tasks.optimizer import choose_optimizer
-from aottrain.trainer.blocks import checkpointed, repeated_blocks
+from aottrain.trainer.blocks import checkpointed, repeated_modules
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
@@ -130,7 +130,7 @@ def build_step(
         compiled_by = torch_backend(config.engine.backend, config.engine.activation_memory_budget)
         return ModuleStep(engine, torch.compile(module, backend=compiled_by), tokens_per_batch=tokens_per_batch)
     if engine == "eager_checkpoint":
-        if not (blocks := repeated_blocks(module)):
+        if not (blocks := repeated_modules(module)):
             text = f"recipe {config.recipe.name} repeats no block (an nn.ModuleList or nn.Sequential of one class)"
             raise ConfigError(f"engine={engine}: {text}")
         return ModuleStep(engine, checkpointed(module, blocks), tokens_per_batch=tokens_per_batch)

@@ -22,7 +22,7 @@ from aottrain.explain.tables import table
 from aottrain.ir.budget import parse_budget
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.curve import render_curve
-from aottrain.report.scatter import Mark
+from aottrain.report.scatter import PlotMark
 from aottrain.tasks.compare import for_engine, measured_on, shown
 from aottrain.tasks.pareto_points import (
     EQUAL_PEAK,
@@ -292,7 +292,7 @@ def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[
     return notes + ([f"no predicted curve: {plan_error}"] if plan_error else [])
 
 
-def _marks(points: Sequence[Point]) -> list[Mark]:
+def _marks(points: Sequence[Point]) -> list[PlotMark]:
     ours = sorted((point for point in points if point.engine == "aot"), key=lambda point: point.place or ())
     marks = []
     for point in (*ours, *(point for point in points if point.engine != "aot")):
@@ -301,7 +301,7 @@ def _marks(points: Sequence[Point]) -> list[Mark]:
             peak, step_ms = point.place
             label = point.name if point.budget is None else point.name.rpartition("-")[2]
             low, high = (time / 1e3 for time in (min(point.round_ms), max(point.round_ms)))
-            marks.append(Mark(SERIES[point.series], point.name, label, peak, step_ms / 1e3, remark, low, high))
+            marks.append(PlotMark(SERIES[point.series], point.name, label, peak, step_ms / 1e3, remark, low, high))
     return marks
 
 

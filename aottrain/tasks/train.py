@@ -15,8 +15,7 @@ import torch
 from aottrain.config.choices import COMPILING_ENGINES
 from aottrain.config.run import RunConfig
 from aottrain.errors import CheckpointError, OutputError
-from aottrain.ir.decisions import FILE, MEASURED, record_from
-from aottrain.ir.decisions import Record as Decisions
+from aottrain.ir.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
@@ -41,7 +40,7 @@ def say(line: str) -> None:
 
 
 @dataclass
-class Record:
+class RunRecord:
     """What a run leaves behind. doing: what it has been at, the last of it now, for an error that only says how."""
 
     config: RunConfig
@@ -78,7 +77,7 @@ def run(config: RunConfig) -> int:
     """
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    record = Record(config, directory, config_summary(config), is_begun=config.resume != "auto")
+    record = RunRecord(config, directory, config_summary(config), is_begun=config.resume != "auto")
     with interruptible():
         try:
             record.write_summary()
@@ -92,7 +91,7 @@ def run(config: RunConfig) -> int:
     return record.exit_code
 
 
-def _train(record: Record) -> int:
+def _train(record: RunRecord) -> int:
     """From the model's building to the last checkpoint; the exit code."""
     config, summary = record.config, record.summary
     for line in (*ignored(config), *without_cache()):
@@ -125,7 +124,7 @@ def _train(record: Record) -> int:
     return stop.exit_code
 
 
-def _prepare(record: Record, job: Job) -> None:
+def _prepare(record: RunRecord, job: Job) -> None:
     """Compile, refuse what does not fit into memory, and note what compiling took and saves."""
     summary = record.summary
 
@@ -147,7 +146,7 @@ def _prepare(record: Record, job: Job) -> None:
     _write_decisions(record)
 
 
-def _fail(record: Record, error: BaseException) -> None:
+def _fail(record: RunRecord, error: BaseException) -> None:
     """Leave what is known, then let the error go on; one in doing so is told, but hides none."""
     record.summary["status"] = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
     record.summary["error"] = f"{type(error).__name__}: {error}"
@@ -159,7 +158,7 @@ def _fail(record: Record, error: BaseException) -> None:
         _say_how_to_go_on(record)
 
 
-def _close(record: Record) -> None:
+def _close(record: RunRecord) -> None:
     """The summary, the sinks' ends, the compile report. OutputError: one of them cannot be written."""
     report = None if record.job is None else record.job.step.report
     errors: list[OutputError] = []
@@ -186,7 +185,7 @@ def _close(record: Record) -> None:
         raise errors[0]
 
 
-def _write_decisions(record: Record) -> None:
+def _write_decisions(record: RunRecord) -> None:
     """What was decided so far, for another run to take; nothing where nothing was compiled."""
     report = None if record.job is None else record.job.step.report
     if report is None or not report.graphs:
@@ -198,7 +197,7 @@ def _write_decisions(record: Record) -> None:
         raise OutputError(f"{record.directory / FILE}: cannot be written: {error.strerror}") from error
 
 
-def _say_how_to_go_on(record: Record) -> None:
+def _say_how_to_go_on(record: RunRecord) -> None:
     if record.summary["status"] != "interrupted":
         return
     target = str(record.directory) if record.summary.get("checkpoint") else record.resumes
@@ -207,7 +206,7 @@ def _say_how_to_go_on(record: Record) -> None:
     say(f"go on with: {resume_command(target)}" if target else nothing)
 
 
-def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Decisions:
+def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Record:
     """Those of the checkpoint that this goes on from, unless `decisions` says otherwise. CheckpointError: damaged."""
     if resume is None or config.decisions != MEASURED or not resume.state.get("decisions"):
         return decisions_asked(config)
@@ -282,7 +281,7 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _say_results(record: Record, job: Job, wandb_sink: WandbSink | None) -> None:
+def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> None:
     """What came out, a sample of what the model writes, and where everything lies."""
     summary, directory = record.summary, record.directory
     median, rate = summary["step_ms_median"], summary["tokens_per_s"] or summary.get("samples_per_s")

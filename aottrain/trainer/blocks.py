@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
-def repeated_blocks(module: nn.Module) -> list[nn.Module]:
+def repeated_modules(module: nn.Module) -> list[nn.Module]:
     """The outermost repetition: children of one class, at least two, in an nn.ModuleList or nn.Sequential.
 
     In the order of the modules; blocks within blocks are left alone, and so are repetitions without parameters.
@@ -20,7 +20,7 @@ def repeated_blocks(module: nn.Module) -> list[nn.Module]:
     same = len(children) > 1 and len({type(child) for child in children}) == 1
     if isinstance(module, nn.ModuleList | nn.Sequential) and same and any(True for _ in module.parameters()):
         return children
-    return [block for child in children for block in repeated_blocks(child)]
+    return [block for child in children for block in repeated_modules(child)]
 
 
 def checkpointed(module: nn.Module, blocks: Sequence[nn.Module]) -> Callable[..., torch.Tensor]:

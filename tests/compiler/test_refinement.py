@@ -12,7 +12,7 @@ from aottrain.compiler.graphs.repetition import once_for_alike
 from aottrain.compiler.partition.algorithms.range_maximum import Levels
 from aottrain.compiler.partition.budget.frontier import find_frontier
 from aottrain.compiler.partition.budget.refinement import reexecute, relax, trim
-from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, Timeline, simulate
+from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, simulate
 from aottrain.compiler.partition.costs.op_cost import node_seconds, price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.ir.graph import calls
@@ -27,7 +27,7 @@ def graph() -> StorageGraph:
     return contract(joint, price_of("roofline"), no_workspace)
 
 
-def seconds(graph: StorageGraph, schedule: Schedule) -> float:
+def seconds(graph: StorageGraph, schedule: OpSchedule) -> float:
     return sum(graph.costs[i] for i in (*schedule.forward, *schedule.backward))
 
 
@@ -37,7 +37,7 @@ def start_of(graph: StorageGraph) -> tuple[Emitter, Timeline]:
     return emitter, simulate(graph, emitter.emit(graph.demanded, False))
 
 
-def assert_runnable(graph: StorageGraph, schedule: Schedule) -> None:
+def assert_runnable(graph: StorageGraph, schedule: OpSchedule) -> None:
     """Each op finds what it reads; each gradient is made; what may not run twice does not."""
     present = {*graph.at_hand, *schedule.saved}
     for i in schedule.backward:
@@ -79,7 +79,7 @@ def test_trimming_removes_runs_that_nothing_reads(graph) -> None:
     emitter, start = start_of(graph)
     useless = next(i for i in graph.early if not graph.must.intersection(graph.writes[i]) and graph.costs[i] > 0)
     padded = simulate(
-        graph, Schedule(start.schedule.saved, start.schedule.forward, (useless, *start.schedule.backward))
+        graph, OpSchedule(start.schedule.saved, start.schedule.forward, (useless, *start.schedule.backward))
     )
     assert trim(graph, padded).schedule == start.schedule
 

@@ -16,7 +16,7 @@ from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
 from aottrain.compiler.link.programs import plan_program
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.budget.marginal import marginals, scheduled_ops
-from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, simulate
+from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, simulate
 from aottrain.compiler.partition.costs.op_cost import node_seconds
 from aottrain.compiler.partition.costs.storages import contract
 from aottrain.compiler.partition.split import apply_partition
@@ -126,7 +126,7 @@ def test_the_schedule_that_is_simulated_is_the_one_that_runs(joint, plan) -> Non
     backward = scheduled_ops(graph, plan, parts)
     by_name = {root.name: storage for storage, root in enumerate(graph.roots)}
     saved = frozenset(by_name[name] for name in plan.saved)
-    schedule = Schedule(saved, Emitter(graph).emit(saved, False).forward, backward)
+    schedule = OpSchedule(saved, Emitter(graph).emit(saved, False).forward, backward)
     timeline = trace_memory(parts)
     assert simulate(graph, schedule).peak_bytes == timeline.peak_bytes - timeline.fixed_bytes
 

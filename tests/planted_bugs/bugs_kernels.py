@@ -139,8 +139,8 @@ LOWERING.edit(
     "every draw is the first one",
     evaluated("dropout"),
     evaluation._uniform,
-    "return (table[element] >> 8)",
-    "return (table[element * 0] >> 8)",
+    "return (table[element] >>",
+    "return (table[element * 0] >>",
 )
 LOWERING.edit(
     "two numbers that compare equal are one",

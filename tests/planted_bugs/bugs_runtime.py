@@ -131,8 +131,8 @@ HERE.attribute(
     "values live to the end",
     "tests/runtime/test_executor.py::test_values_die_at_their_last_use",
     executor,
-    "_last_uses",
-    lambda graph: {},
+    "freed_after",
+    lambda last, kept: {},
     quick=True,
 )
 HERE.attribute("a replay forgets no_grad", PROGRAMS.second_derivative, replay, "grad_mode_of", lambda node: True)

@@ -6,7 +6,7 @@ import pytest
 
 from aottrain.report.charts import WIDTHS, at_each_width, bars, size, stacked_bar
 from aottrain.report.layers import Layers, area_plot
-from aottrain.report.scatter import Mark, memory_legend, memory_plot
+from aottrain.report.scatter import PlotMark, memory_legend, memory_plot
 
 LAYER = re.compile(r'<path class="layer (\w+)" d="M([^"]+)Z"')
 POINT = re.compile(r'<path class="(point [^"]*)" d="[^"]*" transform="translate\(([\d.]+),([\d.]+)\)"')
@@ -25,7 +25,7 @@ widths = pytest.mark.parametrize("width", WIDTHS.values())
 @pytest.mark.parametrize("name", POINTS)
 def test_points_and_ticks_lie_within_the_drawing(name, width):
     places = POINTS[name]
-    marks = [Mark("<ours>", "<a>", "<b>", *place) for place in places]
+    marks = [PlotMark("<ours>", "<a>", "<b>", *place) for place in places]
     drawn = memory_plot(marks, places, axes=AXES, width=width)
     x_grid = [float(x) for x in re.findall(r'<line class="grid" x1="([\d.]+)" y1="30.0"', drawn)]
     assert 2 <= len(x_grid) <= 13
@@ -44,8 +44,8 @@ def test_points_and_ticks_lie_within_the_drawing(name, width):
 
 @widths
 def test_labels_cover_neither_marks_nor_each_other(width):
-    marks = [Mark("a" if i % 2 else "b", f"run {i}", f"0.{i}", (10 + 0.05 * i) * MIB, 0.1) for i in range(4)]
-    marks.append(Mark("c", "far", "far", 20 * MIB, 0.2, "knee"))
+    marks = [PlotMark("a" if i % 2 else "b", f"run {i}", f"0.{i}", (10 + 0.05 * i) * MIB, 0.1) for i in range(4)]
+    marks.append(PlotMark("c", "far", "far", 20 * MIB, 0.2, "knee"))
     drawn = memory_plot(marks, [], axes=AXES, width=width)
     labels = [(float(x), float(y)) for x, y in re.findall(r'class="label" x="([\d.]+)" y="([\d.]+)"', drawn)]
     points = [(float(x), float(y)) for _, x, y in POINT.findall(drawn)]
@@ -59,7 +59,10 @@ def test_labels_cover_neither_marks_nor_each_other(width):
 
 
 def test_the_range_of_a_mark_is_a_whisker_within_the_axes():
-    marks = [Mark("a", "run", "run", 10 * MIB, 0.2, low=0.1, high=0.9), Mark("b", "other", "other", 20 * MIB, 0.2)]
+    marks = [
+        PlotMark("a", "run", "run", 10 * MIB, 0.2, low=0.1, high=0.9),
+        PlotMark("b", "other", "other", 20 * MIB, 0.2),
+    ]
     drawn = memory_plot(marks, [], axes=AXES, width=640)
     (found,) = re.findall(r'class="whisker l0" d="M([\d.]+),([\d.]+)V([\d.]+)', drawn)
     _, below, above = map(float, found)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aottrain.ir.attention import scratch_floats
+from aottrain.ir.attention import BLOCKS, scratch_floats
 from aottrain.ops.attention import attention, attention_backward
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import sum_error
@@ -183,3 +183,25 @@ def test_results_lie_as_those_of_aten(contiguous):
 def test_scratch_is_less_than_the_scores(backward):
     found = scratch_floats(2048, 2048, 64, backward)
     assert found < 2048 * 2048 / 3 and found % 16 == 0
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (65, 33, 17), (31, 129, 64)])
+def test_it_stays_within_its_scratch(sizes, backward):
+    """Sizes just above those of a block, whose memory is larger by a whole one."""
+    queries, keys, width = sizes
+    query, key, value, gradient = made((1, 1, 1, queries, keys, width), torch.float32)
+    planned = 4 * scratch_floats(queries, keys, width, backward)
+    memory = torch.full((planned + 4 * 16,), 0x5A, dtype=torch.uint8)  # less than a second thread needs
+    results = attention(query, key, value, scratch=None if backward else memory)
+    if backward:
+        attention_backward(gradient, query, key, value, *results, 0.0, False, scratch=memory)
+    assert (memory[planned:] == 0x5A).all() and (memory[:planned] != 0x5A).any()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_scratch_is_enough_for_any_processor(monkeypatch, backward):
+    planned = scratch_floats(70, 70, 33, backward)
+    for blocks in BLOCKS.values():
+        monkeypatch.setattr("aottrain.ir.attention._LARGEST", blocks)
+        assert scratch_floats(70, 70, 33, backward) <= planned

@@ -7,7 +7,7 @@ from torch import nn
 from aottrain.config.reading import load_recipe
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.peers import torch_backend
-from aottrain.trainer.blocks import checkpointed, repeated_blocks
+from aottrain.trainer.blocks import checkpointed, repeated_modules
 
 
 class Layer(nn.Module):
@@ -35,15 +35,15 @@ class Model(nn.Module):
 
 def test_the_outermost_repetition_is_found():
     model = Model()
-    assert repeated_blocks(model) == list(model.layers)
-    assert repeated_blocks(nn.Linear(2, 2)) == repeated_blocks(Model(1).first) == []
-    assert repeated_blocks(nn.Sequential(nn.ReLU(), nn.ReLU())) == []
+    assert repeated_modules(model) == list(model.layers)
+    assert repeated_modules(nn.Linear(2, 2)) == repeated_modules(Model(1).first) == []
+    assert repeated_modules(nn.Sequential(nn.ReLU(), nn.ReLU())) == []
 
 
 @pytest.mark.parametrize(("recipe", "count"), [("transformer", 4), ("llama", 4), ("resnet", 9)])
 def test_blocks_of_the_recipes(recipe, count):
     module = load_recipe(recipe)
-    assert len(repeated_blocks(module.build(module.Options()))) == count
+    assert len(repeated_modules(module.build(module.Options()))) == count
 
 
 def gradients(model, call, x):
@@ -60,7 +60,7 @@ def test_checkpointed_blocks_give_eagers_gradients_in_less_memory():
     model.layers[1].forward = model.layers[1].forward  # an attribute of the instance stays one
     mine = model.layers[1].forward
     expected, most = gradients(model, model, x)
-    got, least = gradients(model, checkpointed(model, repeated_blocks(model)), x)
+    got, least = gradients(model, checkpointed(model, repeated_modules(model)), x)
     for value, other in zip(got, expected, strict=True):
         assert torch.equal(value, other)
     assert least < 0.6 * most

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Address, Column, Compute, Constant, Instruction, KernelIR, Load, Position, Reduce
+from aottrain.ops.philox_constants import FLOAT_BITS
 from aottrain.ops.random.philox import philox_words
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
@@ -114,7 +115,7 @@ def _uniform(seed: Tensor, number: Tensor, element: Tensor) -> Tensor:
     state = torch.stack([seed.flatten()[0], number.flatten()[0]])
     words = philox_words(state, 0, 0, -(-count // 4), element.device)
     table = torch.stack(list(words), dim=1).flatten()
-    return (table[element] >> 8).to(torch.float32) * 2.0**-24
+    return (table[element] >> (32 - FLOAT_BITS)).to(torch.float32) * 2.0**-FLOAT_BITS
 
 
 def _reduced(op: str, value: Tensor, dims: tuple[int, ...]) -> Tensor:

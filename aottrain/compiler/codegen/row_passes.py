@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Position, Reduce, Store, levels, operands, stages
+from aottrain.ir.liveness import last_uses
 
 # Values that cost more than this (in additions) to compute again are held for a later pass.
 _HOLD_FROM = 3
@@ -95,7 +96,7 @@ def row_buffers(kernel: KernelIR, plan: PassPlan) -> dict[int, int]:
     """For each value that is held the number of its buffer: values of one type share it, one after the other.
 
     In the pass that reads one for the last time another may take its place, where it is computed after that."""
-    last = {v: max(n for n, values in enumerate(plan.passes) if v in values) for v in plan.holds}
+    last = last_uses(plan.passes)
     found: dict[int, int] = {}
     users: list[int] = []  # the last value of each buffer
     for value in sorted(plan.holds, key=lambda v: (plan.holds[v], v)):

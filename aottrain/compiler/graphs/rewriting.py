@@ -1,4 +1,4 @@
-"""New calls in a graph, with all that a later stage reads of them."""
+"""Calls in a graph: which one this is, and new ones, with all that a later stage reads of them."""
 
 from __future__ import annotations
 
@@ -24,6 +24,19 @@ def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str |
     node = like.graph.create_node("call_function", target, arguments, more, name)
     copy_provenance(like, node)
     set_value(node, fake_result(target, arguments, more))
+    return node
+
+
+def is_call(node: Any, *targets: Any) -> bool:
+    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+
+
+def producer_of(node: fx.Node) -> fx.Node:
+    """The op that computes a value: for an item of a tuple the one that gives the tuple."""
+    if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE:
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        return source
     return node
 
 

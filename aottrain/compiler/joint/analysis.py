@@ -19,7 +19,7 @@ from aottrain.compiler.capture.torch_settings import autocast_cache
 from aottrain.compiler.joint.links import find_links
 from aottrain.compiler.joint.overlap import check_overlap
 from aottrain.errors import OverlapError, UnsupportedError
-from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, Source, is_pair
+from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes import hint, is_symbolic, size_of
 from aottrain.ir.tensor import is_injective, tensor_spec
@@ -148,7 +148,7 @@ def analyse(step: CapturedStep) -> Analysis:
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     outputs, computed = _classify_outputs(tensors, primals)
-    viewed = {known.index for known in outputs if known.source is Source.COMPUTED and known.geometry is not None}
+    viewed = {known.index for known in outputs if known.source is ResultSource.COMPUTED and known.geometry is not None}
     viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
     constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
     needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
@@ -205,11 +205,11 @@ def _classify_outputs(
         identity = next((i for i, primal in enumerate(primals) if value is primal), None)
         key = _storage_key(value)
         if identity is not None:
-            found[position] = OutputInfo(Source.PRIMAL, identity, value.requires_grad)
+            found[position] = OutputInfo(ResultSource.PRIMAL, identity, value.requires_grad)
         elif key in owners:
             if len(owners[key]) > 1:
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
-            found[position] = _view(Source.PRIMAL, owners[key][0], value, primals[owners[key][0]])
+            found[position] = _view(ResultSource.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
             groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
@@ -273,9 +273,9 @@ def _classify_group(
         if value.requires_grad and value.is_leaf:
             raise UnsupportedError(f"output {position} is a new leaf")
         if value is base:
-            found[position] = OutputInfo(Source.COMPUTED, len(computed), value.requires_grad)
+            found[position] = OutputInfo(ResultSource.COMPUTED, len(computed), value.requires_grad)
         else:
-            found[position] = _view(Source.COMPUTED, len(computed), value, base)
+            found[position] = _view(ResultSource.COMPUTED, len(computed), value, base)
     computed.append(ComputedInfo(tensor_spec(base), base.requires_grad, first, base is not tensors[first]))
 
 
@@ -322,8 +322,8 @@ def _is_cut_off(value: Tensor, base: Tensor) -> bool:
     return node is None or getattr(node, "variable", base) is not base
 
 
-def _view(source: Source, index: int, value: Tensor, base: Tensor) -> OutputInfo:
-    if (split := _unsafe_split(value, base)) is not None and source is Source.PRIMAL:
+def _view(source: ResultSource, index: int, value: Tensor, base: Tensor) -> OutputInfo:
+    if (split := _unsafe_split(value, base)) is not None and source is ResultSource.PRIMAL:
         return OutputInfo(source, index, True, split=split)
     if value.requires_grad and _through_custom_function(value, base):
         raise UnsupportedError("a custom autograd.Function returns its input or a view of it")

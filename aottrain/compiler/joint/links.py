@@ -24,7 +24,7 @@ from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.partition.split import backward_graph
 from aottrain.compiler.partition.undefined import copied, specialise_backward
 from aottrain.errors import UnsupportedError
-from aottrain.ir.calling import NO_LINKS, Link, Links, OutputInfo, Source
+from aottrain.ir.calling import NO_LINKS, Link, Links, OutputInfo, ResultSource
 from aottrain.ir.graph import (
     GraphSignature,
     InputKind,
@@ -54,7 +54,7 @@ def find_links(
             candidates[_edge(value)] = Link(-1, len(computed) + i, tensor_spec(value))
     for i, (info, value) in enumerate(zip(outputs, tensors, strict=True)):
         whole = info.geometry is None and info.split is None
-        if value.grad_fn is None or (whole and info.source is Source.PRIMAL):
+        if value.grad_fn is None or (whole and info.source is ResultSource.PRIMAL):
             continue
         candidates.setdefault(_edge(value), Link(i, info.index if whole else -1, tensor_spec(value)))
     reached = [_first_reached(value, candidates) for value in values]

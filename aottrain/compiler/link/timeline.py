@@ -23,6 +23,7 @@ from aottrain.ir.graph import (
     value_of,
     view_source,
 )
+from aottrain.ir.liveness import freed_after, last_uses
 from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copied_bytes, scratch_of
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
@@ -235,16 +236,12 @@ def _sweep(
 
 def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
     """After which step each storage that does not outlive the graph is freed."""
-    last = {node: i for i, step in enumerate(steps) for node in step.touched}
+    last = last_uses(step.touched for step in steps)
     for node in [step.node for step in steps if is_tuple(step.node)]:
         for user in node.users if view_source(node) is None else ():
             # A tuple holds all its items until the last of them is taken.
             last[user] = max(last.get(user, 0), last[node])
-    dying: dict[int, list[fx.Node]] = {}
-    for node, i in last.items():
-        if node not in kept:
-            dying.setdefault(i, []).append(node)
-    return dying
+    return freed_after(last, kept)
 
 
 def _alive(node: fx.Node, size: int, category: str) -> AliveRecord:

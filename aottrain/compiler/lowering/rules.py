@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.ir.graph import known_spec as spec
 from aottrain.ir.graph import spec_of, value_of
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
-from aottrain.ir.tensor import TensorSpec
 
 Values = Sequence[int]
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -142,12 +142,6 @@ def _plain(node: fx.Node) -> bool:
 
 def _known(result: torch.Tensor) -> bool:
     return result.dtype in _SUPPORTED and all(isinstance(size, int) for size in (*result.shape, *result.stride()))
-
-
-def spec(node: fx.Node) -> TensorSpec:
-    found = spec_of(node)
-    assert found is not None
-    return found
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.partition.costs.op_cost import node_flops
 from aottrain.errors import ConfigError
 from aottrain.ir.graph import Mark, info, is_tuple, module_of, source_of, spec_of, storage_bytes, value_of
-from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue
 from aottrain.ir.tensor import tensor_spec
 
@@ -62,12 +62,3 @@ def forward_value(node: fx.Node, producer: fx.Node | None = None) -> ForwardValu
         num_bytes=storage_bytes(node),
         flops=node_flops(producer),
     )
-
-
-def producer_of(node: fx.Node) -> fx.Node:
-    """The op that computes a value: for an item of a tuple the one that gives the tuple."""
-    if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        return source
-    return node

@@ -7,12 +7,13 @@ the backward begins, and held: no fewer bytes than if they had been saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 
 import torch
 from torch import fx
 
 from aottrain.ir.graph import info, is_size, storage_root, storage_roots, value_of
+from aottrain.ir.liveness import last_uses
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes import hint
 
@@ -32,7 +33,10 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
     nodes: the forward, in program order; needed: what the backward could need; kept: what is never computed again.
     """
     roots = storage_roots(nodes)
-    last = _last_reads(nodes, roots)
+    # Of each storage's node its last reader; itself, where there is none.
+    last = last_uses(
+        [roots[node], *(roots.get(source) or storage_root(source) for source in node.all_input_nodes)] for node in nodes
+    )
     final = max((i for i, node in enumerate(nodes) if node in needed and _reduces(node)), default=-1)
     found: set[fx.Node] = set()
     depth: dict[fx.Node, int] = {}
@@ -56,15 +60,6 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
                 depth = {known: 0 for known in depth}
                 open_values = set()
     return found
-
-
-def _last_reads(nodes: Sequence[fx.Node], roots: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, int]:
-    """For each storage's node the position of its last reader among the nodes; its own, where there is none."""
-    last = {roots[node]: i for i, node in enumerate(nodes)}
-    for i, node in enumerate(nodes):
-        for source in node.all_input_nodes:
-            last[roots.get(source) or storage_root(source)] = i
-    return last
 
 
 def _reduces(node: fx.Node) -> bool:

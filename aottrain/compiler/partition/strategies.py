@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.partition.algorithms.knapsack import dp
 from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
@@ -14,7 +15,7 @@ from aottrain.compiler.partition.budget.strategy import Family, find_family, pla
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.costs.kernel_cost import Fused
 from aottrain.compiler.partition.costs.op_cost import node_seconds
-from aottrain.compiler.partition.policy import Policy, ask, policy_name, producer_of
+from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
 from aottrain.ir.budget import Budget
 from aottrain.ir.graph import (

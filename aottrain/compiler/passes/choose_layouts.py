@@ -27,6 +27,7 @@ from aottrain.ir.graph import (
     calls,
     copy_meta,
     info,
+    known_spec,
     results,
     set_value,
     spec_of,
@@ -117,7 +118,7 @@ def _is_candidate(node: fx.Node) -> bool:
         facts = spec_of(source)
         if facts is None or facts.symbolic is not None or facts.dtype not in _DTYPES or facts.device.type != "cpu":
             return False
-    return all(len(_spec(node.args[i]).shape) == 4 and _spec(node.args[i]).numel for i in _images(node))
+    return all(len(known_spec(node.args[i]).shape) == 4 and known_spec(node.args[i]).numel for i in _images(node))
 
 
 def _images(node: fx.Node) -> tuple[int, ...]:
@@ -159,7 +160,7 @@ def _copy_timed(node: fx.Node) -> Timed:
     timed = calls_timed({"copy": call})
     if timed.source == "model":
         rates = rates_for(torch.device("cpu"))
-        seconds = 2 * _spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
+        seconds = 2 * known_spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
         timed = Timed({"copy": Timing(seconds)}, "cache")  # by rates that were measured before
     if not timed.times:  # the machine was found busy before anything ran
         return timed
@@ -226,7 +227,7 @@ class _Rewriting:
         the mean of any m is at most sqrt(n / m) deviations off, so the variance loses at most a factor of 1 + n / m of
         its last digits to cancellation, and commonly none.
         """
-        count = _spec(images).shape[0]
+        count = known_spec(images).shape[0]
         if count < 2 * _EACH:
             return images
         return add_call(images, aten.slice.Tensor, (images, 0, 0, count, _EACH))
@@ -249,7 +250,7 @@ class _Rewriting:
         """What a caller gets: also in dimensions of size 1 the strides that it had."""
         new = self._before(node)
         before = spec_of(node)
-        if before is None or new.op != "call_function" or _spec(new).stride == before.stride:
+        if before is None or new.op != "call_function" or known_spec(new).stride == before.stride:
             return new
         return self._restored(node, new)
 
@@ -268,7 +269,7 @@ class _Rewriting:
             again = self.graph.create_node("call_function", node.target, args, kwargs)
             copy_meta(node, again)
             return again
-        stride = _spec(node).stride
+        stride = known_spec(node).stride
         order = sorted(range(len(stride)), key=lambda d: -stride[d])  # stable: those of size 1 stay in their place
         straight = order == sorted(order)
         moved = new if straight else add_call(new, aten.permute.default, (new, order))
@@ -280,7 +281,7 @@ class _Rewriting:
     def _last(self, node: fx.Node) -> fx.Node:
         """The value in channels_last."""
         new = self.new[node]
-        if _same_strides(_spec(new), _strides(_spec(new).shape)):
+        if _same_strides(known_spec(new), _strides(known_spec(new).shape)):
             return new
         if new not in self._changed:
             copy = add_call(new, aten.clone.default, (new,), memory_format=torch.channels_last)
@@ -343,9 +344,3 @@ def _same_strides(facts: TensorSpec, stride: tuple[int, ...]) -> bool:
 
 def _mapped(nest: Any, function: Callable[[fx.Node], fx.Node]) -> Any:
     return tree_map(lambda value: function(value) if isinstance(value, fx.Node) else value, nest)
-
-
-def _spec(node: Any) -> TensorSpec:
-    found = spec_of(node)
-    assert found is not None
-    return found

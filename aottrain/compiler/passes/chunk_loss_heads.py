@@ -16,7 +16,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, info, marks_of, module_of, source_of, spec_of
+from aottrain.ir.graph import JointGraph, calls, info, known_spec, marks_of, module_of, source_of, spec_of
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_bytes
 from aottrain.ops import loss_head as _op  # defines the op
@@ -77,7 +77,7 @@ class LossHead:
         where = f"cross-entropy{f' ({place})' if place else ''}"
         if self.layer is None:
             return f"{where}: whole: {self.reason}"
-        logits = _spec(self.layer.product)
+        logits = known_spec(self.layer.product)
         rows, classes = logits.shape
         small = self.chunk * classes * logits.dtype.itemsize
         return (
@@ -121,7 +121,7 @@ def _examine(loss: fx.Node, rows: int | None) -> LossHead:
         gradients = _gradients(loss, log_softmax, layer)
         _check_types(layer, gradients)
         chunk = _rows_of_chunk(layer, gradients, rows)
-        return LossHead(loss, "", layer, gradients, chunk, _spec(log_softmax).dtype)
+        return LossHead(loss, "", layer, gradients, chunk, known_spec(log_softmax).dtype)
     except _Unfit as found:
         return LossHead(loss, str(found))
 
@@ -136,7 +136,7 @@ def _log_softmax(loss: fx.Node) -> fx.Node:
         scores = scores.args[0]
     assert isinstance(scores, fx.Node)
     _require(scores.target is aten._log_softmax.default, f"its scores are those of {_name(scores)}")
-    _require(spec_of(scores) is not None and len(_spec(scores).shape) == 2, "it is of a single example")
+    _require(spec_of(scores) is not None and len(known_spec(scores).shape) == 2, "it is of a single example")
     _require(scores.args[1] in (1, -1), "its classes are not the last dimension")
     return scores
 
@@ -156,9 +156,11 @@ def _layer(log_softmax: fx.Node) -> tuple[list[fx.Node], Layer]:
     bias = node.args[0] if node.target is aten.addmm.default else None
     assert isinstance(hidden, fx.Node) and isinstance(columns, fx.Node)
     weight = _transposed(columns)
-    _require(not any(_spec(value).symbolic for value in (node, hidden, columns)), "its sizes are symbolic")
-    _require(_spec(node).shape == _spec(log_softmax).shape, "its rows are not those of the layer")
-    _require(bias is None or (isinstance(bias, fx.Node) and len(_spec(bias).shape) == 1), "its layer adds a matrix")
+    _require(not any(known_spec(value).symbolic for value in (node, hidden, columns)), "its sizes are symbolic")
+    _require(known_spec(node).shape == known_spec(log_softmax).shape, "its rows are not those of the layer")
+    _require(
+        bias is None or (isinstance(bias, fx.Node) and len(known_spec(bias).shape) == 1), "its layer adds a matrix"
+    )
     return [*chain, node], Layer(node, hidden, weight or columns, bias, weight is None)  # type: ignore[arg-type]
 
 
@@ -175,7 +177,7 @@ def _gradients(loss: fx.Node, log_softmax: fx.Node, layer: Layer) -> Gradients |
     same = gradient.target is aten.nll_loss_backward.default and gradient.args[1:6] == loss.args
     _require(len(softmaxes) == 1 and same and len(gradient.users) == 1, "its log-probabilities have another gradient")
     upstream = gradient.args[0]
-    _require(isinstance(upstream, fx.Node) and _spec(upstream).shape == (), "its gradient is not one number")
+    _require(isinstance(upstream, fx.Node) and known_spec(upstream).shape == (), "its gradient is not one number")
     chain = [node := softmaxes[0]]
     while len(node.users) == 1 and (user := next(iter(node.users))).target in (*_LAYOUT, aten._to_copy.default):
         chain.append(node := user)
@@ -220,7 +222,7 @@ def _check_alone(loss: fx.Node, log_softmax: fx.Node, chain: list[fx.Node]) -> N
 
 
 def _check_types(layer: Layer, gradients: Gradients | None) -> None:
-    dtype = _spec(layer.product).dtype
+    dtype = known_spec(layer.product).dtype
     _require(dtype.is_floating_point, f"its logits are {dtype}")
     # What a caller's loss scaling keeps from underflow is lost where the upstream gradient is multiplied in afterwards.
     scaled = dtype is torch.float16 and gradients is not None
@@ -229,7 +231,7 @@ def _check_types(layer: Layer, gradients: Gradients | None) -> None:
 
 def _rows_of_chunk(layer: Layer, gradients: Gradients | None, wanted: int | None) -> int:
     """Rows at a time; refuses where the logits are hardly larger than a chunk, or than what is kept in their place."""
-    logits, width = _spec(layer.product), _spec(layer.hidden).shape[1]
+    logits, width = known_spec(layer.product), known_spec(layer.hidden).shape[1]
     rows, classes = logits.shape
     if wanted is not None:
         return wanted
@@ -249,13 +251,13 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
     gradients = head.gradients
     loss = new[head.loss]
     wanted = [False] * 3 if gradients is None else [node is not None for node in gradients.nodes]
-    dtype = _spec(new[head.loss.args[0]]).dtype  # type: ignore[index]
+    dtype = known_spec(new[head.loss.args[0]]).dtype  # type: ignore[index]
     hidden, weight, bias = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
     with graph.inserting_before(loss):
         if layer.transposed:
             weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
         types = head.softmax_dtype, dtype
-        rule = (*types, head.chunk, wanted, _by_onednn(_spec(hidden)))
+        rule = (*types, head.chunk, wanted, _by_onednn(known_spec(hidden)))
         arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *rule)
         op = torch.ops.aottrain.linear_cross_entropy.default
         fused = add_call(new[layer.product], op, arguments, "loss_head")
@@ -270,11 +272,11 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
         result = _untransposed(new[old])
         # As late as it is read: until then there is one copy of a gradient as large as the weight, not two.
         with graph.inserting_before(next(node for node in graph.nodes if node in result.users)):
-            if _spec(result).shape != _spec(unit).shape:
-                unit = add_call(result, aten.view.default, (unit, list(_spec(result).shape)), "unit_view")
+            if known_spec(result).shape != known_spec(unit).shape:
+                unit = add_call(result, aten.view.default, (unit, list(known_spec(result).shape)), "unit_view")
             scaled = add_call(result, aten.mul.Tensor, (unit, new[gradients.upstream]), "scaled")
-            if _spec(result).dtype != _spec(scaled).dtype:  # rounded once, as the product that it stands for
-                scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=_spec(result).dtype)
+            if known_spec(result).dtype != known_spec(scaled).dtype:  # rounded once, as the product that it stands for
+                scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=known_spec(result).dtype)
             scaled = laid_out_as(scaled, result) or scaled
         result.replace_all_uses_with(scaled)
 
@@ -303,7 +305,7 @@ def _transposed(node: Any) -> fx.Node | None:
     swaps |= node.target is aten.transpose.int and {d % 2 for d in node.args[1:]} == {0, 1}  # type: ignore[operator]
     swaps |= node.target is aten.permute.default and list(node.args[1]) in ([1, 0], [-1, -2])  # type: ignore[arg-type]
     source = node.args[0]
-    return source if swaps and isinstance(source, fx.Node) and len(_spec(source).shape) == 2 else None
+    return source if swaps and isinstance(source, fx.Node) and len(known_spec(source).shape) == 2 else None
 
 
 def _is_weight(node: Any, layer: Layer) -> bool:
@@ -321,14 +323,8 @@ def _num_casts(nodes: Sequence[fx.Node]) -> int:
 
 
 def _same_type(first: fx.Node, second: fx.Node) -> bool:
-    a, b = _spec(first), _spec(second)
+    a, b = known_spec(first), known_spec(second)
     return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
-
-
-def _spec(node: fx.Node) -> TensorSpec:
-    found = spec_of(node)
-    assert found is not None
-    return found
 
 
 def _name(node: fx.Node) -> str:

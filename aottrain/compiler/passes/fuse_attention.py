@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import call_of
-from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.rewriting import add_call, is_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.decisions import ONE_OP, PRODUCTS, Timing
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
@@ -107,7 +107,7 @@ def _written(softmax: fx.Node) -> _Written:
     _require(dim in (-1, rank - 1) and not softmax.kwargs and softmax.args[2:] in ((), (False,)))
     path = _Path(softmax)
     scores = path.climb()
-    derived = [user for user in softmax.users if _is(user, aten._softmax_backward_data.default)]
+    derived = [user for user in softmax.users if is_call(user, aten._softmax_backward_data.default)]
     _require(len(derived) <= 1 and all(user.args[1] is softmax for user in derived))
     drop, weights = _dropped(softmax, derived)
     weights, turned = _weights(weights, derived)
@@ -146,36 +146,36 @@ class _Path:
         """The product. Each value on the way is read once; what is updated in place is viewed in between."""
         node: Any = _below_views(self.softmax.args[0])
         masked = node
-        if _is(node, aten.masked_fill.Scalar):
+        if is_call(node, aten.masked_fill.Scalar):
             node, self.mask, fill = _arguments(_read_once(node))
             _require(isinstance(fill, (int, float)) and _spec(self.mask).dtype is torch.bool)
             self.fill, self.filled = float(fill), True
-        elif _is(node, aten.add.Tensor):
+        elif is_call(node, aten.add.Tensor):
             left, right = _arguments(_read_once(node))
             node, self.mask = (left, right) if _leads_to_product(left) else (right, left)
             _require(_spec(self.mask).dtype is torch.float32 and len(_spec(self.mask).shape) <= 4)
         _require(self.mask is None or _spec(masked).shape == _spec(self.softmax).shape)
         node = _below_views(node)
-        while _is(node, *_PRODUCTS, *_QUOTIENTS):
+        while is_call(node, *_PRODUCTS, *_QUOTIENTS):
             source, number = _arguments(_read_once(node))
             _require(isinstance(number, (int, float)) and number)
             self.steps.append((node.target, number))
             self.scale *= number if node.target in _PRODUCTS else 1.0 / number
             node = _below_views(source)
-        _require(_is(node, aten.bmm.default))
+        _require(is_call(node, aten.bmm.default))
         return _read_once(node)
 
 
 def _below_views(node: Any) -> Any:
-    while _is(node, *_VIEWS):
+    while is_call(node, *_VIEWS):
         node = _read_once(node).args[0]
     return node
 
 
 def _leads_to_product(node: Any) -> bool:
-    while _is(node, *_VIEWS, *_PRODUCTS, *_QUOTIENTS):
+    while is_call(node, *_VIEWS, *_PRODUCTS, *_QUOTIENTS):
         node = node.args[0]
-    return _is(node, aten.bmm.default)
+    return is_call(node, aten.bmm.default)
 
 
 @dataclass(frozen=True)
@@ -191,17 +191,17 @@ class _Drop:
 def _dropped(softmax: fx.Node, derived: Sequence[fx.Node]) -> tuple[_Drop | None, fx.Node]:
     """The dropout of a softmax, and the weights: what it gives, or the softmax itself."""
     users = [user for user in softmax.users if user not in derived]
-    if len(users) != 1 or not _is(users[0], aten.mul.Tensor):
+    if len(users) != 1 or not is_call(users[0], aten.mul.Tensor):
         return None, softmax
     left, right = _arguments(users[0])
     factor = right if left is softmax else left
-    _require(_is(factor, aten.div.Scalar))
+    _require(is_call(factor, aten.div.Scalar))
     cast, keep = _arguments(factor)
-    _require(_is(cast, aten._to_copy.default) and _spec(factor).dtype is torch.float32)
+    _require(is_call(cast, aten._to_copy.default) and _spec(factor).dtype is torch.float32)
     below = cast.args[0]
-    _require(_is(below, aten.lt.Scalar) and below.args[1] == keep and isinstance(keep, float) and 0.0 < keep < 1.0)
+    _require(is_call(below, aten.lt.Scalar) and below.args[1] == keep and isinstance(keep, float) and 0.0 < keep < 1.0)
     drawn = below.args[0]
-    _require(_is(drawn, own.philox_uniform.default) and _spec(drawn).dtype is torch.float32)
+    _require(is_call(drawn, own.philox_uniform.default) and _spec(drawn).dtype is torch.float32)
     state, draw, size = _arguments(drawn)
     _require(tuple(size) == _spec(softmax).shape and isinstance(state, fx.Node))
     return _Drop(factor, state, draw, keep), users[0]
@@ -211,17 +211,19 @@ def _weights(node: fx.Node, derived: Sequence[fx.Node]) -> tuple[fx.Node, fx.Nod
     """The weights as the product reads them, and their transpose as the value's gradient does."""
     while True:
         users = [user for user in node.users if user not in derived]
-        if len(users) != 1 or not _is(users[0], *_VIEWS):
+        if len(users) != 1 or not is_call(users[0], *_VIEWS):
             break
         node = users[0]
-    turned = [user for user in users if _is(user, aten.transpose.int) and _swaps(user, 1, 2)]
+    turned = [user for user in users if is_call(user, aten.transpose.int) and _swaps(user, 1, 2)]
     _require(len(_spec(node).shape) == 3 and len(users) == 1 + len(turned) <= 2)
     return node, turned[0] if turned else None
 
 
 def _only_user(node: fx.Node, beside: fx.Node | None, *targets: Any) -> fx.Node:
-    users = [user for user in node.users if user is not beside and not _is(user, aten._softmax_backward_data.default)]
-    _require(len(users) == 1 and _is(users[0], *targets))
+    users = [
+        user for user in node.users if user is not beside and not is_call(user, aten._softmax_backward_data.default)
+    ]
+    _require(len(users) == 1 and is_call(users[0], *targets))
     return users[0]
 
 
@@ -236,10 +238,10 @@ def _backward(
     (query, key), (_, value) = map(_arguments, forward)
     node: Any = derived.args[0]
     if factor is not None:
-        _require(_is(node, aten.mul.Tensor) and factor in node.args)
+        _require(is_call(node, aten.mul.Tensor) and factor in node.args)
         node = next((operand for operand in _arguments(_read_once(node)) if operand is not factor), None)
     node = _below_views(node)
-    _require(_is(node, aten.bmm.default))
+    _require(is_call(node, aten.bmm.default))
     weights = _read_once(node)
     gradient, other = _arguments(weights)
     _require(_is_transpose(other, value) and isinstance(gradient, fx.Node))
@@ -254,11 +256,11 @@ def _backward(
     for target, number in path.steps:
         node = _only_user(node, None, target)
         _require(node.args[1] == number)
-    while len(node.users) == 1 and _is(next(iter(node.users)), *_VIEWS):
+    while len(node.users) == 1 and is_call(next(iter(node.users)), *_VIEWS):
         node = next(iter(node.users))
     of_query = of_key = None
     for user in node.users:
-        _require(_is(user, aten.bmm.default))
+        _require(is_call(user, aten.bmm.default))
         left, right = _arguments(user)
         if left is node and _is_transpose(right, key):
             of_query = user
@@ -316,14 +318,14 @@ def _heads(node: Any, shape: tuple[int, ...], turned: bool = False) -> fx.Node:
             break
         if facts.shape == order and facts.stride[2 if turned else 3] == 1:
             best = up
-        if not _is(up, *_VIEWS, aten.clone.default):
+        if not is_call(up, *_VIEWS, aten.clone.default):
             break
         up = up.args[0]
     if best is None:
         best = add_call(node, aten.view.default, (node, list(order)))
     if not turned:
         return best
-    if _is(best, aten.transpose.int) and _swaps(best, 2, 3):
+    if is_call(best, aten.transpose.int) and _swaps(best, 2, 3):
         return _arguments(best)[0]
     return add_call(best, aten.transpose.int, (best, 2, 3))
 
@@ -376,16 +378,12 @@ def _read_once(node: Any) -> fx.Node:
 
 
 def _is_transpose(node: Any, source: Any) -> bool:
-    return _is(node, aten.transpose.int) and node.args[0] is source and _swaps(node, 1, 2)
+    return is_call(node, aten.transpose.int) and node.args[0] is source and _swaps(node, 1, 2)
 
 
 def _swaps(node: fx.Node, first: int, second: int) -> bool:
     rank = len(_spec(node).shape)
     return {dim % rank for dim in _arguments(node)[1:]} == {first, second}
-
-
-def _is(node: Any, *targets: Any) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
 def _spec(node: Any) -> TensorSpec:

@@ -16,8 +16,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.graph import JointGraph, calls, known_spec, marks_of, spec_of
 
 aten = torch.ops.aten
 
@@ -132,7 +131,7 @@ def _part(term: fx.Node) -> _Part | None:
     gradient, sizes, dim, start, *rest = arguments
     if not all(isinstance(value, int) for value in (dim, start, *rest)):
         return None
-    given = _spec(gradient)
+    given = known_spec(gradient)
     dim = dim % len(sizes)
     size = sizes[dim]
     begin = min(max(start + size if start < 0 else start, 0), size)
@@ -154,7 +153,7 @@ def _disjoint(parts: Sequence[_Part]) -> list[_Part]:
 
 def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
     """The parts in their places, zeros between them."""
-    shape, dim = list(_spec(root).shape), parts[0].dim
+    shape, dim = list(known_spec(root).shape), parts[0].dim
     pieces: list[fx.Node] = []
     end = 0
     for part in (*parts, None):
@@ -171,8 +170,8 @@ def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
 
 def _pays(products: Sequence[fx.Node]) -> bool:
     """Whether copying all operands once moves less memory than a result for each product."""
-    rows, columns = _spec(products[0]).shape
-    terms = sum(_spec(product.args[0]).shape[1] for product in products)
+    rows, columns = known_spec(products[0]).shape
+    terms = sum(known_spec(product.args[0]).shape[1] for product in products)
     return 2 * terms * (rows + columns) <= len(products) * rows * columns
 
 
@@ -186,9 +185,3 @@ def _multiplied(products: Sequence[fx.Node]) -> fx.Node:
     else:
         left = add_call(last, aten.cat.default, (lefts, 1))
     return add_call(last, aten.mm.default, (left, add_call(last, aten.cat.default, (rights, 0))))
-
-
-def _spec(node: Any) -> TensorSpec:
-    found = spec_of(node)
-    assert found is not None
-    return found

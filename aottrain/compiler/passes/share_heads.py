@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.rewriting import add_call, is_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
 from aottrain.ir.tensor import TensorSpec
@@ -70,14 +70,14 @@ def _repeated_operands(node: fx.Node) -> dict[int, _Repeated]:
 
 
 def _repeated(operand: Any) -> _Repeated | None:
-    turned = _is_call(operand, aten.transpose.int) and set(operand.args[1:]) in ({1, 2}, {-3, -2})
+    turned = is_call(operand, aten.transpose.int) and set(operand.args[1:]) in ({1, 2}, {-3, -2})
     node = operand.args[0] if turned else operand
     whole = _spec(node)
-    if not _is_call(node, *_COPIES) or whole is None or len(whole.shape) != 4:
+    if not is_call(node, *_COPIES) or whole is None or len(whole.shape) != 4:
         return None
-    while _is_call(node, *_COPIES):
+    while is_call(node, *_COPIES):
         node = node.args[0]
-    if not _is_call(node, aten.expand.default) or not _is_call(node.args[0], aten.unsqueeze.default):
+    if not is_call(node, aten.expand.default) or not is_call(node.args[0], aten.unsqueeze.default):
         return None
     source, dim = node.args[0].args[0], 3 if turned else 2
     facts, wide = _spec(source), _spec(node)
@@ -100,7 +100,7 @@ def _shared(node: fx.Node, repeated: _Repeated) -> fx.Node:
 
 def _share_backward(node: fx.Node, operands: dict[int, _Repeated]) -> None:
     """In the place of each sum over the heads that share one, the gradient as attention gives it."""
-    items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if _is_call(user, operator.getitem)}
+    items: dict[Any, fx.Node] = {user.args[1]: user for user in node.users if is_call(user, operator.getitem)}
     repeated = dict(zip((1, 2), operands.values(), strict=True))
     ends = {number: _summed(item, repeated.get(number)) for number, item in items.items()}
     if len(items) != len(node.users) or None in ends.values():
@@ -152,11 +152,7 @@ def _summed(item: fx.Node, repeated: _Repeated | None) -> fx.Node | None:
 def _only_user(node: fx.Node, *targets: Any) -> fx.Node | None:
     """The one that reads it, where it is a call of these."""
     users = list(node.users)
-    return users[0] if len(users) == 1 and _is_call(users[0], *targets) else None
-
-
-def _is_call(node: Any, *targets: Any) -> bool:
-    return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
+    return users[0] if len(users) == 1 and is_call(users[0], *targets) else None
 
 
 def _spec(node: Any) -> TensorSpec | None:

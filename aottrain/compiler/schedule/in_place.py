@@ -9,7 +9,8 @@ from torch import fx
 
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
-from aottrain.ir.schedule import OUT_VARIANTS, KernelCall
+from aottrain.ir.liveness import last_uses
+from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, touched_by
 
 # Library calls whose results are memory of their own, whatever their operands are.
 _FRESH = (*OUT_VARIANTS, torch.ops.aten.embedding_dense_backward.default)
@@ -22,10 +23,7 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
     never overwritten, nor what it returns: a caller may hold either.
     """
     returned = {storage_root(node) for node in results(graph) if node is not None}
-    last: dict[fx.Node, int] = {}
-    for position, call in enumerate(calls):
-        touched = call.buffers if isinstance(call, KernelCall) else (call, *call.all_input_nodes)
-        last.update((storage_root(node), position) for node in touched)
+    last = last_uses(map(storage_root, touched_by(call)) for call in calls)
     own: set[fx.Node] = set()  # made by the graph, in memory of their own
     found: dict[fx.Node, fx.Node] = {}
     for position, call in enumerate(calls):

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from torch import fx
 
 from aottrain.errors import VerificationError
+from aottrain.ir.alignment import aligned
 from aottrain.ir.graph import info, results, spec_of
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of
+from aottrain.ir.liveness import last_uses
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of, touched_by
 
 # Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
 _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
 _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 Buffer = fx.Node | int  # a value, or by its position a call that computes in memory of its own
 
@@ -39,7 +40,7 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
     starts: dict[Buffer, int] = {node: born[node] for node in temporaries}
     ends: dict[Buffer, int] = {node: last[node] for node in temporaries}
     for position, call in enumerate(schedule.calls):
-        size = _aligned(scratch_of(schedule, call))
+        size = aligned(scratch_of(schedule, call))
         if 0 < size <= most:
             sizes[position], starts[position], ends[position] = size, position, position
     offsets = _first_fit(sizes, starts, ends)
@@ -84,18 +85,12 @@ def verify_offsets(
 def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:
     """For each buffer that our memory holds the call that writes it first, and the last one that touches it."""
     born: dict[fx.Node, int] = {}
-    last: dict[fx.Node, int] = {}
     for position, call in enumerate(schedule.calls):
         if isinstance(call, KernelCall):
-            touched: Sequence[fx.Node] = call.buffers
             born.update((node, position) for node in call.writes if node not in schedule.in_place)
-        else:
-            written = schedule.written(call)
-            touched = [call, *written, *call.all_input_nodes]
-            if all(map(_is_dense, written)):
-                born.update(dict.fromkeys(written, position))
-        last.update((schedule.memory_of(node), position) for node in touched)
-    return born, last
+        elif all(map(_is_dense, written := schedule.written(call))):
+            born.update(dict.fromkeys(written, position))
+    return born, last_uses(map(schedule.memory_of, touched_by(call)) for call in schedule.calls)
 
 
 def _reads_by_storage(node: fx.Node) -> bool:
@@ -111,11 +106,7 @@ def aligned_bytes(node: fx.Node) -> int:
     facts = spec_of(node)
     assert facts is not None
     span = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
-    return _aligned(span * facts.dtype.itemsize)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return aligned(span * facts.dtype.itemsize)
 
 
 def _first_fit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.schedule.attention import choose_attentions
 from aottrain.compiler.schedule.fusion import Fusion, fuse
 from aottrain.compiler.schedule.groups import Group, results_of
@@ -47,7 +48,9 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             for member in unit.members
             for operand in member.rule.operands
             for source in [storage_root(operand.node)]
-            if source.op == "call_function" and source not in members and fusion.home.get(_producer(source)) is not unit
+            if source.op == "call_function"
+            and source not in members
+            and fusion.home.get(producer_of(source)) is not unit
         ]
 
     def emit(start: fx.Node | Group) -> None:
@@ -58,7 +61,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             if key in done:
                 stack.pop()
                 continue
-            waiting = [fusion.home.get(_producer(source), source) for source in needs(unit)]
+            waiting = [fusion.home.get(producer_of(source), source) for source in needs(unit)]
             waiting = [w for w in waiting if (w if isinstance(w, fx.Node) else w.number) not in done]
             if waiting:
                 if any((w if isinstance(w, fx.Node) else w.number) in begun for w in waiting):
@@ -76,26 +79,17 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
         if group is not None:
             if last[group.number] is node:
                 emit(group)
-        elif not (view_source(node) is not None or fusion.home.get(_producer(node))):
+        elif not (view_source(node) is not None or fusion.home.get(producer_of(node))):
             emit(node)
     for result in results(graph):
         # Views are made where something reads them outside of kernels.
-        if result is not None and result.op == "call_function" and fusion.home.get(_producer(result)) is None:
+        if result is not None and result.op == "call_function" and fusion.home.get(producer_of(result)) is None:
             emit(result)
     return found
 
 
 def _name(unit: fx.Node | Group) -> str:
     return unit.name if isinstance(unit, fx.Node) else f"the kernel of {unit.members[0].node.name}"
-
-
-def _producer(node: fx.Node) -> fx.Node:
-    """The call whose result an item of a tuple is."""
-    if node.op == "call_function" and info(node).kind is OpKind.STRUCTURE:
-        source = node.args[0]
-        assert isinstance(source, fx.Node)
-        return source
-    return node
 
 
 def _escaping(graph: fx.Graph, fusion: Fusion) -> set[fx.Node]:

@@ -17,6 +17,7 @@ from enum import IntEnum
 import torch
 
 from aottrain.errors import VerificationError
+from aottrain.ir.alignment import aligned
 from aottrain.ir.kernels.affine import Affine
 
 
@@ -380,5 +381,9 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def scratch_bytes(kernel: KernelIR) -> int:
     """Memory that one run needs for partial sums, for each thread."""
-    sizes = [1 if column.whole else kernel.row_size for column in kernel.columns]
-    return sum(2 * (-(-size * 8 // 64) * 64) for size in sizes)
+    return sum(2 * partial_bytes(kernel, column) for column in kernel.columns)
+
+
+def partial_bytes(kernel: KernelIR, column: Column) -> int:
+    """Of one partial result, at eight bytes an element."""
+    return aligned(8 * (1 if column.whole else kernel.row_size))

@@ -7,33 +7,50 @@ float32, whatever is stored: a head is widened once, into memory that stays in t
 computed above the diagonal but what shares a block with it.
 """
 
-from aottrain.ops.native.philox import PHILOX_ROWS, PHILOX_TYPES
+from collections.abc import Sequence
+from string import Template
 
-# A tile is R rows by at most two vectors, which are summed in registers.
-_TYPES = """\
+from aottrain.ir.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED, Part
+from aottrain.ops.native.philox import PHILOX_ROWS
+from aottrain.ops.native.shared import FLOATS, INTEGERS
+
+# What a mask does to scores: it adds float32 numbers, or those of the heads' type, or says which are filled.
+MASK_KINDS = ("NONE", "ADDS_FLOAT", "ADDS", "FILLS")
+
+
+def _constants(blocks: dict[str, int]) -> str:
+    return f"constexpr int64_t {', '.join(f'{name} = {size}' for name, size in blocks.items())};"
+
+
+def _divided(parts: Sequence[Part], number: str = "", pointer: str = "") -> list[str]:
+    """C++ that gives each part its place, from `memory` on. number, pointer: types of new variables; without, it sets
+    members."""
+    extents = [name for name in PADDED if any(name in (part.rows, part.columns) for part in parts)]
+    lines = [f"{number}{name} = padded(n.{PADDED[name][0]}, {PADDED[name][1]});" for name in extents]
+    end = "memory"
+    for part in parts:
+        for name in part.names:
+            lines.append(f"{pointer}{name} = {end};")
+            end = " + ".join([name, " * ".join(filter(None, (part.rows, part.columns)))])
+    return lines
+
+
+# A tile is R rows by at most two vectors.
+_TYPES = f"""\
 #include <cstdint>
 #include <cstring>
-#include <initializer_list>
 extern "C" int omp_get_thread_num(void);
 #define UNROLL _Pragma("GCC unroll 8")
 #ifdef __AVX512F__
-constexpr int64_t LANES = 16, R = 8;
+{_constants(BLOCKS["__AVX512F__"])}
 #else
-constexpr int64_t LANES = 8, R = 4;
+{_constants(BLOCKS[""])}
 #endif
+static_assert(KEYS == 2 * LANES && FORWARD_KEYS % KEYS == 0 && QUERIES % R == 0 && FORWARD_QUERIES % R == 0);
 typedef float vec __attribute__((vector_size(LANES * sizeof(float))));
-constexpr int64_t KEYS = 2 * LANES, QUERIES = 8 * R, FORWARD_KEYS = 4 * KEYS, FORWARD_QUERIES = 4 * R;
-struct bf16 { uint16_t bits; };
-INLINE float widen(float x) { return x; }
-INLINE float widen(bf16 x) { return __builtin_bit_cast(float, (uint32_t)x.bits << 16); }
-INLINE void store(float* p, float x) { *p = x; }
-INLINE void store(bf16* p, float x) {
-  const uint32_t u = __builtin_bit_cast(uint32_t, x);
-  p->bits = (uint16_t)(x != x ? 0x7fc0u : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
-}
 """
 
-_FUNCTIONS = """\
+_FUNCTIONS = Template("""\
 INLINE vec load(const float* p) { vec v; memcpy(&v, p, sizeof v); return v; }
 INLINE void save(float* p, vec v) { memcpy(p, &v, sizeof v); }
 INLINE int64_t padded(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -41,12 +58,8 @@ INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 // exp where what is below the smallest normal number may as well be 0.
 INLINE float exp_(float x) {
   const float c = x < -87.0f ? -87.0f : (x > 88.0f ? 88.0f : x);
-  const float n = __builtin_rintf(c * 1.44269504f);
-  const float r = __builtin_fmaf(n, -1.42860677e-6f, __builtin_fmaf(n, -0.693145752f, c));
-  float p = __builtin_fmaf(0.0013813141f, r, 0.0083694197f);
-  p = __builtin_fmaf(p, r, 0.0416684560f); p = __builtin_fmaf(p, r, 0.1666651517f);
-  p = __builtin_fmaf(p, r, 0.4999999404f);
-  const float y = (1.0f + __builtin_fmaf(r * r, p, r)) * __builtin_bit_cast(float, ((int32_t)n + 127) << 23);
+  float n;
+  const float part = reduced_exp_(c, n), y = part * bits_<float>(((i32)n + 127) << 23);
   return x != x ? x : (x < -87.0f ? 0.0f : y);
 }
 // out[R][C vectors] (+)= the sum over k < n of a[row * a_row + k * a_step] * b[k * b_step + column].
@@ -99,7 +112,7 @@ template <class E> struct Heads {
 // gives zeros, not NaN. Of a draw at `position` the elements below `keep` keep their probability, times `factor`.
 // split: of a row's sum of exponentials its largest score and the logarithm of the rest are kept: of scores of -1e9 the
 // sum of both would not tell how many there are.
-enum { NONE, ADDS_FLOAT, ADDS, FILLS };
+enum { $MASK_KINDS };
 struct Rule {
   int64_t causal, kind, safe, split, drops;
   u64 seed, position;
@@ -184,9 +197,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
                          const Sizes& n, const Scores& of, float* memory) {
   const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
   const float scale = masked ? 1.0f : of.numbers.scale;
-  const int64_t width = padded(n.columns, LANES), all = padded(n.keys, KEYS);
-  float *keys = memory, *values = keys + all * width, *own = values + all * width;
-  float *sums = own + FORWARD_QUERIES * width, *p = sums + FORWARD_QUERIES * width;
+  $FORWARD_MEMORY
   pack(k, 0, n.keys, n.columns, values, all, width);
   transpose(values, all, width, keys);
   pack(v, 0, n.keys, n.columns, values, all, width);
@@ -245,14 +256,10 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
 }
 // Where the gradients of a head of keys and values grow, and what each head of queries needs of them.
 struct Workspace {
-  float *qs, *gs, *dqs, *ks, *keys, *values, *dks, *dvs, *p, *ds, *logs, *rests, *deltas;
+  float $BACKWARD_NAMES;
   int64_t width, tall, all;
   Workspace(const Sizes& n, float* memory) {
-    width = padded(n.columns, LANES); tall = padded(n.queries, QUERIES); all = padded(n.keys, KEYS);
-    for (float** part : {&qs, &gs, &dqs}) { *part = memory; memory += tall * width; }
-    for (float** part : {&ks, &keys, &values, &dks, &dvs}) { *part = memory; memory += all * width; }
-    for (float** part : {&p, &ds}) { *part = memory; memory += QUERIES * KEYS; }
-    for (float** part : {&logs, &rests, &deltas}) { *part = memory; memory += tall; }
+    $BACKWARD_MEMORY
   }
 };
 static void pack_keys(Rows<const T> k, Rows<const T> v, const Sizes& n, const Workspace& w) {
@@ -333,8 +340,8 @@ INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const W
 // then the strides of each tensor in turn.
 #define BEGIN \\
   const Sizes n = *(const Sizes*)sizes; \\
-  const Rule rule = *(const Rule*)(sizes + 6); \\
-  const int64_t* s = sizes + 17; \\
+  const Rule rule = *(const Rule*)(sizes + sizeof(Sizes) / sizeof(int64_t)); \\
+  const int64_t* s = sizes + (sizeof(Sizes) + sizeof(Rule)) / sizeof(int64_t); \\
   const auto of = [&](int64_t b, int64_t h) { \\
     const int64_t size = rule.kind == FILLS ? 1 : rule.kind == ADDS ? sizeof(T) : sizeof(float); \\
     const char* place = (const char*)mask + (b * rule.strides[0] + h * rule.strides[1]) * size; \\
@@ -378,9 +385,14 @@ extern "C" void backward(void* const* p, const void* mask, const int64_t* sizes,
       unpack(w.dvs, w.width, n.keys, n.columns, 1.0f, dv.at(b, own), 0);
     }
 }
-"""
+""").substitute(
+    MASK_KINDS=", ".join(MASK_KINDS),
+    FORWARD_MEMORY="\n  ".join(_divided(FORWARD_MEMORY, "const int64_t ", "float* ")),
+    BACKWARD_NAMES=", ".join(f"*{name}" for part in BACKWARD_MEMORY for name in part.names),
+    BACKWARD_MEMORY="\n    ".join(_divided(BACKWARD_MEMORY)),
+)
 
 
 def attention_source(kind: str) -> str:
     """Functions `forward` and `backward` for heads of a C++ type: float or bf16."""
-    return PHILOX_TYPES + _TYPES + f"typedef {kind} T;\n" + PHILOX_ROWS + _FUNCTIONS
+    return INTEGERS + _TYPES + FLOATS + f"typedef {kind} T;\n" + PHILOX_ROWS + _FUNCTIONS

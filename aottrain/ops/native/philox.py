@@ -1,12 +1,39 @@
 """The C++ of `ops.random.philox`'s uniform numbers, for all that draws them on a CPU."""
 
-PHILOX_TYPES = """\
-typedef __UINT8_TYPE__ u8; typedef __UINT32_TYPE__ u32; typedef __INT64_TYPE__ i64; typedef __UINT64_TYPE__ u64;
-#define INLINE static inline __attribute__((always_inline))
-"""
+from string import Template
+
+from aottrain.ops.philox_constants import FLOAT_BITS, KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
+
+_NUMBERS = {
+    **{f"MULTIPLIER_{i}": f"0x{number:X}u" for i, number in enumerate(MULTIPLIERS)},
+    **{f"KEY_STEP_{i}": f"0x{number:X}u" for i, number in enumerate(KEY_STEPS)},
+    "NUM_ROUNDS": str(NUM_ROUNDS),
+    "SHIFT": str(32 - FLOAT_BITS),
+    "UPPER_SHIFT": str(64 - FLOAT_BITS),  # of the second of two words in 64 bits
+    "UNIT": f"{2.0**-FLOAT_BITS:.8e}f".replace("e-0", "e-"),
+}
+
+# Uniform in [0, 1): one element of the draw whose counter's upper words are `position`.
+PHILOX_ELEMENT = Template("""\
+// Philox4x32-10: word `element % 4` of block `element / 4`.
+INLINE float philox_(u64 seed, u64 position, u64 element) {
+  u32 c0 = (u32)(element >> 2), c1 = (u32)(element >> 34), c2 = (u32)position, c3 = (u32)(position >> 32);
+  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+  #pragma GCC unroll $NUM_ROUNDS
+  for (int round = 0; round < $NUM_ROUNDS; round++) {
+    const u64 a = (u64)c0 * $MULTIPLIER_0, b = (u64)c2 * $MULTIPLIER_1;
+    const u32 n0 = (u32)(b >> 32) ^ c1 ^ k0, n2 = (u32)(a >> 32) ^ c3 ^ k1;
+    c0 = n0; c1 = (u32)b; c2 = n2; c3 = (u32)a;
+    k0 += $KEY_STEP_0; k1 += $KEY_STEP_1;
+  }
+  const u32 lane = (u32)element & 3u;
+  const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
+  return (float)(word >> $SHIFT) * $UNIT;
+}
+""").substitute(_NUMBERS)
 
 # Uniform in [0, 1): the elements from `first` on of the draw whose counter's upper words are `position`.
-PHILOX_ROWS = """\
+PHILOX_ROWS = Template("""\
 // Philox4x32-10 for a run of elements, four to a block, whose words are the lower halves of 64 bits; what is in the
 // upper halves reaches no result. g++ has no other way to multiply lower halves alone.
 #if defined(__AVX512F__) && __has_builtin(__builtin_ia32_pmuludq512_mask)
@@ -36,14 +63,14 @@ INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __re
       c1[part] = c0[part] >> 32; c2[part] = wide{} + position; c3[part] = wide{} + (position >> 32);
     }
     u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < $NUM_ROUNDS; round++) {
       #pragma GCC unroll 8
       for (int part = 0; part < PARTS; part++) {
-        const wide a = products_(c0[part], wide{} + 0xD2511F53u), b = products_(c2[part], wide{} + 0xCD9E8D57u);
+        const wide a = products_(c0[part], wide{} + $MULTIPLIER_0), b = products_(c2[part], wide{} + $MULTIPLIER_1);
         c0[part] = (b >> 32) ^ c1[part] ^ k0; c2[part] = (a >> 32) ^ c3[part] ^ k1;
         c1[part] = b; c3[part] = a;
       }
-      k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+      k0 += $KEY_STEP_0; k1 += $KEY_STEP_1;
     }
     u64 pairs[32]; float lanes[64];
     for (int part = 0; part < PARTS; part++) {
@@ -53,8 +80,8 @@ INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __re
       }
     }
     for (int i = 0; i < 32; i++) {
-      lanes[2 * i] = (float)((u32)pairs[i] >> 8) * 5.96046448e-8f;
-      lanes[2 * i + 1] = (float)(u32)(pairs[i] >> 40) * 5.96046448e-8f;
+      lanes[2 * i] = (float)((u32)pairs[i] >> $SHIFT) * $UNIT;
+      lanes[2 * i + 1] = (float)(u32)(pairs[i] >> $UPPER_SHIFT) * $UNIT;
     }
     const i64 from = (i64)(block * 4) - (i64)first;
     const i64 low = from < 0 ? -from : 0, high = count - from < 64 ? count - from : 64;
@@ -65,4 +92,4 @@ INLINE void philox_row(u64 seed, u64 position, u64 first, i64 count, float* __re
     }
   }
 }
-"""
+""").substitute(_NUMBERS)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import TorchDispatchMode
 from aottrain.errors import UnsupportedError
-from aottrain.ops.random.philox import new_state
+from aottrain.ops.random.philox import SIGNIFICAND_BITS, new_state
 from aottrain.ops.random.ranges import check_integers, check_number, check_values
 
 aten = torch.ops.aten
@@ -299,11 +299,8 @@ def _randint_like_low(
 def _random_limit(dtype: torch.dtype) -> int:
     """One past the largest integer that `random_()` draws: all those that the type represents exactly."""
     if dtype.is_floating_point:
-        return 2 ** _SIGNIFICANDS[dtype] + 1
+        return 2 ** SIGNIFICAND_BITS[dtype] + 1
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max + (dtype != torch.int64)
-
-
-_SIGNIFICANDS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
 def _random_(mode: PhiloxMode, self: Tensor) -> Tensor:

@@ -20,17 +20,16 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import disable_modes
-from aottrain.ops.native.philox import PHILOX_ROWS, PHILOX_TYPES
+from aottrain.ops.native.philox import PHILOX_ROWS
+from aottrain.ops.native.shared import INTEGERS
+from aottrain.ops.philox_constants import FLOAT_BITS, KEY_STEPS, MULTIPLIERS, NUM_ROUNDS
 from aottrain.toolchain.native import load
 
 _MASK = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_NUM_ROUNDS = 10
 # Blocks per chunk: four int64 words of a chunk stay in a core's second-level cache on a CPU.
 _CHUNK = {"cpu": 1 << 14}
-_BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+SIGNIFICAND_BITS = {torch.float64: 53, torch.float32: FLOAT_BITS, torch.float16: 11, torch.bfloat16: 8}
 
 
 def philox_words(state: Tensor, draw: int, start: int, num_blocks: int, device: torch.device) -> tuple[Tensor, ...]:
@@ -45,15 +44,15 @@ def philox_words(state: Tensor, draw: int, start: int, num_blocks: int, device: 
     c2 = torch.zeros_like(counter) + (position & _MASK)
     c3 = torch.zeros_like(counter) + ((position >> 32) & _MASK)
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
-    for _ in range(_NUM_ROUNDS):
+    for _ in range(NUM_ROUNDS):
         # The 64-bit product wraps as a signed number; masking after the shift makes its halves right.
-        p0, p1 = c0.mul_(_MULTIPLIERS[0]), c2.mul_(_MULTIPLIERS[1])
+        p0, p1 = c0.mul_(MULTIPLIERS[0]), c2.mul_(MULTIPLIERS[1])
         high0, high1 = (p0 >> 32).bitwise_and_(_MASK), (p1 >> 32).bitwise_and_(_MASK)
         low0, low1 = p0.bitwise_and_(_MASK), p1.bitwise_and_(_MASK)
         c0 = high1.bitwise_xor_(c1).bitwise_xor_(k0)
         c2 = high0.bitwise_xor_(c3).bitwise_xor_(k1)
         c1, c3 = low1, low0
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+        k0, k1 = (k0 + KEY_STEPS[0]) & _MASK, (k1 + KEY_STEPS[1]) & _MASK
     return c0, c1, c2, c3
 
 
@@ -83,7 +82,7 @@ def _uniform(words: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     if dtype == torch.float64:
         pairs = ((words[0], words[1]), (words[2], words[3]))
         return [((low >> 5) * 67108864 + (high >> 6)).to(dtype) * 2.0**-53 for low, high in pairs]
-    bits = _BITS[dtype]
+    bits = SIGNIFICAND_BITS[dtype]
     return [(word >> (32 - bits)).to(dtype) * 2.0**-bits for word in words]
 
 
@@ -117,7 +116,7 @@ _library.define("philox_randint(Tensor state, int draw, int low, int high, SymIn
 
 # The same numbers as `philox_words` and `_uniform` give, twenty times faster than a sequence of tensor ops on a CPU.
 _NATIVE = f"""\
-{PHILOX_TYPES}{PHILOX_ROWS}
+{INTEGERS}{PHILOX_ROWS}
 extern "C" void philox_uniform_float(u64 seed, u64 position, i64 count, float* out) {{
   philox_row(seed, position, 0, count, out);
 }}

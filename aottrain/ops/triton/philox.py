@@ -5,26 +5,35 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from aottrain.ops import philox_constants
+
+# A kernel reads a global only as a constant of its compilation.
+_MULTIPLIER_0, _MULTIPLIER_1 = (tl.constexpr(number) for number in philox_constants.MULTIPLIERS)
+_KEY_STEP_0, _KEY_STEP_1 = (tl.constexpr(number) for number in philox_constants.KEY_STEPS)
+_NUM_ROUNDS = tl.constexpr(philox_constants.NUM_ROUNDS)
+_SHIFT = tl.constexpr(32 - philox_constants.FLOAT_BITS)
+_UNIT = tl.constexpr(2.0**-philox_constants.FLOAT_BITS)
+
 
 @triton.jit
 def philox_words(seed, number, block):
-    """The four words of a block of a draw: Philox4x32-10, as runtime.philox defines it. All given as int64."""
+    """The four words of a block of a draw: Philox4x32-10, as ops.random.philox defines it. All given as int64."""
     c0, c1 = block.to(tl.uint32), (block >> 32).to(tl.uint32)
     c2, c3 = number.to(tl.uint32), (number >> 32).to(tl.uint32)
     k0, k1 = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
-    first, second = tl.full((), 0xD2511F53, tl.uint32), tl.full((), 0xCD9E8D57, tl.uint32)
-    for _ in tl.static_range(10):
+    first, second = tl.full((), _MULTIPLIER_0, tl.uint32), tl.full((), _MULTIPLIER_1, tl.uint32)
+    for _ in tl.static_range(_NUM_ROUNDS):
         high0, high1 = tl.umulhi(c0, first), tl.umulhi(c2, second)
         low0, low1 = c0 * first, c2 * second
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = k0 + tl.full((), 0x9E3779B9, tl.uint32), k1 + tl.full((), 0xBB67AE85, tl.uint32)
+        k0, k1 = k0 + tl.full((), _KEY_STEP_0, tl.uint32), k1 + tl.full((), _KEY_STEP_1, tl.uint32)
     return c0, c1, c2, c3
 
 
 @triton.jit
 def uniform(word):
     """24 bits of a word as a number in [0, 1)."""
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return (word >> _SHIFT).to(tl.float32) * _UNIT
 
 
 @triton.jit

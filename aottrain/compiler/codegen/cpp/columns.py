@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aottrain.compiler.codegen.cpp.text import COMPUTED, affine_text, folded, identity, to_stored
-from aottrain.ir.kernels.kernel import Column, KernelIR
+from aottrain.ir.alignment import CACHE_LINE
+from aottrain.ir.kernels.kernel import Column, KernelIR, partial_bytes
 
 # Rows whose partial result is added up on its own: keeps errors small.
 _BLOCK_ROWS = 64
@@ -32,7 +33,7 @@ class Columns:
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
             if size <= _LONGEST_LOCAL:
-                self._out(depth + 1, f"alignas(64) {kind} l{k}[{size}];")
+                self._out(depth + 1, f"alignas({CACHE_LINE}) {kind} l{k}[{size}];")
             start = identity(column.op, column.dtype)
             self._out(depth + 1, f"for (i64 j = 0; j < {size}; j++) l{k}[j] = {start};")
         return depth + 2
@@ -41,7 +42,7 @@ class Columns:
         offset = 0
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
-            padded = self._padded(column)
+            padded = partial_bytes(self.kernel, column)
             place = f"scratch + {offset} * num_threads + thread * {2 * padded}"
             self._out(depth, f"{kind}* __restrict const t{k} = ({kind}*)({place});")
             if size > _LONGEST_LOCAL:
@@ -63,14 +64,14 @@ class Columns:
         offset = 0
         for column in self.kernel.columns:
             self._finish(depth, column, offset)
-            offset += 2 * self._padded(column)
+            offset += 2 * partial_bytes(self.kernel, column)
 
     def _finish(self, depth: int, column: Column, offset: int) -> None:
         kind, size = COMPUTED[column.dtype], self._size(column)
         self._out(depth, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
         self._out(depth + 1, f"{kind} total = {identity(column.op, column.dtype)};")
         self._out(depth + 1, "for (i64 t = 0; t < threads; t++) {")
-        place = f"scratch + {offset} * num_threads + t * {2 * self._padded(column)}"
+        place = f"scratch + {offset} * num_threads + t * {2 * partial_bytes(self.kernel, column)}"
         self._out(depth + 2, f"const {kind} part = (({kind}*)({place}))[j];")
         self._out(depth + 2, folded(column.op, "total", "part"))
         self._out(depth + 1, "}")
@@ -87,7 +88,3 @@ class Columns:
 
     def _size(self, column: Column) -> int:
         return 1 if column.whole else self.kernel.row_size
-
-    def _padded(self, column: Column) -> int:
-        """Bytes of one partial result in scratch memory, in whole cache lines."""
-        return -(-self._size(column) * 8 // 64) * 64

@@ -6,14 +6,14 @@ do (Software Manual for the Elementary Functions, 1980). tests/numerics bound th
 """
 
 from aottrain.compiler.codegen.cpp.circular import turns_table
-from aottrain.ops.native.philox import PHILOX_ROWS
+from aottrain.ops.native.philox import PHILOX_ELEMENT, PHILOX_ROWS
+from aottrain.ops.native.shared import with_parts
 
-_TYPES = """\
-typedef __INT8_TYPE__ i8; typedef __UINT8_TYPE__ u8; typedef __INT16_TYPE__ i16; typedef __UINT16_TYPE__ u16;
-typedef __INT32_TYPE__ i32; typedef __UINT32_TYPE__ u32; typedef __INT64_TYPE__ i64; typedef __UINT64_TYPE__ u64;
+_TYPES = with_parts("""\
+$INTEGERS
 typedef _Float16 f16;
-struct bf16 { u16 bits; };
-#define INLINE static inline __attribute__((always_inline))
+$BFLOAT16
+$INLINE
 extern "C" {
 int omp_get_thread_num(void); int omp_get_num_threads(void); int omp_get_max_threads(void);
 double exp(double); double expm1(double); double log(double); double log1p(double); double sin(double);
@@ -31,10 +31,10 @@ INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 INLINE float fma_(float a, float b, float c) { return (float)((double)a * b + c); }
 #endif
 INLINE double fma_(double a, double b, double c) { return __builtin_fma(a, b, c); }
-"""
+""")
 
-_FUNCTIONS = """\
-template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }
+_FUNCTIONS = with_parts("""\
+$BITS
 // a where `first` is 1, b where it is 0, by their bits: a choice would become one whether to read a at all, and then
 // no vector.
 template <class T> INLINE T blend_(i32 first, T a, T b) { return (T)((a & (T)-(T)first) | (b & (T)((T)first - 1))); }
@@ -55,16 +55,10 @@ template <class To, class From> INLINE To whole_(From x) {
   return (To)x;
 #endif
 }
-INLINE float widen(float x) { return x; }
+$WIDEN
 INLINE double widen(double x) { return x; }
 INLINE float widen(f16 x) { return (float)x; }
-INLINE float widen(bf16 x) { return bits_<float>((u32)x.bits << 16); }
-// Round to nearest, ties to even; a NaN stays one.
-INLINE bf16 to_bf16(float x) {
-  const u32 u = bits_<u32>(x);
-  const u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  return bf16{(u16)(x != x ? 0x7fc0u : rounded)};
-}
+$CONVERT_BFLOAT16
 // Of a number that is one already.
 INLINE bf16 upper_bf16(float x) { return bf16{(u16)(bits_<u32>(x) >> 16)}; }
 INLINE float round_bf16(float x) { return widen(to_bf16(x)); }
@@ -91,8 +85,7 @@ INLINE float clamp_(float x, float low, float high) {
 #define NEAREST 12582912.0f
 // e^r, |r| <= log(2) / 2, and 2^r, |r| <= 1 / 2.
 INLINE float near_exp_(float r) {
-  float p = fma_(0.0013813141f, r, 0.0083694197f);
-  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
+$EXP_SERIES
   p = fma_(p, r, 1.0f); return fma_(p, r, 1.0f);
 }
 INLINE float near_exp2_(float r) {
@@ -103,8 +96,8 @@ INLINE float near_exp2_(float r) {
 // exp: x = n log 2 + r; scaled by 2^n in two factors, so that results near the ends of the range come out right.
 INLINE float exp_(float x) {
   const float c = clamp_(x, -104.0f, 89.0f);
-  const float t = fma_(c, 1.44269504f, NEAREST), n = t - NEAREST;
-  const float y = near_exp_(fma_(n, -1.42860677e-6f, fma_(n, -0.693145752f, c)));
+  const float t = fma_(c, $LOG2_E, NEAREST), n = t - NEAREST;
+  const float y = near_exp_(fma_(n, -$LOG_2_REST, fma_(n, -$LOG_2, c)));
   const u32 k = bits_<u32>(t), half = (k >> 1) << 23;
   const float out = bits_<float>(bits_<u32>(y) + half) * bits_<float>((k << 23) - half + 0x3f800000u);
   return x != x ? x : out;
@@ -121,19 +114,18 @@ INLINE float log_(float x) {
   p = fma_(p, f, -0.1666700840f); p = fma_(p, f, 0.2000104785f); p = fma_(p, f, -0.2500001490f);
   p = fma_(p, f, 0.3333333135f);
   const float s = f * f;
-  const float tail = fma_(k, 1.42860677e-6f, fma_(s * f, p, -0.5f * s));
-  const float y = fma_(k, 0.693145752f, f + tail);
+  const float tail = fma_(k, $LOG_2_REST, fma_(s * f, p, -0.5f * s));
+  const float y = fma_(k, $LOG_2, f + tail);
   const float inf = __builtin_inff();
   return x == 0.0f ? -inf : (x < 0.0f ? __builtin_nanf("") : (x < inf ? y : x));
 }
 // exp(r) - 1 is kept apart from 1, so that it loses nothing near zero; 2^n - 1 is exact where it matters.
 INLINE float expm1_(float x) {
   const float c = x > 40.0f ? 40.0f : (x < -40.0f ? -40.0f : x);
-  const float n = __builtin_rintf(c * 1.44269504f);
-  float r = fma_(n, -0.693145752f, c);
-  r = fma_(n, -1.42860677e-6f, r);
-  float p = fma_(0.0013813141f, r, 0.0083694197f);
-  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);
+  const float n = __builtin_rintf(c * $LOG2_E);
+  float r = fma_(n, -$LOG_2, c);
+  r = fma_(n, -$LOG_2_REST, r);
+$EXP_SERIES
   const float scale = bits_<float>(((i32)n + 127) << 23);
   const float y = fma_(scale, fma_(r * r, p, r), scale - 1.0f);
   return x == 0.0f || x != x ? x : (x > 40.0f ? exp_(x) : y);
@@ -202,8 +194,8 @@ INLINE float far_cos_(float x) { return far_(x, 1); }
 // 1 / (1 + e^-x), with e^-x as twice a number that does not overflow before it does.
 INLINE float sigmoid_(float x) {
   const float c = clamp_(x, -89.0f, 87.0f);
-  const float t = fma_(c, -1.44269504f, NEAREST), n = t - NEAREST;
-  const float y = near_exp_(fma_(n, -1.42860677e-6f, fma_(n, -0.693145752f, -c)));
+  const float t = fma_(c, -$LOG2_E, NEAREST), n = t - NEAREST;
+  const float y = near_exp_(fma_(n, -$LOG_2_REST, fma_(n, -$LOG_2, -c)));
   const float out = 1.0f / fma_(y * bits_<float>((bits_<u32>(t) << 23) + 0x3f000000u), 2.0f, 1.0f);
   return x != x ? x : out;
 }
@@ -211,21 +203,6 @@ INLINE double sigmoid_(double x) { return 1.0 / (1.0 + exp(-x)); }
 INLINE float sign_(float x) { return (float)((x > 0.0f) - (x < 0.0f)); }
 INLINE double sign_(double x) { return (double)((x > 0.0) - (x < 0.0)); }
 INLINE i64 sign_(i64 x) { return (x > 0) - (x < 0); }
-// Philox4x32-10: word `element % 4` of block `element / 4`.
-INLINE float philox_(u64 seed, u64 position, u64 element) {
-  u32 c0 = (u32)(element >> 2), c1 = (u32)(element >> 34), c2 = (u32)position, c3 = (u32)(position >> 32);
-  u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
-  #pragma GCC unroll 10
-  for (int round = 0; round < 10; round++) {
-    const u64 a = (u64)c0 * 0xD2511F53u, b = (u64)c2 * 0xCD9E8D57u;
-    const u32 n0 = (u32)(b >> 32) ^ c1 ^ k0, n2 = (u32)(a >> 32) ^ c3 ^ k1;
-    c0 = n0; c1 = (u32)b; c2 = n2; c3 = (u32)a;
-    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
-  }
-  const u32 lane = (u32)element & 3u;
-  const u32 word = lane == 0 ? c0 : (lane == 1 ? c1 : (lane == 2 ? c2 : c3));
-  return (float)(word >> 8) * 5.96046448e-8f;
-}
-"""
+""")
 
-LIBRARY = _TYPES + turns_table() + _FUNCTIONS + PHILOX_ROWS
+LIBRARY = _TYPES + turns_table() + _FUNCTIONS + PHILOX_ELEMENT + PHILOX_ROWS

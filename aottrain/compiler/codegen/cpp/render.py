@@ -33,6 +33,7 @@ from aottrain.compiler.codegen.cpp.text import (
 )
 from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
 from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers, store_stage
+from aottrain.ir.alignment import CACHE_LINE
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import (
     Address,
@@ -56,8 +57,7 @@ _PARALLEL_FROM = 16384
 # What is held of a row is on the stack, and should stay in a processor's own cache: up to this many bytes of it, or of
 # rows up to this many elements.
 _MOST_HELD, _LONGEST_BUFFER = 512 << 10, 16384
-# Partial sums of this many elements of a row are added up on their own: keeps errors small.
-_FLUSH_ELEMENTS = 4096
+_FLUSH_ELEMENTS = 4096  # of a row, whose partial sum is added up on its own: keeps errors small
 
 
 class _Work(NamedTuple):
@@ -122,7 +122,7 @@ class Renderer:
         self._out(2, f"const i64 begin = block * 4096, end = begin + 4096 < {size} ? begin + 4096 : {size};")
         for value, before in self.plan.holds.items():
             if before == -1:
-                self._out(2, f"alignas(64) float r{self.buffers[value]}[4096];")
+                self._out(2, f"alignas({CACHE_LINE}) float r{self.buffers[value]}[4096];")
                 self._run(2, value, "begin", "end - begin")
         self._pass(2, 0, ("begin", "end"), "begin")
         self._out(1, "}")
@@ -139,7 +139,7 @@ class Renderer:
         self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
         self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
         for buffer, kind in sorted({(self.buffers[v], COMPUTED[kernel.body[v].dtype]) for v in self.plan.holds}):
-            self._out(2, f"alignas(64) {kind} r{buffer}[{kernel.row_size}];")
+            self._out(2, f"alignas({CACHE_LINE}) {kind} r{buffer}[{kernel.row_size}];")
         depth = self.columns.start(2)
         self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
         outer = kernel.ranges[: kernel.num_outer]

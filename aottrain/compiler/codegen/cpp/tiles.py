@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from aottrain.compiler.codegen.cpp.text import STORED, affine_text, decoded, loaded
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
+from aottrain.ir.alignment import CACHE_LINE
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Reduce, Store
 
-_LINE_BYTES, _PAGE_BYTES, _WAYS = 64, 4096, 16
+_PAGE_BYTES, _WAYS = 4096, 16
 # Rows of a tile: those of one cache line in float32; and elements of each, with some more so that columns of a tile do
 # not all fall into one set of the cache.
 _ROWS, _COLUMNS, _MOST_COLUMNS, _GAP = 16, 64, 128, 4
@@ -102,7 +103,7 @@ class Tile:
 
     def _declare(self, out: Callable[[int, str], None], buffer: int, name: str) -> None:
         kind = STORED[self.kernel.parameters[buffer].dtype]
-        out(2, f"alignas(64) {kind} {name}[{_ROWS * (self.columns + _GAP)}];")
+        out(2, f"alignas({CACHE_LINE}) {kind} {name}[{_ROWS * (self.columns + _GAP)}];")
 
     def _copy(self, out: Callable[[int, str], None], buffer: int, name: str, text: str) -> None:
         self._declare(out, buffer, name)
@@ -147,7 +148,7 @@ def _stays_near(kernel: KernelIR, value: int) -> bool:
     last, load = len(kernel.ranges) - 1, kernel.body[value]
     assert isinstance(load, Load)
     step = abs(load.address.offset.coefficient(last)) * load.dtype.itemsize
-    sets = min(_PAGE_BYTES // math.gcd(step, _PAGE_BYTES), _PAGE_BYTES // _LINE_BYTES)
+    sets = min(_PAGE_BYTES // math.gcd(step, _PAGE_BYTES), _PAGE_BYTES // CACHE_LINE)
     return kernel.ranges[last] <= _WAYS * sets
 
 
@@ -155,6 +156,6 @@ def _rows_of(kernel: KernelIR, buffer: int, offset: Affine) -> int | None:
     """The outer loop along which an access is contiguous, where along the row it takes a cache line for each
     element."""
     last = len(kernel.ranges) - 1
-    if abs(offset.coefficient(last)) * kernel.parameters[buffer].dtype.itemsize < _LINE_BYTES:
+    if abs(offset.coefficient(last)) * kernel.parameters[buffer].dtype.itemsize < CACHE_LINE:
         return None
     return next((i for i in range(last) if offset.coefficient(i) == 1 and kernel.ranges[i] >= _FEWEST), None)

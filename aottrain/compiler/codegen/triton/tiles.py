@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from aottrain.compiler.codegen.row_passes import is_element
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
+from aottrain.ir.liveness import last_uses
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
 _TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
@@ -101,9 +102,7 @@ def _num_held(kernel: KernelIR) -> int:
     """The most values of an element that are alive across a reduction over its row, at least one: what registers must
     hold. In between, an element's values come and go; what is stored is stored as soon as it is there."""
     known = levels(kernel)
-    last: dict[int, int] = {}
-    for position, instruction in enumerate(kernel.body):
-        last.update((value, position) for value in operands(instruction))
+    last = last_uses(map(operands, kernel.body))
     reductions = [position for position, instruction in enumerate(kernel.body) if isinstance(instruction, Reduce)]
     elements = [value for value in last if known[value] is Level.ELEMENT]
     return max([1, *(sum(value < at < last[value] for value in elements) for at in reductions)])

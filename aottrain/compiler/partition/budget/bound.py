@@ -15,10 +15,11 @@ from math import inf
 
 from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.budget.marginal import scheduled_ops
-from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, seconds_beyond, simulate
+from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, seconds_beyond, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 from aottrain.explain.report import Gap
 from aottrain.ir.graph import PartitionedGraph
+from aottrain.ir.liveness import freed_after, last_uses
 from aottrain.ir.plan import PartitionPlan
 
 _UNITS_PER_S = 10**15  # of the cut's whole numbers
@@ -33,7 +34,7 @@ def find_gap(graph: StorageGraph, plan: PartitionPlan, parts: PartitionedGraph) 
     by_name = {root.name: storage for storage, root in enumerate(graph.roots)}
     saved = frozenset(by_name[name] for name in plan.saved)
     emitter = Emitter(graph)
-    schedule = Schedule(saved, emitter.forward(saved), backward)
+    schedule = OpSchedule(saved, emitter.forward(saved), backward)
     least = least_added_seconds(graph, emitter.always, simulate(graph, schedule).peak_bytes)
     once = emitter.least_seconds()
     return Gap(once, max(seconds_beyond(graph, schedule, once), 0.0), least)
@@ -64,7 +65,7 @@ def least_added_seconds(graph: StorageGraph, always: frozenset[int], peak_bytes:
 
 
 @dataclass(frozen=True)
-class _Instant:
+class _LateInstant:
     """While one late op runs. waiting: storages of the forward that ops after it read and it does not; there: those
     that are alive in any case; other_bytes: of all that is alive besides what waits."""
 
@@ -73,18 +74,15 @@ class _Instant:
     other_bytes: int
 
 
-def _fullest(graph: StorageGraph) -> _Instant:
+def _fullest(graph: StorageGraph) -> _LateInstant:
     """Where most would be alive if nothing of the forward were made again."""
     late = [i for i, op in enumerate(graph.ops) if op.late]
     made = {s for i in late for s in graph.writes[i]}
-    last = {s: k for k, i in enumerate(late) for s in (*graph.writes[i], *graph.reads[i])}
+    last = last_uses((*graph.writes[i], *graph.reads[i]) for i in late)
     last.update(dict.fromkeys(graph.gradients, len(late)))
     free = graph.at_hand | graph.outputs
     held = {s: k for s, k in last.items() if s not in made and s not in free}
-    dying: dict[int, list[int]] = {}
-    for storage, k in last.items():
-        if storage in made or storage in held:
-            dying.setdefault(k, []).append(storage)
+    dying = freed_after(last, free - made)
     now = sum(graph.sizes[s] for s in (*(graph.outputs - graph.at_hand), *held)) + graph.tangent_bytes
     most, at = -1, 0
     for k, i in enumerate(late):
@@ -94,7 +92,7 @@ def _fullest(graph: StorageGraph) -> _Instant:
         now -= sum(graph.sizes[s] for s in dying.get(k, ()))
     read = frozenset(graph.reads[late[at]]) if late else frozenset()
     waiting = tuple(s for s, k in held.items() if k >= at and s not in read)
-    return _Instant(waiting, free | read, max(most, 0) - sum(graph.sizes[s] for s in waiting))
+    return _LateInstant(waiting, free | read, max(most, 0) - sum(graph.sizes[s] for s in waiting))
 
 
 class _Choice:
@@ -103,7 +101,7 @@ class _Choice:
     Vertices: a storage, cut where it is held; two for each op, of which the first is cut where it runs again.
     """
 
-    def __init__(self, graph: StorageGraph, always: frozenset[int], instant: _Instant):
+    def __init__(self, graph: StorageGraph, always: frozenset[int], instant: _LateInstant):
         self.graph, self.waiting = graph, instant.waiting
         self.storages: list[int] = []
         self.weights: dict[int, int | None] = {}

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aottrain.compiler.partition.budget.refinement import neighbours, reexecute, relax, trim
-from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, Timeline, seconds_beyond, simulate
+from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, seconds_beyond, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 
 # A round of the search is linear in the ops; deep graphs give up several values a round to stay within a second.
@@ -37,7 +37,7 @@ class Point:
         return self.timeline.peak_bytes
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> OpSchedule:
         return self.timeline.schedule
 
 

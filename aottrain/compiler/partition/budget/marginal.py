@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
-from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, seconds_beyond, simulate
+from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, seconds_beyond, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 from aottrain.ir.graph import PartitionedGraph, allocations, calls, view_source
 from aottrain.ir.plan import PartitionPlan
@@ -36,7 +36,7 @@ def marginals(
     by_name = {root.name: storage for storage, root in enumerate(graph.roots)}
     saved = frozenset(by_name[name] for name in plan.saved)
     emitter = Emitter(graph)
-    base = Schedule(saved, emitter.emit(saved, False).forward, backward)
+    base = OpSchedule(saved, emitter.emit(saved, False).forward, backward)
     base_peak, base_seconds = simulate(graph, base).peak_bytes, seconds_beyond(graph, base, 0.0)
     places = _Places(graph, base)
     found: dict[str, Marginal] = {}
@@ -49,7 +49,7 @@ def marginals(
         left = saved - {storage}
         # A plan with a schedule says when a value is computed again; without one it is once, and kept.
         rest = backward[position:] if plan.schedule is not None else [i for i in backward[position:] if i not in ops]
-        without = Schedule(left, emitter.emit(left, False).forward, (*backward[:position], *ops, *rest))
+        without = OpSchedule(left, emitter.emit(left, False).forward, (*backward[:position], *ops, *rest))
         change = None
         if simulated < num_simulated:
             simulated += 1
@@ -72,7 +72,7 @@ def scheduled_ops(graph: StorageGraph, plan: PartitionPlan, parts: PartitionedGr
 class _Places:
     """Where in a schedule's backward each storage is first read, and first written."""
 
-    def __init__(self, graph: StorageGraph, schedule: Schedule):
+    def __init__(self, graph: StorageGraph, schedule: OpSchedule):
         self.graph, self.schedule = graph, schedule
         self.read: dict[int, int] = {}
         self.written: dict[int, int] = {}

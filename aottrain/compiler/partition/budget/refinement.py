@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from aottrain.compiler.partition.algorithms.range_maximum import Levels
-from aottrain.compiler.partition.budget.simulation import Emitter, Schedule, Timeline, simulate
+from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 
 _PATIENCE = 40
@@ -18,7 +18,7 @@ _OWN_SHARE = 0.05
 MoveKey = tuple[int, int, int | None]
 
 
-class Accesses:
+class BackwardUses:
     """Where the backward of a schedule runs each early op, and where it reads or makes each storage, in order."""
 
     def __init__(self, graph: StorageGraph, backward: tuple[int, ...]):
@@ -45,15 +45,15 @@ class _Relaxation:
         self.graph, self.emitter, self.schedule = emitter.graph, emitter, timeline.schedule
         self.limit, self.peak, self.live = timeline.peak_bytes, timeline.peak, Levels(timeline.live)
         self.start = len(self.schedule.forward) + 1  # of the backward
-        self.accesses = Accesses(self.graph, self.schedule.backward)
+        self.uses = BackwardUses(self.graph, self.schedule.backward)
         self.saved = set(self.schedule.saved)
         self.removed: set[int] = set()
 
-    def run(self) -> Schedule | None:
+    def run(self) -> OpSchedule | None:
         graph = self.graph
-        worth = {i: graph.again[i] / (graph.write_bytes[i] + 1) for i in self.accesses.runs}
+        worth = {i: graph.again[i] / (graph.write_bytes[i] + 1) for i in self.uses.runs}
         for i in sorted(worth, key=lambda i: (-worth[i], i)):
-            runs = self.accesses.runs[i]
+            runs = self.uses.runs[i]
             for position in reversed(runs[1:]):
                 self._hold(i, position)
             if not self.removed.issuperset(runs[1:]):
@@ -63,16 +63,16 @@ class _Relaxation:
             return None
         backward = tuple(i for p, i in enumerate(self.schedule.backward) if p not in self.removed)
         saved = frozenset(self.saved)
-        return Schedule(saved, self.emitter.forward(saved), backward)
+        return OpSchedule(saved, self.emitter.forward(saved), backward)
 
     def _wanted(self, op: int, position: int) -> list[int]:
         """What is read of this run's results before the op runs again."""
-        runs = self.accesses.runs[op]
+        runs = self.uses.runs[op]
         after = runs[runs.index(position) + 1 :]
         end = next((p for p in after if p not in self.removed), len(self.schedule.backward))
         wanted = []
         for storage in self.graph.writes[op]:
-            touched = self.accesses.touched[storage]
+            touched = self.uses.touched[storage]
             at = bisect_left(touched, position) + 1
             read = at < len(touched) and any(p < end and p not in after for p in touched[at:])
             if storage not in self.saved and (read or storage in self.graph.gradients):
@@ -83,7 +83,7 @@ class _Relaxation:
         """Keep the results of the run before instead of running the op here, where there is room."""
         spans = []
         for storage in self._wanted(op, position):
-            touched = self.accesses.touched[storage]
+            touched = self.uses.touched[storage]
             last = touched[bisect_left(touched, position) - 1]
             spans.append((self.start + last + 1, self.start + position, self.graph.sizes[storage]))
         self._take(spans, position)
@@ -182,7 +182,7 @@ class _Move:
     merged: list[int]
 
 
-def _apply(emitter: Emitter, schedule: Schedule, moves: list[_Move]) -> Schedule:
+def _apply(emitter: Emitter, schedule: OpSchedule, moves: list[_Move]) -> OpSchedule:
     saved = schedule.saved.difference(move.storage for move in moves)
     merged = {position for move in moves for position in move.merged}
     chains: dict[int, list[int]] = {}
@@ -195,7 +195,7 @@ def _apply(emitter: Emitter, schedule: Schedule, moves: list[_Move]) -> Schedule
         backward += chains.get(position, ())
         start = position + (position in merged)
     backward += schedule.backward[start:]
-    return Schedule(saved, emitter.forward(saved), tuple(backward))
+    return OpSchedule(saved, emitter.forward(saved), tuple(backward))
 
 
 def _best_moves(
@@ -218,7 +218,7 @@ def _candidates(
     graph: StorageGraph, timeline: Timeline, prices: list[float], hold: bool, tabu: set[MoveKey]
 ) -> list[_Move]:
     """All moves, best first."""
-    state, peak_op = _Instant(graph, timeline), timeline.peak_op
+    state, peak_op = _PeakState(graph, timeline), timeline.peak_op
     found = []
     for storage in state.idle():
         position = state.next_use(storage)
@@ -237,7 +237,7 @@ def _candidates(
     return [move for _, _, move in found]
 
 
-class _Instant:
+class _PeakState:
     """What is alive at a schedule's peak. at: its position in the backward, -1 for the forward and its end."""
 
     def __init__(self, graph: StorageGraph, timeline: Timeline):
@@ -245,8 +245,8 @@ class _Instant:
         self.backward = self.schedule.backward
         self.at = max(timeline.peak - len(self.schedule.forward) - 1, -1)
         self.peak = timeline.peak
-        accesses = Accesses(graph, self.backward)
-        self.touched, self.runs = accesses.touched, accesses.runs
+        uses = BackwardUses(graph, self.backward)
+        self.touched, self.runs = uses.touched, uses.runs
 
     def idle(self) -> list[int]:
         """Values of early ops that are alive, that the op at the peak does not touch, and that may be made again."""

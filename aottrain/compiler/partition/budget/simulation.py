@@ -12,13 +12,14 @@ from itertools import accumulate
 import numpy as np
 
 from aottrain.compiler.partition.costs.storages import Array, StorageGraph
+from aottrain.ir.liveness import last_uses
 
 # What is alive at a cut, relative to the largest storage alive.
 _BESIDE_A_CUT = 1.25
 
 
 @dataclass(frozen=True)
-class Schedule:
+class OpSchedule:
     """Ops by number. forward: in program order; backward: late ops in program order, recomputed ones between them. What
     is saved is read as it was saved; of what is made several times, the newest."""
 
@@ -32,7 +33,7 @@ class Timeline:
     """Bytes beside what is alive throughout, while each scheduled op runs, the end of the forward among them; peak: the
     position of the largest."""
 
-    schedule: Schedule
+    schedule: OpSchedule
     live: tuple[int, ...]
     peak: int
 
@@ -55,12 +56,8 @@ def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
     """
     count = len(graph.early)
     needed = _closure(graph, graph.outputs | graph.updates)
-    last: dict[int, int] = {}
-    for i in range(count):
-        if i in needed:
-            for storage in graph.reads[i]:
-                if storage not in graph.at_hand and storage not in graph.copied:
-                    last[storage] = i
+    given = graph.at_hand | graph.copied
+    last = last_uses(set(graph.reads[i]) - given if i in needed else () for i in range(count))
     units, cuts, open_storages, unit = [0] * count, set(), set[int](), 0
     for i in range(count):
         units[i] = unit
@@ -99,7 +96,7 @@ class Emitter:
         self._forward = tuple(sorted(self.always))
         self._unit_of_late = self._late_units()
 
-    def emit(self, saved: frozenset[int], forget: bool) -> Schedule:
+    def emit(self, saved: frozenset[int], forget: bool) -> OpSchedule:
         """Lazy: what is missing is computed just before the first op that reads it. `forget`: once the backward of a
         stretch of the forward is done, recomputed values of earlier stretches go, except those where stretches meet."""
         graph, reads, writes = self.graph, self.graph.reads, self.graph.writes
@@ -127,7 +124,7 @@ class Emitter:
                     for storage in held.pop(earlier):
                         present[storage] = 0
         order += self._recompute([s for s in graph.gradients if not present[s]], present)
-        return Schedule(saved, self.forward(saved), tuple(order))
+        return OpSchedule(saved, self.forward(saved), tuple(order))
 
     def forward(self, saved: Iterable[int]) -> tuple[int, ...]:
         """What the forward runs: for its outputs, its effects, and what is saved."""
@@ -167,13 +164,13 @@ class Emitter:
         return found
 
 
-def seconds_beyond(graph: StorageGraph, schedule: Schedule, base: float) -> float:
+def seconds_beyond(graph: StorageGraph, schedule: OpSchedule, base: float) -> float:
     """How much longer than `base` seconds both programs take."""
     costs, again = graph.costs, graph.again
     return sum(costs[i] for i in schedule.forward) + sum(again[i] for i in schedule.backward) - base
 
 
-def simulate(graph: StorageGraph, schedule: Schedule) -> Timeline:
+def simulate(graph: StorageGraph, schedule: OpSchedule) -> Timeline:
     """Exact for programs that free each storage after its last use. Outputs live from the forward on, tangents through
     the whole backward, gradients until its end, residuals until their last use."""
     outputs = graph.outputs - graph.at_hand

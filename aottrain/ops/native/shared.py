@@ -1,0 +1,58 @@
+"""What several C++ texts have in common, each part written once; a text names a part as $PART.
+
+The exponential's argument is c = n log 2 + r, n whole, reduced as Cody and Waite do (Software Manual for the Elementary
+Functions, 1980); e^r is a series, fitted as those of `codegen.cpp.library`. How e^r and 2^n are put together differs
+from text to text: with what comes near the ends of the range.
+"""
+
+from string import Template
+
+PARTS = {
+    "INTEGERS": """\
+typedef __INT8_TYPE__ i8; typedef __UINT8_TYPE__ u8; typedef __INT16_TYPE__ i16; typedef __UINT16_TYPE__ u16;
+typedef __INT32_TYPE__ i32; typedef __UINT32_TYPE__ u32; typedef __INT64_TYPE__ i64; typedef __UINT64_TYPE__ u64;""",
+    "INLINE": "#define INLINE static inline __attribute__((always_inline))",
+    "BITS": "template <class To, class From> INLINE To bits_(From x) { return __builtin_bit_cast(To, x); }",
+    "BFLOAT16": "struct bf16 { u16 bits; };",
+    "WIDEN": "INLINE float widen(float x) { return x; }",
+    "CONVERT_BFLOAT16": """\
+INLINE float widen(bf16 x) { return bits_<float>((u32)x.bits << 16); }
+// Round to nearest, ties to even; a NaN stays one.
+INLINE bf16 to_bf16(float x) {
+  const u32 u = bits_<u32>(x);
+  const u32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return bf16{(u16)(x != x ? 0x7fc0u : rounded)};
+}""",
+    "LOG2_E": "1.44269504f",
+    "LOG_2": "0.693145752f",  # of so few bits that a whole number times it is exact
+    "LOG_2_REST": "1.42860677e-6f",
+    # (e^r - 1 - r) / r^2, |r| <= log(2) / 2.
+    "EXP_SERIES": """\
+  float p = fma_(0.0013813141f, r, 0.0083694197f);
+  p = fma_(p, r, 0.0416684560f); p = fma_(p, r, 0.1666651517f); p = fma_(p, r, 0.4999999404f);""",
+}
+
+
+def with_parts(text: str) -> str:
+    """The text with each part where it names it."""
+    return Template(text).substitute(PARTS)
+
+
+# What texts written by hand begin with: integers by their widths, and float and bfloat16 under the same names.
+INTEGERS = with_parts("$INTEGERS\n$INLINE\n")
+FLOATS = with_parts("""\
+$BFLOAT16
+$BITS
+$WIDEN
+$CONVERT_BFLOAT16
+INLINE void store(float* p, float x) { *p = x; }
+INLINE void store(bf16* p, float x) { *p = to_bf16(x); }
+INLINE float fma_(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+// e^c / 2^n, and n.
+INLINE float reduced_exp_(float c, float& n) {
+  n = __builtin_rintf(c * $LOG2_E);
+  const float r = fma_(n, -$LOG_2_REST, fma_(n, -$LOG_2, c));
+$EXP_SERIES
+  return 1.0f + fma_(r * r, p, r);
+}
+""")
