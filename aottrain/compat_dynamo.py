@@ -26,7 +26,8 @@ class Frame(NamedTuple):
 
     limited: there are as many programs for its code as there may be. skipped: TorchDynamo gave up on it. Both run
     eagerly; else it was compiled, or holds nothing to compile. breaks: the graph breaks that were met. failed: where an
-    op of the frame refused its arguments while TorchDynamo traced it; this call of it is left to Python.
+    op of the frame refused its arguments while TorchDynamo traced it, or TorchDynamo itself failed; this call of it is
+    left to Python.
     """
 
     code: types.CodeType
@@ -129,6 +130,7 @@ def look_again() -> None:
     """From now on TorchDynamo looks anew at code of which a backend has left a call to Python: for other inputs it is,
     or will be, compiled. By its own rule it would run it in Python for good, and nobody could count the calls."""
     from torch._dynamo.convert_frame import CatchErrorsWrapper
+    from torch._dynamo.exc import TorchRuntimeError
     from torch._dynamo.types import ConvertFrameReturn
 
     original = CatchErrorsWrapper.__call__
@@ -141,7 +143,14 @@ def look_again() -> None:
             tell()
             return ConvertFrameReturn(apply_to_code=False)
         _left.tell = None
-        found = original(self, frame, cache_entry, frame_state)
+        try:
+            found = original(self, frame, cache_entry, frame_state)
+        except TorchRuntimeError as error:
+            refuse, options = _refusal_of(self)
+            if refuse is None:
+                raise
+            _left.tell, found = refuse(options, _failure(error)), ConvertFrameReturn()
+            _left.tell()
         tell, _left.tell = _left.tell, None
         if tell is None:
             return found
@@ -149,6 +158,24 @@ def look_again() -> None:
         return replace(found, apply_to_code=False)
 
     CatchErrorsWrapper.__call__ = call
+
+
+# By backend: given torch.compile's options, and where an op refused its arguments: what tells of the call.
+Refuse = Callable[[Any, GraphBreak], Callable[[], None]]
+_refusals: dict[Any, Refuse] = {}
+
+
+def refuse_by(backend: Any, refuse: Refuse) -> None:
+    """Where an op refuses its arguments while TorchDynamo traces for torch.compile(..., backend=backend), Python is to
+    run that call of the code, and raise what the op raises where it belongs."""
+    _refusals[backend] = refuse
+
+
+def _refusal_of(callback: Any) -> tuple[Refuse | None, Any]:
+    while hasattr(callback, "_torchdynamo_orig_backend"):
+        callback = callback._torchdynamo_orig_backend
+    options = getattr(callback, "kwargs", {}).get("options")
+    return _refusals.get(getattr(callback, "compiler_fn", None)), options
 
 
 class _Watched:
@@ -167,7 +194,7 @@ class _Watched:
         self._clone_with_backend = getattr(callback, "_clone_with_backend", None)
 
     def __call__(self, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-        from torch._dynamo.exc import TorchRuntimeError
+        from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
         from torch._dynamo.types import ConvertFrameReturn, FrameAction
         from torch._dynamo.utils import counters, graph_break_reasons
 
@@ -188,7 +215,8 @@ class _Watched:
         failed = None
         try:
             found = self._callback(frame, cache_entry, frame_state)
-        except TorchRuntimeError as error:  # Python raises it where it belongs, maybe in a `try` of the program's
+        except (TorchRuntimeError, InternalTorchDynamoError, AssertionError) as error:
+            # Python raises it where it belongs, maybe in a `try` of the program's; or it is a fault of TorchDynamo's.
             failed, found = _failure(error), ConvertFrameReturn(apply_to_code=False)
             self._num_failed[code] = frame_state, num_failed + 1
         if found.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
@@ -207,7 +235,7 @@ def _graph_break(found: Any) -> GraphBreak:
 
 
 def _failure(error: Any) -> GraphBreak:
-    return _told(f"TorchDynamo cannot trace it: {error.msg}", error.real_stack)
+    return _told(f"TorchDynamo cannot trace it: {getattr(error, 'msg', error)}", getattr(error, "real_stack", None))
 
 
 def _told(reason: Any, stack: Any) -> GraphBreak:
@@ -227,11 +255,48 @@ def handed_on(error: Exception) -> Exception:
     return HandedOn(str(error), first_useful_frame=None)
 
 
-def compiled_code() -> int | None:
-    """While a backend is called: a number for the piece of code that TorchDynamo compiles, the same for each of its
-    shapes."""
+def compiled_code() -> tuple[int, int] | None:
+    """While a backend is called: numbers for the piece of code that TorchDynamo compiles, the same for each of its
+    shapes, and others after torch._dynamo.reset()."""
     found = torch._guards.CompileContext.current_compile_id()
-    return None if found is None else found.frame_id
+    return None if found is None or found.frame_id is None else (found.frame_id, num_resets())
+
+
+_resets = [0]
+
+
+def num_resets() -> int:
+    """How often torch._dynamo.reset() was seen to have been called: told by code that TorchDynamo forgets then."""
+    from torch._dynamo.convert_frame import input_codes
+
+    if num_resets.__code__ not in input_codes:
+        input_codes.add(num_resets.__code__)
+        _resets[0] += 1
+    return _resets[0]
+
+
+def compiling() -> tuple[Any, Any]:
+    """While TorchDynamo compiles: a number for the compilation, and what stands for this attempt at it."""
+    return torch._guards.CompileContext.current_compile_id(), torch._guards.TracingContext.try_get()
+
+
+def drawn_by_python(node: torch.fx.Node) -> bool:
+    """Whether this input of a graph is a number that the program draws by Python's `random`, given as a tensor."""
+    return type(getattr(node, "_dynamo_source", None)).__name__ == "RandomValueSource"
+
+
+def on_new_code(change: Callable[[types.CodeType, types.CodeType], types.CodeType | None]) -> None:
+    """Have TorchDynamo run, for the program's code and its own for that, the code that `change` gives, if it does."""
+    from torch._dynamo.convert_frame import register_bytecode_hook
+
+    register_bytecode_hook(change)
+
+
+def leave_out(code: types.CodeType) -> None:
+    """TorchDynamo does not look at calls of this code; at those that it makes it does."""
+    from torch._dynamo.eval_frame import skip_code
+
+    skip_code(code)
 
 
 def enters_dynamo(code: types.CodeType) -> bool:

@@ -47,7 +47,7 @@ def drawn(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def _mark(name: str, spread: str, peak: str) -> Mark:
+def _mark(name: str, spread: str, peak: str) -> PlotMark:
     middle, low, high = (float(value) / 1e3 for value in re.findall(r"[\d.]+", spread))
     series = name.partition(",")[0]
     return PlotMark(series, name, name, float(peak) * 2**20, middle, "", low, high)

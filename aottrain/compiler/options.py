@@ -56,8 +56,10 @@ class CompileOptions:
         return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
 
 
-def options_from_dict(given: dict[str, Any]) -> CompileOptions:
-    """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for unknown keys."""
+def options_from_dict(given: Any) -> CompileOptions:
+    """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for what is no dict of known keys."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"options is a {type(given).__name__}; allowed: a dict of keywords of aottrain.compile")
     allowed = ["partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost"]
     allowed += ["modules", "workspaces", "loss_head", "cuda_graphs", "decisions"]
     unknown = [key for key in given if key not in allowed]

@@ -266,6 +266,11 @@ class CompileReport:
     target: str = ""
     graph_breaks: list[GraphBreak] = field(default_factory=list)
 
+    def clear(self) -> None:
+        """What was compiled is gone."""
+        for found in (self.graphs, self.fallbacks, self.graph_breaks):
+            found.clear()
+
     @property
     def breaks_text(self) -> str:
         """What graph breaks mean for peaks and budgets; "" where there are none."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.errors import UnsupportedError
 from aottrain.ops.random.mode import PhiloxMode
 from aottrain.runtime.executor import Runner
 
@@ -27,6 +28,10 @@ class ForwardRaised(Exception):
         self.error = error
         self._state = state
         self._generators = generators
+
+    def refusal(self) -> UnsupportedError:
+        """Where eager has not raised, as where the program catches it."""
+        return UnsupportedError(f"the compiled forward raised where eager does not: {self}")
 
     def run_again(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What eager gives, or raises, drawing the random numbers that the forward drew."""

@@ -144,3 +144,10 @@ x = torch.ones(2)
 assert torch.equal(g(x, torch.Tensor.cos), x.cos()) and torch.equal(g(x, torch.Tensor.sin), x.sin())
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("options", [3, "budget", ["budget"]])
+def test_options_that_are_no_dict(options):
+    torch._dynamo.reset()
+    with pytest.raises(aottrain.ConfigError, match="options is a "):
+        torch.compile(scaled, backend="aottrain", options=options)(torch.ones(3))

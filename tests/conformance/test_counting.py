@@ -119,7 +119,27 @@ def test_after_a_reset_programs_are_made_again():
     of_many_shapes(call)
     torch._dynamo.reset()
     call(torch.ones(LIMIT + 1))
-    assert call.report.num_fallbacks == 1 and len(call.report.graphs) == LIMIT + 1
+    assert call.report.num_fallbacks == 0 and len(call.report.graphs) == 1
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["while the old report is held", "while nobody holds it"])
+def test_after_a_reset_no_report_has_what_was_before(kept):
+    """TorchDynamo numbers pieces of code anew then: another program may get the number of an earlier one."""
+    before = {id(report) for report in aottrain.reports()}
+    held = []
+    for function in (twice, scaled_thrice):
+        torch._dynamo.reset()
+        call = torch.compile(function, backend="aottrain")
+        call(ONE)
+        made = [report for report in aottrain.reports() if id(report) not in before]
+        (report,) = [report for report in made if report not in held]
+        assert len(report.graphs) == 1
+        held += [report] * kept
+        before.add(id(report))
+
+
+def scaled_thrice(x):
+    return x * 3
 
 
 def test_nothing_to_compile_is_no_fallback():
@@ -232,3 +252,26 @@ def test_bisect_takes_one_input():
     model = nn.Linear(3, 3)
     assert aottrain.bisect(model, torch.ones(2, 3)).stage is None
     assert aottrain.bisect(model, [torch.ones(2, 3)]).stage is None
+
+
+def test_where_torch_dynamo_itself_fails_python_runs():
+    """torch 2.13 asserts where a hook of a value that it traces is removed."""
+
+    def program(x):
+        y = x.sin()
+        handle = y.register_hook(lambda gradient: gradient * 5)
+        z = y * 2
+        handle.remove()
+        return z.sum()
+
+    call = aottrain.compile(program)
+    for _ in range(2):
+        ours, eagers = ONE.clone().requires_grad_(), ONE.clone().requires_grad_()
+        call(ours).backward()
+        program(eagers).backward()
+        assert torch.equal(ours.grad, eagers.grad)
+    assert call.report.graphs or call.report.num_fallbacks == 2
+    torch._dynamo.reset()
+    if call.report.fallbacks:
+        with pytest.raises(aottrain.UnsupportedError, match="cannot trace"):
+            aottrain.compile(program, on_unsupported="error")(ONE)

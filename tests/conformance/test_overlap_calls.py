@@ -164,8 +164,6 @@ def _anew():
 
 
 LAID = [apart, shifted, apart, expanded, windows, parts, columns, apart]
-# What torch.compile itself raises an error of its own for, before any backend is asked.
-TORCHS_OWN = {in_a_function_that_it_calls, after_another_write}
 COMBINED = [(program, door, "auto") for program in PROGRAMS for door in DOORS]
 COMBINED += [(program, door, "cpp") for program in (in_a_try, after_another_write) for door in ("dynamo", "trace")]
 
@@ -177,9 +175,8 @@ COMBINED += [(program, door, "cpp") for program in (in_a_try, after_another_writ
     ids=["-".join((program.__name__, *names)) for program, *names in COMBINED],
 )
 def test_each_call_is_eagers(program, door, kernel):
-    leaves_out = {expanded} if door == "torch" and program in TORCHS_OWN else set()
-    compare(program, door, [make for make in LAID if make not in leaves_out], kernel=kernel)
-    for other in [make for make in (shifted, expanded, windows) if make not in leaves_out]:
+    compare(program, door, LAID, kernel=kernel)
+    for other in (shifted, expanded, windows):
         torch._dynamo.reset()
         compare(program, door, [other, apart, other], kernel=kernel)
 
@@ -256,16 +253,27 @@ def multiplied(x, y):
 
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
-@pytest.mark.parametrize("capture", ["dynamo", "trace"])
-def test_arguments_that_are_wrong(capture):
+@pytest.mark.parametrize("door", DOORS)
+def test_arguments_that_are_wrong(door):
     """In a `try` and outside of one: the error is eager's, and other calls stay compiled."""
     right, wrong = (torch.ones(3, 3), torch.ones(3, 3)), (torch.ones(3, 3), torch.ones(2, 3))
     for program in (multiplied, torch.matmul):
-        compiled = aottrain.compile(program, capture=capture)
+        torch._dynamo.reset()
+        known = {id(report) for report in aottrain.reports()}
+        compiled = DOORS[door](program)
         for given in (wrong, right, wrong, right):
             wanted, got = error_or_result(program, given), error_or_result(compiled, given)
             assert torch.equal(wanted, got) if given is right else wanted == got
-        assert len(compiled.report.graphs) == 1 and compiled.report.num_fallbacks == 2
+        made = [report for report in aottrain.reports() if id(report) not in known]
+        assert sum(len(report.graphs) for report in made) == 1
+        assert sum(report.num_fallbacks for report in made) == 2 or door == "torch"
+
+
+def test_arguments_that_are_wrong_are_an_error_where_that_is_asked_for():
+    compiled = DOORS["torch"](multiplied, on_unsupported="error")
+    with pytest.raises(aottrain.UnsupportedError, match="cannot trace it"):
+        compiled(torch.ones(3, 3), torch.ones(2, 3))
+    assert torch.equal(compiled(torch.ones(3, 3), torch.ones(3, 3)), torch.full((3, 3), 3.0))
 
 
 def error_or_result(function, given):

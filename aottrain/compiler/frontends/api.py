@@ -80,8 +80,8 @@ class CompiledCall:
             raised = signal
         result = raised.run_again(self.function, args, kwargs)
         if self.options.on_unsupported == "error":
-            raise raised.error
-        self._count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
+            raise raised.refusal() from raised.error
+        self._count(raised.refusal())
         return result
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:

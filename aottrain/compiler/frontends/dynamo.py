@@ -23,7 +23,16 @@ from aottrain.compat import (
     tracing_alone,
     tree_unflatten,
 )
-from aottrain.compat_dynamo import Frame, compiled_code, handed_on, left_to_python, optimized
+from aottrain.compat_dynamo import (
+    Frame,
+    GraphBreak,
+    compiled_code,
+    drawn_by_python,
+    handed_on,
+    left_to_python,
+    num_resets,
+    optimized,
+)
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.checkpoint_regions import checkpointed, reentrant_checkpoint
 from aottrain.compiler.capture.dynamic import SymbolicSizes, example_sizes
@@ -38,9 +47,10 @@ from aottrain.compiler.frontends.memory_guards import (
     keep_apart,
     tensors_at,
 )
-from aottrain.compiler.frontends.refusals import count_fallback, shared_report
+from aottrain.compiler.frontends.reentry import host_of_graph
+from aottrain.compiler.frontends.refusals import count_fallback, new_report, shared_report
 from aottrain.compiler.frontends.seeding import seeding_shown
-from aottrain.compiler.graphs.source_locations import line_at, line_of, place_of, raised_at, written_at
+from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, place_of, raised_at, written_at
 from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
@@ -67,13 +77,14 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
     except ConfigError as error:
         raise handed_on(error) from None
     code = compiled_code()
-    report = shared_report(None if code is None else (code, chosen), _where(graph))
+    report = shared_report(None if code is None else (code, chosen), first_line(graph.graph))
     return compile_graph(chosen, report, graph, example_inputs)
 
 
-def _where(graph: fx.GraphModule) -> str:
-    """The first line of the program that is in this graph."""
-    return next((place for node in graph.graph.nodes if (place := place_of(node).source)), "")
+def refuse(options: Any, found: GraphBreak) -> Callable[[], None]:
+    """For a call of code that `backend` is not asked about, because an op in it refuses its arguments."""
+    error = UnsupportedError(found.reason, line_at(found.file, found.line))
+    return partial(_Counted(options_from_dict(options or {}), new_report(error.source), _Calls()).tell, error)
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
@@ -100,6 +111,14 @@ class _Watch:
     def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
         self._options, self._report, self._calls = options, report, calls
         self._num_compiled = self._num_skipped = 0
+        self._num_resets = 0
+
+    def begin(self) -> None:
+        """Of a call. What TorchDynamo has forgotten since the last one is in the report no more."""
+        if self._num_resets != num_resets():
+            if self._num_resets:
+                self._report.clear()
+            self._num_resets, self._num_compiled, self._num_skipped = num_resets(), 0, 0
 
     def __call__(self, frame: Frame) -> None:
         if not frame.limited:
@@ -147,6 +166,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
 
     def call(*args: Any, **kwargs: Any) -> Any:
         around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
+        watch.begin()
         try:
             with settings, seeding_shown(options.rng):
                 out = compiled(*args, **kwargs)
@@ -244,10 +264,13 @@ def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Seque
             raised = signal
         else:
             return finish(computed, primals, values)
-        result = raised.run_again(eager.by_operators, args, {})
+        return eager.host.leave(partial(again, raised), partial(eager.by_operators, *args))
+
+    def again(raised: ForwardRaised, function: Runner) -> Any:
+        result = raised.run_again(function, (), {})
         if options.on_unsupported == "error":
-            raise raised.error
-        eager.counted.count(UnsupportedError(f"the compiled forward raised where eager does not: {raised}"))
+            raise raised.refusal() from raised.error
+        eager.counted.count(raised.refusal())
         return result
 
     def finish(computed: Sequence[Tensor], primals: list[Tensor], values: Any) -> Any:
@@ -300,10 +323,11 @@ class _Counted:
 
 
 class _Eager:
-    """Dynamo's graph, op by op, where it is not compiled or not for these inputs: counted, or an error."""
+    """What runs where a graph is not compiled, or not for these inputs: counted, or an error."""
 
     def __init__(self, graph: fx.GraphModule, counted: _Counted):
         self.graph, self.counted = graph, counted
+        self.host = host_of_graph()
         self._restored = False
 
     def because(self, error: UnsupportedError) -> Runner:
@@ -312,7 +336,7 @@ class _Eager:
 
     def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
         self.counted.tell(error)
-        return self.by_operators(*args)
+        return self.host.leave(lambda function: function(), partial(self.by_operators, *args))
 
     def by_operators(self, *args: Any) -> Any:
         """Dynamo's graph as eager runs it."""
@@ -334,6 +358,9 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
+        if drawn_by_python(node):
+            # Its type is another when the graph runs than when it was traced, and it promotes as no number does.
+            raise UnsupportedError("TorchDynamo makes tensors of Python's random numbers")
         if isinstance(value, Tensor) and value.is_nested:
             raise UnsupportedError("an input is a nested tensor")
         if isinstance(value, torch.SymInt) and value.node.is_nested_int():

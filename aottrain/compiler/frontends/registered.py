@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from aottrain.compat_dynamo import guard_methods_of_classes, look_again
-from aottrain.compiler.frontends.dynamo import backend
+from aottrain.compat_dynamo import guard_methods_of_classes, look_again, refuse_by
+from aottrain.compiler.frontends.dynamo import backend, refuse
 
 __all__ = ["backend"]
 
 guard_methods_of_classes()
 look_again()
+refuse_by(backend, refuse)

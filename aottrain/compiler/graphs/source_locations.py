@@ -124,6 +124,11 @@ def place_of(node: fx.Node) -> Place:
     return Place(tuple(modules), users[-1] if users else "")
 
 
+def first_line(graph: fx.Graph) -> str:
+    """The first line of the program that is in a graph of TorchDynamo's."""
+    return next((source for node in graph.nodes if (source := place_of(node).source)), "")
+
+
 def _path(text: str) -> str:
     """`blocks.0` of `L['self'].blocks.0` and of `L['self']._modules['blocks']._modules['0']`."""
     variable = _VARIABLE.match(text)

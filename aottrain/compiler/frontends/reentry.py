@@ -1,0 +1,187 @@
+"""Code that TorchDynamo has compiled, run by Python after all: where its graph raises, or is not for these inputs.
+
+A graph holds the operators of a `try` without its `except`, and Python's own effects (a `finally`, an append to a list)
+come after it: where the graph raises, neither is as in eager. But a graph runs before all else of its code, and writes
+nothing before everything is computed, so Python can begin anew. TorchDynamo's code is called by code of the same layout
+that does so; TorchDynamo runs that one in place of its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from aottrain.compat_dynamo import compiling, leave_out, on_new_code
+
+# Calls what it is given: the program's code, or what stands for it.
+Around = Callable[[Callable[[], Any]], Any]
+
+
+class _LeftToPython(Exception):
+    """Signal, not an error: nothing of the code has happened yet, and Python is to run it."""
+
+    def __init__(self, host: HostCode, around: Around):
+        super().__init__("TorchDynamo's code is called by other code than was put around it")
+        self.host, self.around = host, around
+
+
+class HostCode:
+    """The code that holds one graph. It does not keep the program's code alive, which keeps this.
+
+    draws: Python's random numbers, which TorchDynamo draws before it runs the graph. num_plain: arguments by position;
+    names: of those by keyword alone; then there may be a tuple and a dict of more.
+    """
+
+    draws = False
+    num_plain = 0
+    names: tuple[str, ...] = ()
+    has_more = has_more_names = False
+
+    def __init__(self) -> None:
+        self.num_graphs = 1
+        self._written: Callable[[], types.CodeType | None] | None = None
+
+    def leave(self, around: Around, otherwise: Callable[[], Any]) -> Any:
+        """From within the graph, before anything is written. otherwise: runs the graph alone, where Python cannot run
+        the code that it is in."""
+        if self._written is None:
+            return around(otherwise)
+        raise _LeftToPython(self, around)
+
+    def put_around(self, written: types.CodeType, compiled: types.CodeType) -> types.CodeType:
+        self._written = weakref.ref(written)
+        self.draws = any(name.startswith("__gen_rand_values") for name in compiled.co_names)
+        self.num_plain = written.co_argcount
+        self.names = written.co_varnames[self.num_plain :][: written.co_kwonlyargcount]
+        self.has_more = bool(written.co_flags & inspect.CO_VARARGS)
+        self.has_more_names = bool(written.co_flags & inspect.CO_VARKEYWORDS)
+        for code in (compiled, _run.__code__):
+            leave_out(code)
+        return _of_its_layout(written, partial(_run, self, compiled, _in_python()))
+
+    @property
+    def written(self) -> types.CodeType:
+        code = self._written and self._written()
+        assert code is not None  # it is being called
+        return code
+
+
+class _Now(threading.local):
+    """The last graph that this thread's TorchDynamo gave to the backend: the code that it is in, the number of the
+    compilation, and the attempt, of which a compilation may make several."""
+
+    host: HostCode | None = None
+    number: Any = None
+    attempt: Callable[[], Any] | None = None
+
+
+_now = _Now()
+
+
+def host_of_graph() -> HostCode:
+    """From a backend: the code that the graph that it is given will be in."""
+    number, attempt = compiling()
+    if number is None or attempt is None:
+        return HostCode()
+    _watch()
+    if _now.host is not None and _now.number == number and _now.attempt is not None and _now.attempt() is attempt:
+        _now.host.num_graphs += 1
+    else:
+        _now.host, _now.number, _now.attempt = HostCode(), number, weakref.ref(attempt)
+    return _now.host
+
+
+@cache
+def _watch() -> None:
+    on_new_code(_put_around)
+
+
+def _put_around(written: types.CodeType, compiled: types.CodeType) -> types.CodeType | None:
+    """Not where one code holds several graphs of ours: another may have written before this one raises."""
+    host, _now.host = _now.host, None
+    if host is None or host.num_graphs > 1 or _now.number != compiling()[0]:
+        return None
+    return host.put_around(written, compiled)
+
+
+def _of_its_layout(code: types.CodeType, run: Callable[..., Any]) -> types.CodeType:
+    """Code with the arguments, cells and free variables of this one that gives `run` its free variables' cells and its
+    arguments, in the order in which code names them."""
+    num_given = code.co_argcount + code.co_kwonlyargcount
+    num_given += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    # Python orders cells and free variables by name.
+    cells = {name: f"c{i:06}" for i, name in enumerate(code.co_cellvars)}
+    free = [f"f{i:06}" for i in range(len(code.co_freevars))]
+    given = [cells.get(name, f"given{i}") for i, name in enumerate(code.co_varnames[:num_given])]
+    own = [name for name in cells.values() if name not in given]
+    unused = f"0 and ({''.join(f'{name} := None, ' for name in own)} lambda: ({', '.join(cells.values())}));"
+    closure = f"(lambda: ({', '.join(free)})).__closure__ or ()"
+    call = f"run = 'run'; return run({closure}, ({''.join(f'{name}, ' for name in given)}))"
+    text = f"""
+def outer():
+    {" = ".join([*free, "free"])} = None
+    def code({", ".join(given)}): {unused} {call}
+    return code.__code__
+"""
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    made: types.CodeType = namespace["outer"]()
+    names = (*code.co_varnames[:num_given], *(f"<{name}>" for name in made.co_varnames[num_given:]))
+    return made.replace(
+        co_consts=tuple(run if value == "run" else value for value in made.co_consts),
+        co_varnames=names,
+        co_cellvars=code.co_cellvars,
+        co_freevars=code.co_freevars,
+        co_name=code.co_name,
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+    )
+
+
+def _run(
+    host: HostCode,
+    compiled: types.CodeType,
+    in_python: Callable[..., Any],
+    cells: tuple[types.CellType, ...],
+    given: Sequence[Any],
+) -> Any:
+    """It calls no other function of ours: TorchDynamo would look at that."""
+    namespace = sys._getframe(1).f_globals
+    state = random.getstate() if host.draws else None
+    if len(given) == host.num_plain:
+        args, kwargs = given, {}
+    else:
+        end = host.num_plain + len(host.names)
+        args, kwargs = given[: host.num_plain], dict(zip(host.names, given[host.num_plain : end], strict=True))
+        if host.has_more:
+            args = (*args, *given[end])
+        if host.has_more_names:
+            kwargs.update(given[-1])
+    try:
+        return types.FunctionType(compiled, namespace, None, None, cells)(*args, **kwargs)
+    except _LeftToPython as signal:
+        if signal.host is not host:
+            raise
+        around = signal.around
+    if state is not None:
+        random.setstate(state)
+    return in_python(around, types.FunctionType(host.written, namespace, None, None, cells), args, kwargs)
+
+
+@cache
+def _in_python() -> Callable[..., Any]:
+    """To import TorchDynamo takes a second that most programs need not spend."""
+    return torch.compiler.disable(_call)
+
+
+def _call(around: Around, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return around(partial(function, *args, **kwargs))
