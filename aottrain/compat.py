@@ -7,7 +7,6 @@ from compat_dynamo, which knows how TorchDynamo treats frames.
 from __future__ import annotations
 
 import inspect
-import logging
 import re
 import sys
 import threading
@@ -64,13 +63,13 @@ def dynamo_settings(**settings: Any) -> Any:
     import torch._dynamo.config as config  # here, because it takes a second that most programs need not spend
 
     patch = config.patch(**settings)
-    return patch if OPTIONS_PER_THREAD else _Shared(patch)
+    return patch if OPTIONS_PER_THREAD else Shared(patch)
 
 
 OPTIONS_PER_THREAD = hasattr(_config_module, "ContextVar")  # not before torch 2.13
 
 
-class _Shared:
+class Shared:
     """A patch of what all threads see: from when the first enters until the last has left."""
 
     def __init__(self, patch: Any):
@@ -334,12 +333,11 @@ def no_marks(table: dict[str, Any]) -> bool:
 
 @contextmanager
 def symbolic_tracing() -> Iterator[None]:
-    """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Torch logs a traceback
-    for each op that has none; the caller goes on with numbers."""
+    """Around tracing with symbolic sizes: ops whose C++ takes numbers only run in Python. Of one that has
+    none, the caller goes on with numbers."""
     from torch._dispatch.python import enable_python_dispatcher
 
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    with _replaced(partial(setattr, logger, "disabled"), True, logger.disabled), enable_python_dispatcher():
+    with enable_python_dispatcher():
         yield
 
 

@@ -104,6 +104,15 @@ class BusyError(AottrainError):
     """Another run writes to the output folder; the message names the folder and the process."""
 
 
+class RecipeError(AottrainError):
+    """A recipe's own code raised, or gave what a recipe must not; the message has the line.
+
+    steps: how many had been taken; with any, the command line ends as it does for a run that failed.
+    """
+
+    steps: int = 0
+
+
 class CapacityError(AottrainError):
     """A step needs more memory than the machine has, which is known before one is tried."""
 

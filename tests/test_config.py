@@ -13,7 +13,8 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from aottrain.config.reading import load_recipe, read_config, read_model, recipe_names
+from aottrain.config.reading import read_config, read_model
+from aottrain.config.recipes import load_recipe, recipe_names
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import build, find, leaves, setting, suggest
 

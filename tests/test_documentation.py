@@ -18,7 +18,7 @@ from aottrain.compiler.partition.strategies import _STRATEGIES
 from aottrain.config import choices as own_choices
 from aottrain.config import run
 from aottrain.config.documentation import keys, model_keys, sections
-from aottrain.config.reading import recipe_names
+from aottrain.config.recipes import recipe_names
 from aottrain.explain.summary import _CAPTURES
 from aottrain.ir import choices
 from aottrain.trainer.optim import PLAIN

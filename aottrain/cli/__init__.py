@@ -2,7 +2,7 @@
 
 Everything that can be wrong is looked for before anything runs, and all of it is said at once.
 
-Exit codes: 0 success, 1 the run failed, 2 the input is wrong, 128 + n ended by signal n.
+Exit codes: 0 success, 1 the run failed, 2 the input is wrong (a recipe is input, too), 128 + n ended by signal n.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import errno
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
-from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError, ResumeError
+from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError, RecipeError, ResumeError
 
 # What an installation brings, by the name that is imported.
 DEPENDENCIES = ("hydra", "omegaconf", "torch", "numpy", "networkx", "tqdm", "wandb", "yaml", "antlr4")
 
 # Errors of what was asked for, found before any step.
-REFUSALS = (BudgetError, BusyError, CapacityError, ResumeError)
+REFUSALS = (BudgetError, BusyError, CapacityError, RecipeError, ResumeError)
 # What a file system says that takes no more; other errors of the system are shown with their traceback.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
@@ -33,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is shown as an escape, not an error
             stream.reconfigure(errors="backslashreplace")
+    formatted = warnings.formatwarning
+    warnings.formatwarning = one_line
     try:
         from aottrain.cli.command import run  # here, so that what is not installed gets a sentence
 
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except AottrainError as error:
         print(f"aottrain: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, REFUSALS) else 1
+        return 2 if isinstance(error, REFUSALS) and not getattr(error, "steps", 0) else 1
     except BrokenPipeError:  # who reads our output has gone, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python complains when it ends
         return 128 + signal.SIGPIPE
@@ -62,6 +66,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print("aottrain: interrupted", file=sys.stderr)
         return 128 + getattr(error, "signum", signal.SIGINT)
+    finally:
+        warnings.formatwarning = formatted
+
+
+def one_line(message: Warning | str, category: type[Warning], file: str, line: int, source: str | None = None) -> str:
+    """A warning of this package as its log has it; of others with the place, which is not ours to explain."""
+    ours = Path(file).resolve().is_relative_to(Path(__file__).resolve().parents[1])
+    return f"warning: {message}\n" if ours else f"{file}:{line}: {category.__name__}: {message}\n"
 
 
 def begin_again_with_utf8() -> None:

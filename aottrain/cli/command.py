@@ -27,7 +27,7 @@ from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import directory_of, text_of
 from aottrain.config.run import RunConfig
-from aottrain.errors import AottrainError, ConfigError
+from aottrain.errors import AottrainError, ConfigError, RecipeError
 from aottrain.trainer.console import copied_to
 
 
@@ -110,7 +110,10 @@ def _run_in_folder(composer: Composer, job: Job, said: Sequence[str]) -> int:
                 return importlib.import_module(f"aottrain.tasks.{config.task}").run(config)
             except BaseException as error:
                 own = isinstance(error, AottrainError | KeyboardInterrupt)
-                log.write(f"{type(error).__name__}: {error}\n" if own else traceback.format_exc())
+                if not own or isinstance(error, RecipeError):
+                    log.write(traceback.format_exc())
+                if own:
+                    log.write(f"{type(error).__name__}: {error}\n")
                 if isinstance(error, Exception):  # which Hydra would keep for itself
                     errors.append(error)
                 raise

@@ -20,9 +20,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from aottrain.ir.units import format_bytes
+from aottrain.ir.units import format_bytes, format_seconds
 
-FIGURES = ("last_loss", "step_ms_median", "tokens_per_s", "samples_per_s", "peak_bytes", "saved_bytes")
+# Of summary.json, with the heading of its column on the screen.
+FIGURES = {
+    "last_loss": "loss",
+    "step_ms_median": "step (median)",
+    "tokens_per_s": "tokens/s",
+    "samples_per_s": "samples/s",
+    "peak_bytes": "peak",
+    "saved_bytes": "saved",
+}
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,9 @@ def table(outcomes: Sequence[Outcome]) -> str:
     if len(outcomes) > 1:
         keys = [key for key in keys if len({outcome.job.overrides.get(key) for outcome in outcomes}) > 1]
     names = [name for name in FIGURES if any(outcome.figures.get(name) is not None for outcome in outcomes)]
-    if "tokens_per_s" in names:
+    if {"tokens_per_s", "samples_per_s"} <= set(names):
         names.remove("samples_per_s")
-    rows = [["job", *keys, "status", *(name.removesuffix("_bytes") for name in names)]]
+    rows = [["job", *keys, "status", *(FIGURES[name] for name in names)]]
     for outcome in outcomes:
         overrides = [outcome.job.overrides.get(key, "") for key in keys]
         figures = [_figure(name, outcome.figures.get(name)) for name in names]
@@ -143,6 +151,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _figure(name: str, value: Any) -> str:
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
+    if name == "step_ms_median":
+        return "" if value is None else format_seconds(value / 1e3)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from aottrain.config.reading import load_recipe
+from aottrain.config.recipes import load_recipe
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
 from aottrain.errors import ConfigError

@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import read_write
 
+from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
 from aottrain.cli.jobs import SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
@@ -38,6 +39,11 @@ def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[st
 def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     """Check every job, then run each in a process of its own. `params`: the sweep that the configuration has."""
     jobs, mistakes = combinations(composer, [*(f"{key}={value}" for key, value in params.items()), *flags.overrides])
+    if jobs and not mistakes:  # the first line, for checking takes a moment for each
+        print(
+            f"aottrain {__version__}: a sweep of {len(jobs)} job{'s' if len(jobs) > 1 else ''}; checking them",
+            flush=True,
+        )
     planned: list[SweepJob] = []
     folder = ""
     for number, overrides in enumerate(jobs):

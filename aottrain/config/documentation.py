@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.reading import recipe_file
+from aottrain.config.recipes import recipe_file
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Range, allowed_values, join
 
@@ -45,7 +45,7 @@ def keys() -> dict[str, Key]:
 def model_keys(recipe: str) -> dict[str, Key]:
     """Every `recipe.model` key of a recipe by its name, in order."""
     found = {}
-    for field, meaning in _documented(recipe_file(recipe))["Options"]:
+    for field, meaning in _documented(Path(str(recipe_file(recipe))))["Options"]:
         name = join("recipe.model", ast.unparse(field.target))
         allowed = allowed_values(_TYPES[ast.unparse(field.annotation)], Range())
         found[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)

@@ -1,22 +1,17 @@
-"""A RunConfig from plain values, with every mistake in them, and the recipes that there are."""
+"""A RunConfig from plain values, with every mistake in them."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import importlib.util
 import os
-import pkgutil
 import re
-import sys
 from collections.abc import Mapping
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from aottrain.config.recipes import load_recipe, recipe_errors, recipe_names
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
-from aottrain.errors import ConfigError
+from aottrain.errors import ConfigError, RecipeError
 from aottrain.ir.budget import ALLOWED, parse_budget
 from aottrain.ir.decisions import DEFAULT, MEASURED
 
@@ -110,9 +105,20 @@ def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
     """The configuration with `recipe.model` as the recipe's `Options`. Imports the recipe, and with it torch."""
     prefix = "recipe.model"
     values = {} if config.recipe.model is None else config.recipe.model
-    model, mistakes = build(load_recipe(config.recipe.name).Options, values, prefix)
+    try:
+        recipe = load_recipe(config.recipe.name)
+        with recipe_errors(config.recipe.name):
+            model, mistakes = build(recipe.Options, values, prefix)
+            lines = model.check()
+    except ConfigError as error:
+        return config, [Mistake.from_line(line) for line in error.mistakes]
+    except RecipeError as error:
+        return config, [Mistake("recipe", str(error), config.recipe.name)]
+    if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
+        text = f"Options.check() must return a list of texts, it returned {lines!r}"
+        return config, [Mistake("recipe", text, config.recipe.name)]
     seen = {mistake.key for mistake in mistakes}
-    found = [Mistake.from_line(join(prefix, line)) for line in model.check()]
+    found = [Mistake.from_line(join(prefix, line)) for line in lines]
     mistakes += [mistake for mistake in found if mistake.key not in seen]
     return dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model)), mistakes
 
@@ -127,41 +133,3 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
     return dataclasses.replace(config, data=data, resume=resume, decisions=named)
-
-
-def load_recipe(name: str) -> ModuleType:
-    """The recipe module `name`, from the installed package or from the checkout's recipes/ folder."""
-    if name not in recipe_names():
-        raise ConfigError(f"recipe.name={name}: unknown recipe (recipes: {', '.join(recipe_names())})")
-    return importlib.import_module(f"{_recipes_package().__name__}.{name}")
-
-
-def recipe_names() -> list[str]:
-    """Every recipe there is, found without importing any."""
-    modules = pkgutil.iter_modules(_recipes_package().__path__)
-    return sorted(module.name for module in modules if not module.name.startswith("_"))
-
-
-def recipe_file(name: str) -> Path:
-    """Where the source of a recipe is, found without importing it."""
-    return Path(next(iter(_recipes_package().__path__)), f"{name}.py")
-
-
-def _recipes_package() -> ModuleType:
-    """The package `aottrain.recipes`: where it is installed, or, in a plain checkout, the folder beside `aottrain/`."""
-    name = "aottrain.recipes"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-    folder = Path(__file__).resolve().parents[2] / "recipes"
-    spec = importlib.util.spec_from_file_location(
-        name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-    )
-    if spec is None or spec.loader is None or not folder.is_dir():
-        raise ConfigError(f"recipe: no recipes found, neither as {name} nor in {folder}")
-    package = importlib.util.module_from_spec(spec)
-    sys.modules[name] = package
-    spec.loader.exec_module(package)
-    return package

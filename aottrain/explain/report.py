@@ -253,6 +253,9 @@ def set_renderer(render: Renderer) -> None:
     _renderer[:] = [render]
 
 
+MEANING_OF_BREAKS = "a predicted peak, and a budget, is of each graph and not of the step"
+
+
 @dataclass(repr=False)
 class CompileReport:
     """Everything one compiled callable has done so far: it grows as new input signatures are compiled.
@@ -277,7 +280,7 @@ class CompileReport:
         if not self.graph_breaks:
             return ""
         places = "; ".join(f"{found.source} ({found.reason})" for found in self.graph_breaks)
-        return f"a predicted peak, and a budget, is of each graph and not of the step; TorchDynamo broke at {places}"
+        return f"{MEANING_OF_BREAKS}; TorchDynamo broke at {places}"
 
     @property
     def num_fallbacks(self) -> int:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from aottrain.explain.figures import by_size, gap_text, kernel_text, memory_rows, top_of, uncounted
-from aottrain.explain.report import CompileReport, Fallback, GraphReport, ValueRecord
+from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, Fallback, GraphReport, ValueRecord
 from aottrain.ir.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds, format_shape
 
@@ -29,6 +29,8 @@ def summarise(report: CompileReport) -> str:
     parts = ["\n".join([title, "=" * len(title), *_aligned([*rows, _fallback_figure(report)])])]
     if report.fallbacks:
         parts.append("\n".join(["Ran eagerly, not compiled", *_fallbacks(report.fallbacks)]))
+    if report.graph_breaks:
+        parts.append("\n".join(["Where TorchDynamo broke the graph", *_graph_breaks(report)]))
     if graph is not None:
         if graph.decisions.decisions:
             parts.append("\n".join(["Decided by measuring, or by a model in its place", *_decided(graph)]))
@@ -126,6 +128,11 @@ def _fallbacks(fallbacks: Iterable[Fallback]) -> list[str]:
         lines.append(f"  {calls}{f' at {fallback.source}' if fallback.source else ''}")
         lines += _wrapped(fallback.reason, indent=6)
     return lines
+
+
+def _graph_breaks(report: CompileReport) -> list[str]:
+    lines = [line for found in report.graph_breaks for line in _wrapped(f"{found.source}: {found.reason}", indent=2)]
+    return lines + _wrapped(MEANING_OF_BREAKS, indent=2)
 
 
 def _decided(graph: GraphReport) -> list[str]:

@@ -14,6 +14,12 @@ ALLOWED = 'a number from 0 to 1, bytes such as "6GiB", "800 MB" or "1000000B", o
 Budget = float | int | str
 
 
+class Bytes(int):
+    """A number of bytes that knows how a person wrote it."""
+
+    text = ""
+
+
 def parse_budget(given: Any) -> Budget:
     """A fraction as float, bytes as int, or "auto". Raises ValueError with what is allowed."""
     if isinstance(given, str):
@@ -21,14 +27,18 @@ def parse_budget(given: Any) -> Budget:
             return "auto"
         match = _BYTES.fullmatch(given)
         if match is not None:
-            return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+            found = Bytes(float(match[1]) * _UNITS[(match[2] or "").lower()])
+            found.text = given.strip()
+            return found
     elif isinstance(given, (int, float)) and not isinstance(given, bool) and 0.0 <= given <= 1.0:
         return float(given)
     raise ValueError(f"{given!r} is no budget; allowed: {ALLOWED}")
 
 
 def budget_text(budget: Budget) -> str:
-    """As a person writes it: `0.4`, `6 GiB`, `auto`."""
+    """As the person wrote it: `0.4`, `6GiB`, `auto`; bytes of whom that is not known: `6.00 GiB`."""
     if isinstance(budget, str):
         return budget
+    if isinstance(budget, Bytes) and budget.text:
+        return budget.text
     return f"{budget:g}" if isinstance(budget, float) else format_bytes(budget)

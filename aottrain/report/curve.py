@@ -9,6 +9,7 @@ from aottrain.report.charts import at_each_width
 from aottrain.report.page import Column, heading, page, table
 from aottrain.report.scatter import Place, PlotMark, memory_legend, memory_plot
 
+NONE = "-"  # of a cell of the rows, which are a terminal's, too
 AXES = ("peak memory of a step \u2192", "\u2191 time of a step")
 _READING = (
     "To the left is less memory, further down is faster; an axis need not begin at zero. A mark is the median of the "
@@ -36,7 +37,7 @@ def render_curve(
         f'<div class="panel">{drawn}{memory_legend(marks)}</div>',
         f'<p class="dim">{escape(_READING)}</p>',
         heading("All runs"),
-        table(columns, [[escape(text) for text in row] for row in rows]),
+        table(columns, [["" if text == NONE else escape(text) for text in row] for row in rows]),
         *(f"<p>{escape(note)}</p>" for note in notes),
     ]
     return page("memory against speed", body)

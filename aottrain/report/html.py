@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aottrain.explain.figures import with_optimizer
-from aottrain.explain.report import CompileReport, GraphReport, StageRecord
+from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, GraphReport, StageRecord
 from aottrain.explain.summary import capture_text, inputs_text
 from aottrain.ir.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
@@ -82,13 +82,14 @@ def _graph_breaks(report: CompileReport) -> str:
         return ""
     rows = [[format_count(found.count), escape(found.reason), mono(found.source)] for found in report.graph_breaks]
     columns = [Column("times", number=True), Column("why"), Column("where")]
-    return f"{heading('Graph breaks', escape(report.breaks_text))}{table(columns, rows)}"
+    return f"{heading('Graph breaks', MEANING_OF_BREAKS)}{table(columns, rows)}"
 
 
 def _cards(graph: GraphReport, report: CompileReport, summary: Mapping[str, Any]) -> str:
     cards = []
     if graph.mode == "train":
-        note = f"{len(graph.saved)} values saved, {len(graph.recomputed)} recomputed"
+        count = len(graph.saved)
+        note = f"{count} value{'' if count == 1 else 's'} saved, {len(graph.recomputed)} recomputed"
         cards.append(card("Saved for backward", size(graph.saved_bytes), note))
     cards.append(card("Predicted peak", size(graph.predicted_peak_bytes), escape(_measured_note(graph, summary))))
     cards.append(card("Compile time", format_seconds(report.compile_s), _slowest_stage(graph.stages)))

@@ -40,8 +40,12 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
-    """Rows of cells, which are HTML. Where the page is narrow each row is a list of names and values."""
+    """Rows of cells, which are HTML. Where the page is narrow each row is a list of names and values. A column that
+    nothing stands in is left out, unless widths are given, which are the same from table to table."""
     fixed = all(column.share for column in columns)
+    if rows and not fixed:
+        filled = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+        columns, rows = [columns[i] for i in filled], [[row[i] for i in filled] for row in rows]
     widths = "".join(f'<col style="width:{column.share}%">' for column in columns) if fixed else ""
     head = "".join(f'<th class="number">{c.name}</th>' if c.number else f"<th>{c.name}</th>" for c in columns)
     lines = []

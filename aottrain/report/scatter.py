@@ -51,13 +51,13 @@ def memory_plot(
     """Marks with whiskers, those of a series joined in their order, and behind them a line of (bytes, seconds), as SVG
     that is `width` units wide. axes: what goes to the right, and what goes up. They are cut off, or begin at zero.
 
-    A label stands where it covers no mark, whisker, line or other label, as far as there is such a
-    place.
+    A label stands where it covers no mark, whisker, line or other label, as far as there is such a place; rather over
+    a line than over another label, and rather there than cut off.
     """
     if not marks:
         return NOTHING
     area = _Area(marks, line, width, from_zero)
-    series = _series(marks)
+    series, labels = _series(marks), list[Box]()
     drawn, taken = [area.grid()], [box for mark in marks for box in area.boxes(mark)]
     if line:
         drawn.append(f'<polyline class="predicted" points="{area.path(line)}"/>')
@@ -68,7 +68,7 @@ def memory_plot(
         taken += area.along(places)
     for mark in marks:
         drawn.append(area.mark(mark, series.index(mark.series)))
-        drawn.append(area.label(mark, taken))
+        drawn.append(area.label(mark, taken, labels))
     corner = f'x="{area.right}" y="{area.height - 8}" text-anchor="end"'
     drawn.append(f'<text class="axis" {corner}>{escape(axes[0])}</text>')
     drawn.append(f'<text class="axis" x="4" y="14">{escape(axes[1])}</text>')
@@ -158,18 +158,23 @@ class _Area:
             found += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
         return found
 
-    def label(self, mark: PlotMark, taken: list[Box]) -> str:
-        """The text beside the mark; its box is added to those taken."""
+    def label(self, mark: PlotMark, taken: Sequence[Box], labels: list[Box]) -> str:
+        """The text beside the mark; its box is added to those of the labels."""
         x, y = self.place(mark.num_bytes, mark.seconds)
         width = _CHARACTER * len(mark.label)
         sides = (10, -10 - width)
-        places = [(x + dx, y + dy) for dy in (-8, 16, 4, -22, 30, -36, 44) for dx in sides]
+        places = [(x + dx, y + dy) for dy in (-8, 16, 4, -22, 30, -36, 44, -50, 58) for dx in sides]
+        places += [(x - width / 2, y + dy) for dy in (-12, 22, -26, 36, -40, 50, -54, 64)]
         boxes = [(left, line - 11, left + width, line + 3) for left, line in places]
-        best = min(boxes, key=lambda box: self._cost(box, taken))  # the first of equals
-        taken.append(best)
+        best = min(boxes, key=lambda box: self._cost(box, taken, labels))  # the first of equals
+        labels.append(best)
         return f'<text class="label" x="{best[0]:.1f}" y="{best[3] - 3:.1f}">{escape(mark.label)}</text>'
 
-    def _cost(self, box: Box, taken: Sequence[Box]) -> int:
+    def _cost(self, box: Box, taken: Sequence[Box], labels: Sequence[Box]) -> int:
         outside = box[0] < self.left or box[2] > self.right + 36 or box[1] < self.top or box[3] > self.bottom
-        over = sum(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken)
-        return over + 2 * outside
+        return _over(box, taken) + 30 * _over(box, labels) + 1000 * outside
+
+
+def _over(box: Box, others: Sequence[Box]) -> int:
+    """How many of them it covers a part of."""
+    return sum(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in others)

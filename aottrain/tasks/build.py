@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from aottrain.config.reading import load_recipe
+from aottrain.config.recipes import load_recipe
 from aottrain.config.run import RunConfig
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
-from aottrain.errors import ConfigError, UnsupportedError
+from aottrain.errors import ConfigError, RecipeError, UnsupportedError
 from aottrain.ir.decisions import Record
 from aottrain.metrics.memory import distinct_bytes
+from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
 from aottrain.tasks.capacity import check_weights
@@ -52,7 +53,12 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
 
     check_weights(recipe, options, config, device)
     start_streams(config.seed, None)
-    model = recipe.build(options).to(device)
+    model = recipe.build(options)
+    if not isinstance(model, torch.nn.Module):
+        raise RecipeError(f"build(options) must return a torch.nn.Module, it returned {type(model).__name__}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise RecipeError("the model that build(options) returned has no parameter that takes a gradient")
+    model = model.to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision).train()
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
     may_run_eagerly = config.engine.on_unsupported == "eager"
@@ -103,13 +109,27 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     if hasattr(recipe, "make_batch"):
 
         def make(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-            return recipe.make_batch(options, batch_size, generator)
+            return _checked_batch(recipe.make_batch(options, batch_size, generator), batch_size)
 
         return MadeBatches(make, size, accumulate, config.seed, device)
     text = load_text(
         config.data.path, held_out=config.data.held_out, context=options.context, vocab_size=options.vocab_size
     )
     return TextBatches(text, size, options.context, accumulate, config.seed, device)
+
+
+def _checked_batch(made: Any, batch_size: int) -> Batch:
+    """A recipe's batch as a tuple. RecipeError says what else the recipe gave."""
+    batch = tuple(made) if isinstance(made, tuple | list) else ()
+    if not batch or not all(isinstance(item, torch.Tensor) for item in batch):
+        given = f"{type(made).__name__} of {[type(item).__name__ for item in batch]}" if batch else type(made).__name__
+        raise RecipeError(f"make_batch(options, batch_size, generator) must return a tuple of tensors, not {given}")
+    if batch[0].shape[:1] != (batch_size,):
+        text = f"must hold batch_size={batch_size} examples along its first dimension; its shape is"
+        raise RecipeError(
+            f"the first tensor of make_batch(options, batch_size, generator) {text} {list(batch[0].shape)}"
+        )
+    return batch
 
 
 def build_step(
@@ -159,6 +179,12 @@ def build_step(
 
     known = {"report": compiled.report, "explain": explain, "compile_for": compile_for}
     return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, **known)
+
+
+def raise_own_error(job: Job) -> None:
+    """Where the step cannot be compiled: raise what the program itself raises, if that is why."""
+    with preserved(job.module):
+        job.module(*job.batches.at(1)[0])
 
 
 def load_kernel(config: RunConfig) -> str | Callable[..., Any]:

@@ -29,9 +29,9 @@ def check_weights(recipe: ModuleType, options: Any, config: RunConfig, device: t
     try:
         with torch.device("meta"):
             model = recipe.build(options)
+        parameters = list(model.parameters())
     except Exception:  # a model may need real numbers to be built: then what it needs is seen when it is
         return
-    parameters = list(model.parameters())
     needed = sum(tensor.numel() * tensor.element_size() for tensor in (*parameters, *model.buffers()))
     needed += sum(tensor.numel() * tensor.element_size() for tensor in parameters if tensor.requires_grad)
     needed += optimizer_state_bytes(model, config.optimizer)

@@ -273,9 +273,10 @@ def _level(point: Point) -> str:
 def _notes(config: RunConfig, points: Sequence[Point], plan_error: str) -> list[str]:
     chosen = next((point for point in points if point.knee), None)
     pareto = config.pareto
+    rounds = f"{pareto.rounds} round{'' if pareto.rounds == 1 else 's'}"
     together = "taking turns" if pareto.take_turns else "one after the other"
     notes = [
-        f"{pareto.rounds} rounds of {pareto.steps} steps after {config.measure.warmup_steps} of warm-up, each run in a "
+        f"{rounds} of {pareto.steps} steps after {config.measure.warmup_steps} of warm-up, each run in a "
         f"process of its own, {together}; medians of the rounds, lowest and highest in brackets. Speed is relative to "
         "eager; level: faster in one round, slower in another.",
         f"Dominated: another run needs no more memory and is faster in every round, or needs less (by {EQUAL_PEAK:.0%} "

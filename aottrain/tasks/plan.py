@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import nn
 
+from aottrain.config.recipes import recipe_errors
 from aottrain.config.run import RunConfig
+from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import CompileReport
 from aottrain.ir.decisions import FILE
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
-from aottrain.tasks.build import build_job
+from aottrain.tasks.build import build_job, raise_own_error
 from aottrain.tasks.determinism import as_deterministic_as_asked
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.signals import interruptible
@@ -29,10 +31,14 @@ def run(config: RunConfig) -> int:
     always aot."""
     with interruptible():  # a compiler that runs ends with this process
         config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
-        with as_deterministic_as_asked(config):
+        with recipe_errors(config.recipe.name), as_deterministic_as_asked(config):
             job = build_job(config)
             compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
-            compiled.prepare(*job.batches.at(1)[0])
+            try:
+                compiled.prepare(*job.batches.at(1)[0])
+            except UnsupportedError:
+                raise_own_error(job)
+                raise
         report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
         plan = describe(job.module, report, config)
         directory = Path(config.output_dir)

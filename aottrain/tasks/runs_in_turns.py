@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aottrain.config.recipes import recipe_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
@@ -167,8 +168,13 @@ def begin_training(config: RunConfig) -> tuple[Mapping[str, Any], Callable[[int]
 
 def main(path: Path) -> int:
     config = load(path)
+
+    def begin() -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
+        with recipe_errors(config.recipe.name):
+            return begin_training(config)
+
     with as_deterministic_as_asked(config):
-        return serve(lambda: begin_training(config))
+        return serve(begin)
 
 
 if __name__ == "__main__":

@@ -13,14 +13,15 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import COMPILING_ENGINES
+from aottrain.config.recipes import recipe_errors
 from aottrain.config.run import RunConfig
-from aottrain.errors import CheckpointError, OutputError
+from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
 from aottrain.ir.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
-from aottrain.tasks.build import build_job
+from aottrain.tasks.build import build_job, raise_own_error
 from aottrain.tasks.capacity import allocator_errors, check_peak
 from aottrain.tasks.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import ignored, resume_command, unmeasured, without_cache, without_kernels
@@ -72,8 +73,8 @@ def run(config: RunConfig) -> int:
     """Train as `config` says. Returns 0, or 128 + the number of the signal that ended the run early (130, 143).
 
     Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, OutOfMemoryError, OutputError,
-    UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there from the
-    start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
+    RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there
+    from the start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
     """
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
@@ -81,9 +82,15 @@ def run(config: RunConfig) -> int:
     with interruptible():
         try:
             record.write_summary()
-            with allocator_errors(record.doing), as_deterministic_as_asked(config):
+            with (
+                recipe_errors(config.recipe.name),
+                allocator_errors(record.doing),
+                as_deterministic_as_asked(config),
+            ):
                 record.exit_code = _train(record)
         except BaseException as error:
+            if isinstance(error, RecipeError):
+                error.steps = record.summary["steps"]
             _fail(record, error)
             raise
         _close(record)
@@ -141,7 +148,11 @@ def _prepare(record: RunRecord, job: Job) -> None:
             from aottrain.compiler.stages import stages_told  # the compiler, which the other engines do without
 
             inside.enter_context(stages_told(status.tell))
-        summary["compile_s"], summary["compile_peak_bytes"] = prepare(job, check)
+        try:
+            summary["compile_s"], summary["compile_peak_bytes"] = prepare(job, check)
+        except UnsupportedError:  # under engine.on_unsupported=error
+            raise_own_error(job)
+            raise
     summary.update(compile_figures(job, summary))
     _write_decisions(record)
 
@@ -166,8 +177,12 @@ def _close(record: RunRecord) -> None:
         record.summary.update(report_figures(report, record.summary))
 
     def page() -> None:
+        path = record.directory / "compile_report.html"
         if report is not None:
-            html.write(report, record.directory / "compile_report.html", record.summary)
+            try:
+                html.write(report, path, record.summary)
+            except OSError as error:  # a full disk names no file
+                raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
     ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks]
     for end in (record.write_summary, *ends, page, partial(_write_decisions, record)):
@@ -288,7 +303,7 @@ def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> N
     unit = "tokens/s" if summary["tokens_per_s"] else "samples/s"
     figures = [f"{summary['status']} after step {summary['steps']}"]
     figures += [f"{name} {summary[key]:.4f}" for name, key in LOSSES if summary[key] is not None]
-    figures += [f"{median:.1f} ms a step (median), {rate:,.0f} {unit}"] if median and rate else []
+    figures += [f"{format_seconds(median / 1e3)} a step (median), {rate:,.0f} {unit}"] if median and rate else []
     figures += [f"peak {format_bytes(summary['peak_bytes'])}"] if summary["peak_bytes"] else []
     say(", ".join(figures))
     num_bytes = record.config.trainer.sample_bytes

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
 
+from aottrain.errors import RecipeError
 from aottrain.explain.report import CompileReport
 from aottrain.step import Batch, StepResult
 
@@ -66,7 +68,7 @@ class ModuleStep:
         for batch in micro_batches:
             num_eager_calls = self._num_eager_calls()
             with self.draws():
-                loss = self.call(*batch)
+                loss = _checked_loss(self.call(*batch))
             ran_eagerly.append(self._num_eager_calls() > num_eager_calls)
             (loss * scale if len(micro_batches) > 1 else loss).backward()
             part = loss.detach().float() * scale
@@ -76,3 +78,16 @@ class ModuleStep:
 
     def _num_eager_calls(self) -> int:
         return 0 if self.report is None else self.report.num_eager_calls
+
+
+def _checked_loss(value: Any) -> torch.Tensor:
+    """The loss of a batch, where it is one. RecipeError says what else the recipe gave."""
+    if not isinstance(value, torch.Tensor):
+        given = f"it returned {type(value).__name__}"
+    elif value.numel() != 1:
+        given = f"it returned a tensor of shape {list(value.shape)}"
+    elif not value.requires_grad:
+        given = "what it returned does not depend on any parameter that takes a gradient"
+    else:
+        return value
+    raise RecipeError(f"loss(model, batch) must return a scalar tensor to go back from: {given}")

@@ -5,23 +5,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable
-from typing import TextIO
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from aottrain.ir.units import format_seconds
 from aottrain.metrics.sinks import Row
 from aottrain.trainer.console import screen
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 100, 24
-FIGURES = {
-    "train/loss": "loss {:.4f}",
-    "val/loss": "held-out {:.4f}",
-    "train/grad_norm": "norm {:.3f}",
-    "train/lr": "lr {:.2e}",
-    "perf/step_ms": "{:.0f} ms",
-    "perf/tokens_per_s": "{:,.0f} tokens/s",
-    "perf/samples_per_s": "{:,.0f} samples/s",
+FIGURES: dict[str, Callable[[Any], str]] = {
+    "train/loss": "loss {:.4f}".format,
+    "val/loss": "held-out {:.4f}".format,
+    "train/grad_norm": "norm {:.3f}".format,
+    "train/lr": "lr {:.2e}".format,
+    "perf/step_ms": lambda value: format_seconds(value / 1e3),
+    "perf/tokens_per_s": "{:,.0f} tokens/s".format,
+    "perf/samples_per_s": "{:,.0f} samples/s".format,
 }
 ON_THE_BAR = ("train/loss", "perf/tokens_per_s", "perf/samples_per_s")
 
@@ -126,4 +127,4 @@ def describe(row: Row, names: Iterable[str] = tuple(FIGURES)) -> list[str]:
     shown = [name for name in names if row.get(name) is not None]
     if "perf/tokens_per_s" in shown:
         shown = [name for name in shown if name != "perf/samples_per_s"]
-    return [FIGURES[name].format(row[name]) for name in shown]
+    return [FIGURES[name](row[name]) for name in shown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -18,7 +19,7 @@ from aottrain.compiler.partition.costs.op_cost import node_flops
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
 from aottrain.errors import BudgetError
-from aottrain.ir.budget import parse_budget
+from aottrain.ir.budget import budget_text, parse_budget
 from aottrain.ir.graph import calls, module_of
 from aottrain.ir.verify import verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
@@ -183,7 +184,10 @@ def test_the_whole_forward_need_not_be_alive_at_once_at_the_least_budget() -> No
     [("6GiB", 6 * 2**30), ("1.5 MB", 1_500_000), ("17b", 17), (0.4, 0.4), (1, 1.0), (0, 0.0), ("AUTO", "auto")],
 )
 def test_budgets_as_people_write_them(given, wanted) -> None:
-    assert parse_budget(given) == wanted and type(parse_budget(given)) is type(wanted)
+    budget = parse_budget(given)
+    assert budget == wanted and isinstance(budget, type(wanted))
+    shown = str(given).lower() if wanted == "auto" else str(given)
+    assert budget_text(budget) == budget_text(copy.deepcopy(budget)) == shown
 
 
 @pytest.mark.parametrize("given", [1.4, -0.1, True, None, "6", "GiB", "6GiBs", "-1GB", float("nan")])

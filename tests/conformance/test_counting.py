@@ -4,6 +4,7 @@ part of it."""
 from __future__ import annotations
 
 import gc
+import logging
 import pickle
 import warnings
 
@@ -227,7 +228,7 @@ def test_a_budget_error_arrives_as_it_is(door):
     else:
         call = aottrain.compile(model, budget="100B", capture=door)
     for _ in range(2):
-        with pytest.raises(aottrain.BudgetError, match="cannot be met") as found:
+        with pytest.raises(aottrain.BudgetError, match="^a budget of 100B cannot be met: ") as found:
             call(torch.ones(4, 8))
         assert type(found.value) is aottrain.BudgetError and "\n" not in str(found.value)
 
@@ -275,3 +276,13 @@ def test_where_torch_dynamo_itself_fails_python_runs():
     if call.report.fallbacks:
         with pytest.raises(aottrain.UnsupportedError, match="cannot trace"):
             aottrain.compile(program, on_unsupported="error")(ONE)
+
+
+@pytest.mark.parametrize("door", ["dynamo", "trace"])
+def test_a_wrong_shape_is_eager_s_error_without_torch_s_log_of_the_trace(door, caplog):
+    call = aottrain.compile(nn.Linear(8, 8), capture=door)
+    with pytest.warns(UserWarning, match="runs this call eagerly"), pytest.raises(RuntimeError, match="cannot be mult"):
+        call(torch.ones(2, 5))
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    assert not logger.disabled

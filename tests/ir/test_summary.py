@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import aottrain
-from aottrain.explain.report import CompileReport, add_fallback
+from aottrain.explain.report import CompileReport, GraphBreak, add_fallback
 from aottrain.explain.summary import WIDTH, summarise
 from tests.report import example
 
@@ -43,6 +43,13 @@ def test_what_ran_eagerly_is_named_with_its_line():
     assert "3 calls ran eagerly, see below" in text and "3 calls at model.py:12" in text
     assert "aten.nonzero has a data-dependent shape <unbounded>" in text
     assert "2 programs; the one that saves most" in text and "Other programs" in text
+
+
+def test_graph_breaks_are_named_with_their_lines():
+    report = known(example.report_with_timeline())
+    report.graph_breaks.append(GraphBreak("a call of print", "model.py:8"))
+    text = str(report)
+    assert "Where TorchDynamo broke the graph\n  model.py:8: a call of print\n  a predicted peak, and a budget," in text
 
 
 def test_where_nothing_is_computed_again_that_is_said():

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aottrain.config.reading import load_recipe
+from aottrain.config.recipes import load_recipe
 
 transformer = load_recipe("transformer")
 SMALL = transformer.Options(num_layers=2, width=24, num_heads=3, context=20)

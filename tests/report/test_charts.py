@@ -43,6 +43,23 @@ def test_points_and_ticks_lie_within_the_drawing(name, width):
 
 
 @widths
+def test_long_labels_are_not_cut_and_do_not_cover_each_other(width):
+    """Two series side by side, with a line through them, and a run at the right edge: as seen at 400."""
+    places = {"a-long-name-0.0": (95, 0.48), "a-long-name-0.2": (100, 0.44), "a-long-name-1.0": (190, 0.36)}
+    places |= {"another-name-0.0": (98, 0.57), "another-name-1.0": (200, 0.46), "eager": (212, 0.43)}
+    marks = [
+        PlotMark(name.rpartition("-")[0] or name, name, name, at * MIB, time, low=time - 0.02, high=time + 0.04)
+        for name, (at, time) in places.items()
+    ]
+    drawn = memory_plot(marks, [(63 * MIB, 0.38), (119 * MIB, 0.3)], axes=AXES, width=width)
+    found = re.findall(r'class="label" x="([\d.-]+)" y="([\d.]+)">([^<]*)<', drawn)
+    boxes = [(float(x), float(y), float(x) + 7.2 * len(text)) for x, y, text in found]
+    assert len(boxes) == 6 and all(left > 60 and right <= width + 0.1 for left, _, right in boxes)
+    for i, (left, y, right) in enumerate(boxes):
+        assert all(right <= a + 0.1 or b <= left + 0.1 or abs(y - at) >= 13 for a, at, b in boxes[:i])
+
+
+@widths
 def test_labels_cover_neither_marks_nor_each_other(width):
     marks = [PlotMark("a" if i % 2 else "b", f"run {i}", f"0.{i}", (10 + 0.05 * i) * MIB, 0.1) for i in range(4)]
     marks.append(PlotMark("c", "far", "far", 20 * MIB, 0.2, "knee"))

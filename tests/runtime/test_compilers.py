@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import aottrain
+from aottrain.compiler.link import backends
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.errors import CompilerError, UnsupportedError
 from aottrain.tasks import plan, train
@@ -248,3 +249,9 @@ def test_an_optimizer_whose_kernels_cannot_be_made(compiler, tiny, tmp_path, on_
     prepare(job)
     assert type(job.optimizer) is torch.optim.AdamW and "out of order" in job.optimizer_kernel
     assert [group["weight_decay"] for group in job.optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_a_kernel_that_cannot_run_is_named_as_it_is_typed(monkeypatch):
+    monkeypatch.setattr(backends, "_choose", lambda kernel, joint: ("aten", "no compiler was found"))
+    with pytest.warns(UserWarning, match="^kernel=cpp runs as aten: no compiler was found$"):
+        backends.choose_kernel("cpp", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config.reading import load_recipe
+from aottrain.config.recipes import load_recipe
 from aottrain.tasks import plan, train
 from tests.simulated.steps import made_of, run_step
 from tests.trainer.conftest import left_by, tiny

@@ -109,7 +109,7 @@ def test_a_disk_that_is_full_is_called_so(folder):
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(CheckpointError, match=r"step_00000030.pt: cannot be written: \[Errno 27\] File too large"):
+        with pytest.raises(CheckpointError, match=r"step_00000030.pt: cannot be written: File too large$"):
             folder.save(30, {**values(30), "large": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

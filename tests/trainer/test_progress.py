@@ -47,3 +47,8 @@ def test_a_file_gets_lines_and_no_bar(capsys):
 def test_samples_are_counted_where_there_are_no_tokens():
     assert describe({"perf/samples_per_s": 12.3}) == ["12 samples/s"]
     assert describe({"perf/samples_per_s": 12.3, "perf/tokens_per_s": 1234.5}) == ["1,234 tokens/s"]
+
+
+def test_the_time_of_a_step_is_in_a_unit_that_fits():
+    times = {0.4567: "457 us", 9.4: "9.40 ms", 336.2: "336 ms", 137_166.5: "2 min 17 s"}
+    assert {ms: describe({"step": 1, "perf/step_ms": ms}) for ms in times} == {ms: [t] for ms, t in times.items()}

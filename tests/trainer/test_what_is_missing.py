@@ -66,7 +66,7 @@ def test_on_a_full_disk_the_summary_takes_the_place_of_the_older_one(tmp_path, m
 @pytest.mark.parametrize("full", ["checkpoint", "report"])
 def test_a_disk_that_fills_up_at_the_end_leaves_a_true_summary(tiny, left_by, monkeypatch, full):
     def fails(*_, **__):
-        raise OSError(28, "No space left on device", "the file")
+        raise OSError(28, "No space left on device")
 
     target = (torch, "save") if full == "checkpoint" else (train.html, "write")
     monkeypatch.setattr(*target, fails)
@@ -75,6 +75,8 @@ def test_a_disk_that_fills_up_at_the_end_leaves_a_true_summary(tiny, left_by, mo
         train.run(config)
     summary = left_by(config).summary
     assert summary["status"] == "failed" and "No space left" in summary["error"] and summary["steps"] == 4
+    assert ("compile_report.html" if full == "report" else "step_00000004.pt") in summary["error"]
+    assert "Errno" not in summary["error"]
 
 
 def test_without_a_compiler_the_missing_kernels_are_said(tiny, capsys, monkeypatch):

@@ -15,7 +15,7 @@ from aottrain.compat import has_global_module_hooks, is_tracing, symbolic_tracin
 from aottrain.compiler.capture.dynamic import SymbolicSizes, size_guard, symbolic_sizes
 from aottrain.compiler.frontends.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.frontends.entry import Bound, Entry, Refusal
-from aottrain.compiler.frontends.refusals import count_fallback, new_report
+from aottrain.compiler.frontends.refusals import count_fallback, new_report, refusals_unlogged
 from aottrain.compiler.graphs.source_locations import raised_at
 from aottrain.compiler.options import CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
@@ -116,7 +116,7 @@ class CompiledCall:
 
     def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Bound:
         self._check_refused(key)
-        with tracing_alone(), collection_paused():
+        with tracing_alone(), refusals_unlogged, collection_paused():
             found = self._find(key, tensors)
             if found is not None:
                 return found

@@ -48,7 +48,7 @@ from aottrain.compiler.frontends.memory_guards import (
     tensors_at,
 )
 from aottrain.compiler.frontends.reentry import host_of_graph
-from aottrain.compiler.frontends.refusals import count_fallback, new_report, shared_report
+from aottrain.compiler.frontends.refusals import count_fallback, new_report, refusals_unlogged, shared_report
 from aottrain.compiler.frontends.seeding import seeding_shown
 from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, place_of, raised_at, written_at
 from aottrain.compiler.joint.analysis import Analysis
@@ -168,7 +168,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
         around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
         watch.begin()
         try:
-            with settings, seeding_shown(options.rng):
+            with settings, refusals_unlogged, seeding_shown(options.rng):
                 out = compiled(*args, **kwargs)
             watch.check_ran()
         finally:
@@ -235,7 +235,7 @@ def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Seque
     from_start = counts_from_start(graph)
     if from_start and any(inputs[i].storage_offset() for i in tensors_at(inputs)):
         raise UnsupportedError(STARTS)
-    with tracing_alone():
+    with tracing_alone(), refusals_unlogged:
         entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
     report, calls = eager.counted.report, eager.counted.calls

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import warnings
 import weakref
 from typing import Any
 
+from aottrain.compat import Shared
 from aottrain.compiler.graphs.source_locations import user_line
 from aottrain.errors import UnsupportedError
 from aottrain.explain.report import CompileReport, add_fallback
@@ -15,6 +17,22 @@ from aottrain.explain.report import CompileReport, add_fallback
 _reports: dict[int, weakref.ref[CompileReport]] = {}
 _numbers = itertools.count()
 _shared: weakref.WeakValueDictionary[Any, CompileReport] = weakref.WeakValueDictionary()
+
+
+class _Unlogged:
+    """Torch logs a traceback for each operator that refuses its fake arguments, as those of a wrong shape. Who traces
+    answers for the error: the program runs otherwise, or raises it itself."""
+
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+
+    def __enter__(self) -> None:
+        self.before, self.logger.disabled = self.logger.disabled, True
+
+    def __exit__(self, *error: Any) -> None:
+        self.logger.disabled = self.before
+
+
+refusals_unlogged = Shared(_Unlogged())
 
 
 def reports() -> list[CompileReport]:

@@ -44,7 +44,7 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
         return kernel, ""
     chosen, reason = _choose(kernel, joint)
     if kernel in GENERATED and chosen != kernel:
-        warnings.warn(f"kernel={kernel!r} runs as {chosen!r}: {reason}", stacklevel=2)
+        warnings.warn(f"kernel={kernel} runs as {chosen}: {reason}", stacklevel=2)
     return chosen, reason
 
 

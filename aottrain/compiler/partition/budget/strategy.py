@@ -16,7 +16,7 @@ from aottrain.compiler.partition.costs.kernel_cost import Fused, fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.errors import BudgetError
-from aottrain.ir.budget import Budget
+from aottrain.ir.budget import Budget, budget_text
 from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
@@ -47,13 +47,13 @@ class Family:
             return self._at_least(self.fixed_bytes + self.free_bytes(), "auto")
         if isinstance(budget, float):
             return lowest + int(budget * max(self.reference - lowest, 0))
-        return self._at_least(budget, format_bytes(budget))
+        return self._at_least(budget, budget_text(budget))
 
     def _at_least(self, total: int, text: str) -> int:
         smallest = self.fixed_bytes + self.frontier.lowest.peak_bytes
         if total < smallest:
             raise BudgetError(
-                f"partition.budget={text} cannot be met: the lowest peak that can be reached is"
+                f"a budget of {text} cannot be met: the lowest peak that can be reached is"
                 f" {format_bytes(smallest)} ({smallest}B)"
             )
         return total - self.fixed_bytes
