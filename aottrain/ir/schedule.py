@@ -24,6 +24,8 @@ OUT_VARIANTS: dict[Any, Any] = {
     aten.baddbmm.default: aten.baddbmm.out,
 }
 
+# Those that may write their result over their first operand, and the call that does so.
+IN_PLACE: dict[Any, Any] = {aten.index_add.default: aten.index_add_.default}
 
 # Attention that is a function of our own from the start.
 WRITTEN = ("aottrain.written_attention.default", "aottrain.written_attention_backward.default")
@@ -62,7 +64,7 @@ class Schedule:
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
     # Convolutions whose results are written to memory that is planned.
     placed: frozenset[fx.Node] = frozenset()
-    # Results of kernels that take the memory of an operand, with that operand.
+    # Results of kernels, and of calls in IN_PLACE, that take the memory of an operand, with that operand.
     in_place: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
 
     def written(self, call: fx.Node) -> tuple[fx.Node, ...]:

@@ -11,7 +11,7 @@ import ctypes
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -83,7 +83,11 @@ def _lease(size: int, device: torch.device, holder: object) -> Arena:
             return arena
         if fitting:
             _idle.remove(max(fitting, key=lambda a: a.memory.numel()))
-    return Arena(torch.empty(size, dtype=torch.uint8, device=device), holder)
+    return Arena(_bytes(size, device), holder)
+
+
+def _bytes(size: int, device: torch.device) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _view(storage: Any, spec: TensorSpec, offset: int) -> Tensor:
@@ -129,7 +133,7 @@ def residual(holder: object, spec: TensorSpec) -> Tensor:
             if storage_use_count(storage) == 1:
                 return _view(storage, spec, 0)
         _free_idle_blocks(size)
-        storage = torch.empty(size, dtype=torch.uint8, device=spec.device).untyped_storage()
+        storage = _bytes(size, spec.device).untyped_storage()
         known.append(storage)
         return _view(storage, spec, 0)
 
@@ -169,6 +173,30 @@ def empty_cache() -> None:
             known[:] = [storage for storage in known if storage_use_count(storage) > 1]
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def release_idle() -> Callable[[], None]:
+    """Free what no call is using; the function that this returns takes as much again, for the same holders.
+
+    A profiler that was started in between sees it all, and sees it go where other programs run, see `begin`.
+    """
+    with _lock:
+        arenas, _idle[:] = list(_idle), []
+        blocks = []
+        for key, known in _blocks.items():
+            in_use = [storage for storage in known if storage_use_count(storage) > 1]
+            blocks.append((key, len(known) - len(in_use)))
+            known[:] = in_use
+    sizes = [(arena.memory.numel(), arena.memory.device, arena.holder) for arena in arenas]
+
+    def take_again() -> None:
+        with _lock:
+            _idle.extend(Arena(_bytes(size, device), holder) for size, device, holder in sizes)
+            for (holder, size, device), count in blocks:
+                known = _blocks.setdefault((holder, size, device), [])
+                known.extend(_bytes(size, device).untyped_storage() for _ in range(count))
+
+    return take_again
 
 
 def held_bytes() -> int:

@@ -15,7 +15,7 @@ from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, value_of
 from aottrain.ir.liveness import freed_after, last_uses
 from aottrain.ir.ops import OpKind
-from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, MemoryPlan, Schedule, touched_by
+from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, MemoryPlan, Schedule, touched_by
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.attention import ATTENTIONS
 from aottrain.ops.convolutions import convolve_into
@@ -91,6 +91,10 @@ def render(
             unbound.update({call}.difference(schedule.written(call)))
         elif call.all_input_nodes[:1] and call.all_input_nodes[0] in unbound:
             pass  # an item, which is there
+        elif call in schedule.in_place:
+            function = str(IN_PLACE[call.target]).replace(".", "_")
+            names[function] = IN_PLACE[call.target]
+            lines.append(f"    {call.name} = {function}({call_text(call, names).split('(', 1)[1]}")
         else:
             lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
         gone = [node for node in freed.get(position, ()) if not is_size(node)]

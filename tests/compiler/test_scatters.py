@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import Tensor, nn
 
 import aottrain
+from aottrain.compiler.partition.split import apply_partition
+from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.schedule.order import schedule
+from aottrain.metrics.memory import distinct_bytes, watch_cpu_peak
 from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import joint_of
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 INDEX = torch.tensor([3, 0, -1, 3, 7, 2, -8, 3] * 16)
@@ -74,3 +82,92 @@ def test_an_index_out_of_range_is_an_error():
     call(torch.randn(8, 512), INDEX)
     with pytest.raises((IndexError, RuntimeError)):
         call(torch.randn(8, 512), INDEX + 8)
+
+
+class Tied(nn.Module):
+    """A table of embeddings that is looked up twice, and multiplied by: 2 MiB."""
+
+    def __init__(self, padding: int | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(4096, 128, padding_idx=padding)
+        self.between = nn.Linear(128, 128)
+
+    def forward(self, words: Tensor, others: Tensor) -> Tensor:
+        x = self.between(self.table(words)).sin() + self.table(others)
+        return (x @ self.table.weight.t()).cos().mean()
+
+
+@pytest.mark.parametrize("padding", [None, 3])
+def test_what_was_looked_up_is_added_to_the_tables_other_gradient(padding):
+    model, words = Tied(padding), torch.arange(256).view(2, 128) % 100
+    truth = copy.deepcopy(model).double()
+    wanted = torch.autograd.grad(truth(words, words // 2), list(truth.parameters()))
+    call = aottrain.compile(model, kernel="cpp", workspaces=True, on_unsupported="error")
+    got = torch.autograd.grad(call(words, words // 2), list(model.parameters()))
+    for one, other in zip(got, wanted, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-8)
+    graph = call.report.graphs[0]
+    assert graph.library_calls[ADD] == 2 and "aten.embedding_dense_backward.default" not in graph.library_calls
+
+
+def test_the_gradient_of_a_table_that_is_used_twice_is_there_once():
+    """GPT-2's is 147 MiB: what the last layer makes of it and what the lookup does were both whole in memory."""
+    model, words = Tied(None), torch.arange(16).view(1, 16)
+    call = aottrain.compile(model, kernel="cpp", workspaces=True, on_unsupported="error")
+    call(words, words).backward()
+    model.zero_grad(set_to_none=True)
+    alive = [*model.parameters(), words]
+    with watch_cpu_peak(alive) as peak:
+        call(words, words).backward()
+    predicted = call.report.graphs[0].predicted_peak_bytes
+    assert abs(predicted - peak.num_bytes) <= 0.01 * predicted
+    assert peak.num_bytes < distinct_bytes(alive) + 1.5 * (2 << 20)
+
+
+def plain(x, w, rows, index):
+    return (x @ w).index_add(0, index, rows)
+
+
+def chained(x, w, rows, index):
+    return (x @ w).index_add(0, index, rows).index_add(0, index // 2, rows.sin())
+
+
+def seen_later(x, w, rows, index):
+    product = x @ w
+    return product.index_add(0, index, rows) * product
+
+
+def returned(x, w, rows, index):
+    product = x @ w
+    return product, product.index_add(0, index, rows)
+
+
+def added_to_itself(x, w, rows, index):
+    product = (x @ w).sin()
+    return product.index_add(0, index[:8], product)
+
+
+def of_an_input(x, w, rows, index):
+    return w.index_add(0, index, rows)
+
+
+def of_a_part(x, w, rows, index):
+    return (x @ w)[:, :256].index_add(0, index, rows[:, :256])
+
+
+@pytest.mark.parametrize(
+    ("function", "count"),
+    ((plain, 1), (chained, 2), (seen_later, 0), (returned, 0), (added_to_itself, 0), (of_an_input, 0), (of_a_part, 0)),
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_rows_are_added_in_place_where_nothing_else_sees_it(function, count):
+    inputs = torch.randn(8, 8), torch.randn(8, 512), torch.randn(128, 512), INDEX % 8
+    kept = [value.clone() for value in inputs]
+    wanted = function(*inputs)
+    joint = joint_of(function, *inputs)
+    graph = apply_partition(joint, plan_partition(joint, "save_all")).forward
+    assert sum(node.target is torch.ops.aten.index_add.default for node in schedule(graph).in_place) == count
+    got = aottrain.compile(function, capture="trace", kernel="cpp", on_unsupported="error")(*inputs)
+    torch.testing.assert_close(got, wanted)
+    assert all(map(torch.equal, inputs, kept))

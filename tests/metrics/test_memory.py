@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import nn
 
+import aottrain
+from aottrain.ir.tensor import tensor_spec
 from aottrain.metrics.memory import alive_tensors, distinct_bytes, eager_saved_bytes, peak_rss_bytes, watch_cpu_peak
 from aottrain.metrics.preserve import preserved, preserved_rng
+from aottrain.runtime import arena
+from aottrain.runtime.arena import ArenaLayout
 
 MIB = 1 << 20
 
@@ -46,6 +50,32 @@ def test_the_backward_counts():
     with watch_cpu_peak([x]) as peak:
         x.exp().sum().backward()  # exp saves its output, then its gradient is made from an expanded scalar
     assert 3 * MIB <= peak.num_bytes < 3.01 * MIB
+
+
+def test_what_a_program_keeps_counts_until_another_program_runs():
+    """Of several programs in one step only one keeps memory at a time: their arenas and blocks do not add up."""
+    first, second = holders = object(), object()
+    size = tensor_spec(torch.empty(MIB // 4))
+    arenas = [ArenaLayout(2 * MIB, (), torch.device("cpu"), holder) for holder in holders]
+    aottrain.empty_cache()
+    start = arena.held_bytes()
+
+    def run(holder: object) -> None:
+        arena.begin(holder)
+        arenas[holders.index(holder)].give(arenas[holders.index(holder)].take())
+        arena.residual(holder, size)
+
+    run(first)
+    for others, expected in (((), 3), ((first,), 3), ((second,), 3), ((first, second), 3)):
+        with watch_cpu_peak() as peak:
+            for holder in others:
+                run(holder)
+        assert peak.num_bytes == start + expected * MIB, others
+    held = arena.residual(second, size)
+    with watch_cpu_peak() as peak:
+        run(first)
+    assert peak.num_bytes == start + 4 * MIB, "a block that something refers to stays"
+    del held
 
 
 def test_an_exception_passes_through():

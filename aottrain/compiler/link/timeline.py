@@ -191,7 +191,8 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
 
 def _library_step(node: fx.Node, schedule: Schedule | None = None, inside: int = 0, planned: bool = False) -> _Step:
     touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
-    return _Step(node, allocations(node), touched, inside, planned)
+    made = [] if schedule is not None and node in schedule.in_place else allocations(node)
+    return _Step(node, made, touched, inside, planned)
 
 
 def _sweep(

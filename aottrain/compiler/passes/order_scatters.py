@@ -2,6 +2,9 @@
 
 ATen's index_put on a CPU adds single elements, all threads at once, by atomic operations: up to thirty times slower
 than whole rows one after the other, and of no order, so that two runs round differently.
+
+A table of embeddings that is used again, as a language model's last layer does, has as its gradient a sum: that of the
+other use, and one as large that is zero but for the rows that were looked up. Those rows are added to the first one.
 """
 
 from __future__ import annotations
@@ -23,14 +26,17 @@ _MANY = 1 << 15
 
 
 def order_scatters(joint: JointGraph) -> JointGraph:
-    """The same program with index_add for index_put, where one dimension is indexed by integers. The graph itself where
-    there is none."""
-    if not any(_is_known(node) for node in calls(joint.graph)):
+    """The same program with index_add for index_put, where one dimension is indexed by integers, and for the sum of a
+    gradient of embeddings and another one, which rounds otherwise than eager does. The graph itself where there is
+    none."""
+    if not any(_is_known(node) or _looked_up(node) for node in calls(joint.graph)):
         return joint
     graph = copy_graph(joint.graph)
     for node in list(calls(graph)):
         if _is_known(node):
             _replace(node)
+        elif term := _looked_up(node):
+            _add_rows(node, term)
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
@@ -68,6 +74,43 @@ def _replace(node: fx.Node) -> None:
         total = add_call(node, aten.index_add.default, (into, dim, index, values))
     if value_of(total).stride() == value_of(node).stride():
         node.replace_all_uses_with(total)
+
+
+def _looked_up(node: fx.Node) -> fx.Node | None:
+    """Of a sum the term that is the gradient of embeddings, where adding its rows to the other term is less work: of
+    two such, the later one."""
+    if node.target is not aten.add.Tensor or node.kwargs or marks_of(node) or len(set(node.args)) < 2:
+        return None
+    own, terms = spec_of(node), [term for term in node.args if isinstance(term, fx.Node)]
+    found = [term for term in terms if _is_embedding_gradient(term)]
+    if not found or own is None or len(terms) < 2 or any(spec_of(term) != own for term in terms):
+        return None
+    later = max(found)  # nodes compare by their order
+    gradient, places = map(spec_of, _arguments(later)[:2])
+    if gradient is None or places is None or any(known.symbolic is not None for known in (own, gradient, places)):
+        return None
+    exact = own.dtype in (torch.float32, torch.float64) and gradient.dtype is own.dtype
+    plain = exact and own.device.type == "cpu" and own.stride == _dense(own.shape)
+    return later if plain and own.numel >= _MANY and 0 < gradient.numel <= own.numel else None
+
+
+def _is_embedding_gradient(node: fx.Node) -> bool:
+    if node.target is not aten.embedding_dense_backward.default or node.kwargs or marks_of(node):
+        return False
+    *_, by_count = _arguments(node)
+    return not by_count and len(node.users) == 1
+
+
+def _add_rows(node: fx.Node, term: fx.Node) -> None:
+    gradient, places, _, padding, _ = _arguments(term)
+    (into,) = (source for source in node.all_input_nodes if source is not term)
+    count, width = value_of(places).numel(), value_of(node).shape[1]
+    with node.graph.inserting_before(node):
+        index, rows = _viewed(places, (count,)), _viewed(gradient, (count, width))
+        if padding >= 0:  # has no gradient
+            unused = add_call(node, aten.unsqueeze.default, (add_call(node, aten.eq.Scalar, (index, padding)), 1))
+            rows = add_call(node, aten.masked_fill.Scalar, (rows, unused, 0.0))
+        node.replace_all_uses_with(add_call(node, aten.index_add.default, (into, 0, index, rows)))
 
 
 def _viewed(node: fx.Node, shape: tuple[int, ...]) -> fx.Node:

@@ -1,4 +1,4 @@
-"""written_in_place: results of kernels that take the memory of an operand that dies there, as `a += b` would."""
+"""written_in_place: results that take the memory of an operand that dies there, as `a += b` would."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import fx
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
 from aottrain.ir.liveness import last_uses
-from aottrain.ir.schedule import OUT_VARIANTS, KernelCall, touched_by
+from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, touched_by
 
 # Library calls whose results are memory of their own, whatever their operands are.
-_FRESH = (*OUT_VARIANTS, torch.ops.aten.embedding_dense_backward.default)
+_FRESH = (*OUT_VARIANTS, *IN_PLACE, torch.ops.aten.embedding_dense_backward.default)
 
 
 def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> dict[fx.Node, fx.Node]:
     """For each such result the value, made earlier in the graph, whose memory it takes.
 
-    The kernel reads that value at the element that it writes, and nothing reads it later. What the graph is given is
-    never overwritten, nor what it returns: a caller may hold either.
+    A kernel reads that value at the element that it writes, and nothing reads it later; of a few library calls it is
+    the first operand. What the graph is given is never overwritten, nor what it returns: a caller may hold either.
     """
     returned = {storage_root(node) for node in results(graph) if node is not None}
     last = last_uses(map(storage_root, touched_by(call)) for call in calls)
@@ -28,6 +28,9 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
     found: dict[fx.Node, fx.Node] = {}
     for position, call in enumerate(calls):
         if not isinstance(call, KernelCall):
+            root = _written_over(call) if call.target in IN_PLACE else None
+            if root in own and last[root] == position and root not in returned:
+                found[call] = found.get(root, root)
             own.update([call] if call.target in _FRESH else ())
             continue
         dying = [node for node in call.reads if node in own and last[node] == position and node not in returned]
@@ -40,17 +43,30 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
     return found
 
 
+def _written_over(call: fx.Node) -> fx.Node | None:
+    """The memory of a library call's first operand, where its result fits into it and no other operand lies in it."""
+    operands = [operand for operand in call.args if isinstance(operand, fx.Node)]
+    root = storage_root(operands[0])
+    alone = [storage_root(operand) for operand in operands].count(root) == 1
+    return root if alone and _lie_alike(call, operands[0], root) else None
+
+
 def _fits(call: KernelCall, result: fx.Node, operand: fx.Node) -> bool:
     """Whether each element of the operand is read where the result's is written, and only there."""
-    one, other = spec_of(result), spec_of(operand)
-    if one is None or other is None or one.symbolic is not None or other.symbolic is not None:
-        return False
-    same = (one.shape, one.stride, one.dtype, one.device) == (other.shape, other.stride, other.dtype, other.device)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride, strict=True))
-    if not same or span != one.numel or one.storage_bytes != other.storage_bytes:
+    if not _lie_alike(result, operand, operand):
         return False
     read, written = (call.buffers.index(node) for node in (operand, result))
     return call.buffers.count(operand) == 1 and _is_elementwise(call.kernel, read, written)
+
+
+def _lie_alike(result: fx.Node, operand: fx.Node, memory: fx.Node) -> bool:
+    """Whether both are laid out alike without gaps, and the operand is all of its memory."""
+    one, other, whole = spec_of(result), spec_of(operand), spec_of(memory)
+    if one is None or other is None or whole is None or one.symbolic is not None or other.symbolic is not None:
+        return False
+    same = (one.shape, one.stride, one.dtype, one.device) == (other.shape, other.stride, other.dtype, other.device)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride, strict=True))
+    return same and span == one.numel and one.storage_bytes == other.storage_bytes == whole.storage_bytes
 
 
 def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:
