@@ -350,6 +350,10 @@ def compile(
         cuda_graphs=cuda_graphs,
         decisions=decisions,
     )
+    return _compiled(target, options)
+
+
+def _compiled(target: Any, options: CompileOptions) -> Any:
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module
     if isinstance(target, nn.Module):
