@@ -78,7 +78,8 @@ class Link:
 
 @dataclass(frozen=True)
 class Links:
-    """reached: for each computed output, the links that its gradient comes to before any other."""
+    """reached: for each computed output, the links that its gradient comes to before any other, each as often as
+    autograd adds a part of the gradient up there: the order of additions is eager's."""
 
     links: tuple[Link, ...] = ()
     reached: tuple[tuple[int, ...], ...] = ()

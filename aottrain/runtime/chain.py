@@ -101,6 +101,26 @@ _UNASKED = torch.zeros((), requires_grad=True).view(())
 _UNASKED_NODE = _UNASKED.grad_fn
 
 
+class _Written(torch.autograd.Function):
+    """An input takes its new value, with the gradient of that. Unlike `copy_` it gives the old value no zeros, which
+    would be added to what comes to it on other ways, and -0.0 become 0.0."""
+
+    @staticmethod
+    def forward(ctx: Any, target: Tensor, value: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(target)
+        return target.copy_(value)
+
+    @staticmethod
+    def backward(ctx: Any, tangent: Tensor | None) -> Any:
+        return None, tangent
+
+
+def write(target: Tensor, value: Tensor) -> None:
+    """In place, and autograd goes on from there as from the value."""
+    _Written.apply(target, value)
+
+
 class Chain(Sequence[Tensor]):
     """The computed outputs of one call, each, once it is asked for, with the node that links it to others.
 
@@ -150,7 +170,7 @@ class Chain(Sequence[Tensor]):
         """The i-th of the inputs that gradients flow through, with its new value."""
         index = len(self) + i
         if index not in self._linked:
-            self.replaced[i].copy_(self[index])
+            write(self.replaced[i], self[index])
             self._linked[index] = self.replaced[i]
         return self.replaced[i]
 

@@ -17,13 +17,14 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.random.philox import new_state
-from aottrain.runtime.chain import WHOLE, Chain, Look, Watch
+from aottrain.runtime.chain import WHOLE, Chain, Look, Watch, write
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
 
 NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
+Wanted = tuple[int, ...]  # of each link the number of parts of what comes to it, of each gradient 0 or 1
 # (the forward's inputs, tensors to go on with at some links) -> outputs
 Replay = Callable[[Sequence[Tensor], Mapping[int, Tensor]], Sequence[Tensor]]
 
@@ -74,7 +75,7 @@ class Program:
     viewed: frozenset[int] = frozenset()
     faults: Faults = field(default_factory=Faults)
     links: Links = NO_LINKS
-    build_cut: Callable[[Pattern, Pattern], Backward] | None = None
+    build_cut: Callable[[Pattern, Wanted], Backward] | None = None
     _backwards: dict[Any, Backward] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -107,7 +108,7 @@ class Program:
             if self.links.links and self.build_backward is not None:
                 return Chain(self.links, outputs, watch, [primals[i] for i in self.replaced], _Relay, _alone)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
-                primals[target].copy_(value)  # with gradients: the input continues from the program's output
+                write(primals[target], value)
             return [_alone(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
 
     def run_forward(
@@ -137,7 +138,7 @@ class Program:
     def wants_gradients(self) -> Pattern:
         return (*(False for _ in self.links.links), *(True for _ in self.gradient_targets))
 
-    def cut_for(self, defined: Pattern, wanted: Pattern) -> Backward:
+    def cut_for(self, defined: Pattern, wanted: Wanted) -> Backward:
         backward = self._backwards.get((defined, wanted))
         if backward is None:
             assert self.build_cut is not None
@@ -230,9 +231,11 @@ class _Relay(torch.autograd.Function):
         else:
             tangents: list[Tensor | None] = [None] * len(program.output_specs)
             tangents[ctx.index] = tangent
-            wanted = tuple(number in reached for number in range(len(program.links.links)))
-            found = _run_cut(ctx.node, tangents, (*wanted, *(False for _ in program.gradient_targets)))
-        return None, None, None, None, tangent, *(found[number] for number in reached)
+            wanted = tuple(reached.count(number) for number in range(len(program.links.links)))
+            parts = iter(_run_cut(ctx.node, tangents, (*wanted, *(0 for _ in program.gradient_targets))))
+            found = [[next(parts) for _ in range(max(count, 1))] for count in wanted]
+        at_links = (value for number in dict.fromkeys(reached) for value in found[number])
+        return None, None, None, None, tangent, *at_links
 
 
 class _Pass(torch.autograd.Function):
@@ -289,7 +292,7 @@ def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
         raise RuntimeError(f"{error} {why}") from None
 
 
-def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Pattern) -> list[Tensor | None]:
+def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Wanted) -> list[Tensor | None]:
     """What the cut backward makes of the outputs' tangents; that of an output which is a link is its total there."""
     call: _Call = node.call
     program = call.program
@@ -366,19 +369,24 @@ def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], look:
     return [by_primal.get(i) for i in range(len(primals))]
 
 
-def _differentiable_at_links(node: Any, index: int, tangent: Tensor, look: Look) -> list[Tensor | None]:
-    """What an output's tangent makes of the gradient at each link that comes first, under create_graph=True."""
+def _differentiable_at_links(node: Any, index: int, tangent: Tensor, look: Look) -> list[list[Tensor | None]]:
+    """What an output's tangent makes of the gradient at each link that comes first, under create_graph=True, whole in
+    the first of its places."""
     watch: Watch = node.call.watch
     stand_ins = watch.stand_ins(look)
     with disable_autocast():
         output = _replayed(node, stand_ins)[1][index]
-        numbers = [number for number in node.call.program.links.reached[index] if number in stand_ins]
+        numbers = [n for n in dict.fromkeys(node.call.program.links.reached[index]) if n in stand_ins]
         found: Sequence[Tensor | None] = ()
         if numbers and output.requires_grad:
             there = [stand_ins[number] for number in numbers]
             found = torch.autograd.grad(output, there, tangent, create_graph=True, allow_unused=True)
     known = dict(zip(numbers, found, strict=False))
-    return [known.get(number) for number in range(len(node.call.program.links.links))]
+    reached = node.call.program.links.reached[index]
+    return [
+        [known.get(number), *[None] * (reached.count(number) - 1)]
+        for number in range(len(node.call.program.links.links))
+    ]
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:

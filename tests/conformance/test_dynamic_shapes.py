@@ -69,8 +69,7 @@ def check(
     return compiled.report
 
 
-@pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("budget", (None, 0.3))
+@pytest.mark.parametrize(("door", "budget"), crossed(DOORS, (None, 0.3), one_in=2))
 def test_one_program_serves_all_batches_and_lengths(door: str, budget: float | None) -> None:
     report = check(Block(), lambda shape: [torch.randn(*shape, 8)], ROWS, door, budget=budget)
     assert len(report.graphs) == 1 and not report.fallbacks

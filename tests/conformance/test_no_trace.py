@@ -14,6 +14,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.nn.attention.flex_attention import flex_attention
 
 import aottrain
+from tests.sampling import crossed
 
 
 def cond(x):
@@ -170,8 +171,7 @@ def in_a_thread(function, *args):
     return found[0]
 
 
-@pytest.mark.parametrize("capture", ["trace", "dynamo"])
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(("program", "capture"), crossed(PROGRAMS, ["trace", "dynamo"], one_in=2))
 def test_eager_is_as_it_was(program, capture):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

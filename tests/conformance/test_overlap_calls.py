@@ -15,6 +15,7 @@ from torch import nn
 import aottrain
 from aottrain.compiler.frontends import dynamo
 from aottrain.toolchain.native import find_compiler
+from tests.sampling import crossed
 from tests.skips import NO_COMPILER
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
@@ -232,8 +233,7 @@ def doubled(x):
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
 @pytest.mark.parametrize("kernel", ["auto", pytest.param("cpp", marks=needs_compiler)])
-@pytest.mark.parametrize("door", ["dynamo", "trace"])
-@pytest.mark.parametrize("first", [0, 2])
+@pytest.mark.parametrize(("door", "first"), crossed(["dynamo", "trace"], [0, 2], one_in=2))
 def test_of_symbolic_sizes(first, door, kernel):
     """Strides are no part of what a program is compiled for: rows that lie apart, and rows that overlap."""
     compiled = aottrain.compile(doubled, dynamic=True, capture=door, kernel=kernel)

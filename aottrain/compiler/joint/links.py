@@ -58,7 +58,7 @@ def find_links(
             continue
         candidates.setdefault(_edge(value), Link(i, info.index if whole else -1, tensor_spec(value)))
     reached = [_first_reached(value, candidates) for value in values]
-    links = [edge for edge in candidates if any(edge in found for found in reached)]
+    links = [edge for edge in candidates if any(edge in edges for edges in reached)]
     if not links:
         return NO_LINKS
     numbers = {edge: i for i, edge in enumerate(links)}
@@ -70,16 +70,16 @@ def _edge(value: Tensor) -> Edge:
     return value.grad_fn, value.output_nr
 
 
-def _first_reached(value: Tensor, candidates: dict[Edge, Link]) -> set[Edge]:
-    """The candidates that a gradient of the value comes to, without those behind them."""
+def _first_reached(value: Tensor, candidates: dict[Edge, Link]) -> list[Edge]:
+    """The candidates that a gradient of the value comes to, without those behind them; each for every way into it."""
+    found: list[Edge] = []
     if value.grad_fn is None:
-        return set()
-    found: set[Edge] = set()
+        return found
     seen, stack = {value.grad_fn}, [value.grad_fn]
     while stack:
         for edge in stack.pop().next_functions:
             if edge in candidates:
-                found.add(edge)
+                found.append(edge)
             elif edge[0] is not None and edge[0] not in seen:
                 seen.add(edge[0])
                 stack.append(edge[0])
@@ -160,15 +160,18 @@ class CutBackward:
     parts: PartitionedGraph
     whole: fx.Graph | None = None
 
-    def graph(self, defined: Sequence[bool], wanted: Sequence[bool]) -> fx.Graph:
+    def graph(self, defined: Sequence[bool], wanted: Sequence[int]) -> fx.Graph:
         """(sizes, residuals, tangents, totals at links) -> (what has come to each link, gradients), of which the others
-        than `wanted` are None. What comes in as a link's total goes on from there; what comes to it ends."""
+        than `wanted` are None. What comes in as a link's total goes on from there; what comes to it ends. Where several
+        are wanted of a link, it is the parts that autograd adds up there, in their order."""
         if self.whole is None:
             self.whole = self._cut()
         num_held = self.parts.signature.num_sizes + len(self.parts.residuals)
         graph = copy_graph(specialise_backward(self.whole, num_held, defined))
-        values = zip(results(graph), wanted, strict=True)
-        graph.output_node().args = ([node if flag else None for node, flag in values],)
+        found: list[fx.Node | None] = []
+        for node, count in zip(results(graph), wanted, strict=True):
+            found += _parts(node, count) if count else [None]
+        graph.output_node().args = (found,)
         remove_dead_code(graph)
         return graph
 
@@ -188,6 +191,24 @@ class CutBackward:
         by_name = {node.name: node for node in joint.graph.nodes}
         residuals = [by_name[name] for name, _ in self.parts.residuals]
         return backward_graph(joint, residuals, [*totals, *gradients], joint.effects()[1])
+
+
+def _parts(total: fx.Node | None, count: int) -> list[fx.Node | None]:
+    """At most so many parts of a sum, as they were added up from the left; None for those that there are not."""
+    found: list[fx.Node | None] = []
+    while len(found) < count - 1 and total is not None and total.target is torch.ops.aten.add.Tensor:
+        rest, last = total.args[:2]
+        if total.kwargs or not (_is_part(rest, total) and _is_part(last, total)):
+            break
+        found.append(last)  # type: ignore[arg-type]
+        total = rest  # type: ignore[assignment]
+    found = [total, *reversed(found)]
+    return found + [None] * (count - len(found))
+
+
+def _is_part(term: Any, total: fx.Node) -> bool:
+    one, whole = (spec_of(node) if isinstance(node, fx.Node) else None for node in (term, total))
+    return one is not None and whole is not None and one.same_shape(whole) and one.dtype is whole.dtype
 
 
 def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:

@@ -37,7 +37,7 @@ from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.failures import signalling
 from aottrain.runtime.faults import Faults
-from aottrain.runtime.program import Backward, Pattern, Program, Replay
+from aottrain.runtime.program import Backward, Pattern, Program, Replay, Wanted
 from aottrain.toolchain.cache import say_once
 
 
@@ -163,7 +163,7 @@ def _build_backward(
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in half.residuals(graph)))
 
 
-def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, wanted: Pattern) -> Backward:
+def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, wanted: Wanted) -> Backward:
     graph = cut.graph(defined, wanted)
     runner = _or_by_operators(half.runner(graph), graph)
     return Backward(runner, tuple(bool(node.users) for node in half.residuals(graph)))

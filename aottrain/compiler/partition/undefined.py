@@ -116,9 +116,15 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
                 return kept if returned or survivor.same_layout(lost) else copied(graph, node, kept)
 
     def value(source: fx.Node) -> Any:
+        if new[source] is None and _packet(node) == "held_back":  # what waits for tangents waits for those that come
+            return None
         return _zeros(graph, source) if new[source] is None else new[source]
 
-    return graph.node_copy(node, value)
+    made = graph.node_copy(node, value)
+    if _packet(node) == "held_back":
+        held, tangents = made.args
+        made.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]
+    return made
 
 
 def _dependent(tangents: Sequence[fx.Node]) -> set[fx.Node]:
