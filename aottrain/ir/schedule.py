@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.attention import scratch_floats
-from aottrain.ir.graph import spec_of, storage_root
+from aottrain.ir.graph import info, spec_of, storage_root, value_of
 from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten
@@ -45,6 +45,24 @@ class KernelCall:
     @property
     def writes(self) -> tuple[fx.Node, ...]:
         return tuple(n for n, p in zip(self.buffers, self.kernel.parameters, strict=True) if p.written)
+
+
+# Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
+_BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
+
+
+def apart(graph: fx.Graph) -> set[fx.Node]:
+    """Operands whose memory is theirs alone for as long as anything holds it: that of ops that count positions in a
+    storage, and what a sparse tensor is made of, which it keeps as its indices and values."""
+    return {source for node in graph.nodes if _keeps_operands(node) for source in node.all_input_nodes}
+
+
+def _keeps_operands(node: fx.Node) -> bool:
+    if node.op != "call_function":
+        return False
+    value = value_of(node)
+    is_sparse = isinstance(value, torch.Tensor) and value.layout is not torch.strided
+    return is_sparse or info(node).name in _BY_STORAGE
 
 
 def touched_by(call: KernelCall | fx.Node) -> tuple[fx.Node, ...]:

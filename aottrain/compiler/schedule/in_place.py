@@ -10,7 +10,7 @@ from torch import fx
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
 from aottrain.ir.liveness import last_uses
-from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, touched_by
+from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, apart, touched_by
 
 # Library calls whose results are memory of their own, whatever their operands are.
 _FRESH = (*OUT_VARIANTS, *IN_PLACE, torch.ops.aten.embedding_dense_backward.default)
@@ -20,9 +20,10 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
     """For each such result the value, made earlier in the graph, whose memory it takes.
 
     A kernel reads that value at the element that it writes, and nothing reads it later; of a few library calls it is
-    the first operand. What the graph is given is never overwritten, nor what it returns: a caller may hold either.
+    the first operand. What the graph is given is never overwritten, nor what it returns or a sparse tensor keeps:
+    others may hold it.
     """
-    returned = {storage_root(node) for node in results(graph) if node is not None}
+    returned = {storage_root(node) for node in (*results(graph), *apart(graph)) if node is not None}
     last = last_uses(map(storage_root, touched_by(call)) for call in calls)
     own: set[fx.Node] = set()  # made by the graph, in memory of their own
     found: dict[fx.Node, fx.Node] = {}

@@ -9,12 +9,10 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.alignment import aligned
-from aottrain.ir.graph import info, results, spec_of
+from aottrain.ir.graph import results, spec_of
 from aottrain.ir.liveness import last_uses
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of, touched_by
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, apart, scratch_of, touched_by
 
-# Ops that count positions from the start of a storage: what they read may not lie in the middle of an arena.
-_BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
 _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
 
 Buffer = fx.Node | int  # a value, or by its position a call that computes in memory of its own
@@ -32,7 +30,7 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
     escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}
     residuals = frozenset(memory_of(node) for node in values[num_outputs:] if node is not None) - escaping
     born, last = _lifetimes(schedule)
-    alone = {memory_of(source) for node in graph.nodes if _reads_by_storage(node) for source in node.all_input_nodes}
+    alone = set(map(memory_of, apart(graph)))
     temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
     most = float("inf") if largest is None else largest
     temporaries = [node for node in temporaries if aligned_bytes(node) <= most]
@@ -91,10 +89,6 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
         elif all(map(_is_dense, written := schedule.written(call))):
             born.update(dict.fromkeys(written, position))
     return born, last_uses(map(schedule.memory_of, touched_by(call)) for call in schedule.calls)
-
-
-def _reads_by_storage(node: fx.Node) -> bool:
-    return node.op == "call_function" and info(node).name in _BY_STORAGE
 
 
 def _is_dense(node: fx.Node) -> bool:

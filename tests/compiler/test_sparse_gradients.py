@@ -1,0 +1,57 @@
+"""Sparse gradients beside generated kernels: a sparse tensor keeps the memory of its indices and values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aottrain
+from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import leaf
+from tests.skips import NO_COMPILER
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason=NO_COMPILER)
+INDEX = torch.tensor([1, 0, 0])
+
+
+def alone(table, mask):
+    return F.embedding(INDEX, table, sparse=True) * mask
+
+
+def beside_another_use(table, mask):
+    """What eager adds up is sparse and dense."""
+    return torch.cat([F.embedding(INDEX, table, sparse=True) * mask, table * table.sign()])
+
+
+def by_made_indices(table, mask):
+    return F.embedding((INDEX + 1) % 3, table, sparse=True) * mask.exp() + (mask.exp() * table.abs()[:3]).sum(0)
+
+
+def gathered(table, mask):
+    return torch.gather(table, 1, INDEX.expand(4, 3), sparse_grad=True)[:3] * mask[:, :3] + table[:3, :3].sin()
+
+
+def gradient(function, table, mask):
+    out = function(table, mask)
+    return torch.autograd.grad(out, table, torch.linspace(-1, 1, out.numel()).view(out.shape).cos())[0]
+
+
+def by_many_made_indices(table, mask):
+    """In a block of residuals, whose memory is kept from step to step."""
+    index = torch.where(mask.new_ones(50_000).cumsum(0) % 3 == 1, 1, 2) + (mask[0, 0] > 0).long()
+    return F.embedding(index, table, sparse=True).exp().sum(0) * mask[0]
+
+
+@pytest.mark.parametrize("program", [alone, beside_another_use, by_made_indices, by_many_made_indices, gathered])
+def test_gradients_are_eagers_and_stay(program):
+    compiled = aottrain.compile(program, capture="trace", kernel="cpp", on_unsupported="error")
+    wanted, got = [], []
+    for seed in range(4):  # a later step may not write over what an earlier one gave
+        table, mask = leaf(4, 8, seed=seed), leaf(3, 8, seed=seed + 10).detach()
+        wanted.append(gradient(program, table, mask))
+        got.append(gradient(compiled, table, mask))
+    assert compiled.report.graphs[0].kernels
+    for one, other in zip(wanted, got, strict=True):
+        assert one.layout is other.layout
+        torch.testing.assert_close(other.to_dense(), one.to_dense(), rtol=1e-4, atol=1e-4)
