@@ -6,6 +6,7 @@ from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
 from aottrain.compiler.schedule import fusion, groups, in_place, kernels, memory
+from aottrain.ir import schedule as ir_schedule
 from aottrain.ops import loss_head as loss_head_op
 from aottrain.runtime import arena
 from tests.planted_bugs.planting import Area, TestsOf
@@ -147,6 +148,21 @@ ARENAS.edit(
     in_place._fits,
     "return call.buffers.count(operand) == 1 and _is_elementwise(call.kernel, read, written)",
     "return False",
+)
+
+ARENAS.edit(
+    "a row is added to memory that the rows lie in",
+    "tests/compiler/test_scatters.py::test_rows_are_added_in_place_where_nothing_else_sees_it[added_to_itself-0]",
+    in_place._written_over,
+    "return root if alone and",
+    "return root if",
+)
+ARENAS.edit(
+    "what a sparse gradient keeps is written over",
+    "tests/compiler/test_sparse_gradients.py::test_gradients_are_eagers_and_stay[alone]",
+    ir_schedule._keeps_operands,
+    "return is_sparse or",
+    "return",
 )
 
 HEADS = Area("loss head")

@@ -14,6 +14,7 @@ from aottrain.config import recipes
 from aottrain.config.reading import read_config, read_model
 from aottrain.tasks import runs_in_turns
 from aottrain.tasks.worker import dump
+from tests.sampling import crossed
 
 GOOD = """from dataclasses import dataclass
 import torch
@@ -160,8 +161,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["aot", "eager"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "engine"), crossed(PROGRAMS, ["aot", "eager"], one_in=2))
 def test_what_a_recipe_s_own_code_raises_is_one_line_and_the_log_has_the_rest(train, name, engine):
     source, says = PROGRAMS[name]
     code, err, directory = train(source, f"engine={engine}")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from aottrain.config.recipes import load_recipe
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
 from aottrain.trainer import loop
@@ -207,8 +208,7 @@ def test_the_command_to_go_on_with_is_quoted_for_hydra_and_the_shell(tmp_path, m
 
 def test_what_a_model_writes_cannot_steer_a_terminal(tiny, left_by, capsys, monkeypatch):
     written = b"\x1b[2Jred\x07\xff\r\n\ttab \xe2\x80\xae caf\xc3\xa9 \x00"
-    monkeypatch.setattr("recipes.transformer.generate", lambda *_: written, raising=False)
-    monkeypatch.setattr("aottrain.recipes.transformer.generate", lambda *_: written, raising=False)
+    monkeypatch.setattr(load_recipe("transformer"), "generate", lambda *_: written)
     config = tiny(trainer={"sample_bytes": 5})
     assert train.run(config) == 0
     text = "The \\x1b[2Jred\\x07\\xff\\r\n\ttab \\u202e café \\x00"
