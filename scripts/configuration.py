@@ -37,6 +37,9 @@ INTRODUCTION = """\
 
 <!-- Written by `python scripts/configuration.py`; change aottrain/config/run.py, the recipes or the YAML files. -->
 
+This page and the comments of the YAML files are written by `python scripts/configuration.py`, from the sentences beside
+the fields of `aottrain/config/run.py` and of the recipes' `Options`.
+
     python -m aottrain trainer.steps=2000 optimizer=lion         # a key; a file of a group
     python -m aottrain optimizer=lion optimizer.lr=1e-3          # a key of that file
     python -m aottrain 'compare.engines=[eager,aot]'             # a list

@@ -170,7 +170,7 @@ class TrainerConfig:
     precision: str = setting("fp32", one_of=PRECISIONS)
     """bf16 is autocast: products in bfloat16, weights in float32."""
     log_every: int = setting(10, low=1)
-    """Steps between two rows of figures."""
+    """Steps between two printed lines of figures; metrics.csv has a row for every step."""
     eval_every: int = setting(100, low=0)
     """Steps between two evaluations on held-out data; 0 is at the end only."""
     eval_batches: int = setting(16, low=1)
