@@ -26,6 +26,7 @@ from aottrain.ir.graph import (
     placeholders,
     results,
     spec_of,
+    value_of,
 )
 from aottrain.ir.sizes import Size, SizeExpression
 
@@ -111,6 +112,10 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
             if survivor and lost and survivor.same_shape(lost) and survivor.dtype == lost.dtype:
                 kept = new[defined[0]]
                 assert kept is not None
+                if value_of(defined[0]).layout is not value_of(node).layout:  # a sparse part of a dense sum
+                    kept = graph.call_function(aten._to_dense.default, (kept,))
+                    copy_meta(node, kept)
+                    return kept
                 # A gradient that is returned as it is has the strides that eager gives it.
                 returned = all(user.op == "output" for user in node.users)
                 return kept if returned or survivor.same_layout(lost) else copied(graph, node, kept)
