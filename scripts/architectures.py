@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 import aottrain
 from aottrain.compat import tree_flatten
-from aottrain.ir.choices import CAPTURES
+from aottrain.ir.settings.choices import CAPTURES
 
 NUM_STEPS = 2
 TIMEOUT_S = 900

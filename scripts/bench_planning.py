@@ -27,8 +27,8 @@ from aottrain.compiler.partition.strategies import plan_family
 from aottrain.compiler.pipeline import functional_joint
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import BudgetError
-from aottrain.ir.budget import parse_budget
 from aottrain.ir.graph import JointGraph
+from aottrain.ir.settings.budget import parse_budget
 
 WIDTH, HEADS, BATCH, LENGTH = 128, 4, 4, 256
 DEPTHS = (12, 48, 192)

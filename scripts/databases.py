@@ -29,7 +29,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aottrain.config.choices import GENERATING  # noqa: E402
-from aottrain.ir.choices import CAPTURES  # noqa: E402
+from aottrain.ir.settings.choices import CAPTURES  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
 DTYPES = ("float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",

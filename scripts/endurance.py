@@ -25,7 +25,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
-from aottrain.ir.choices import CAPTURES  # noqa: E402
+from aottrain.ir.settings.choices import CAPTURES  # noqa: E402
 from tests.conformance.test_changing_state import KINDS, growth  # noqa: E402
 
 # Calls of which all that is replaced is watched.

@@ -20,7 +20,7 @@ from aottrain.config import run
 from aottrain.config.documentation import keys, model_keys, sections
 from aottrain.config.recipes import recipe_names
 from aottrain.explain.summary import _CAPTURES
-from aottrain.ir import choices
+from aottrain.ir.settings import choices
 from aottrain.trainer.optim import PLAIN
 from scripts import configuration
 from scripts.configuration import CONF, README, texts
@@ -107,7 +107,7 @@ def test_no_source_has_a_second_list(folder):
     sources = [path for path in sorted((ROOT / folder).rglob("*.py")) if path not in DEFINING]
     found = {path.name: list(second_lists(path.read_text(encoding="utf-8"))) for path in sources}
     found = {name: lists for name, lists in found.items() if lists}
-    assert found == {}, "read it from aottrain.ir.choices or aottrain.config.choices"
+    assert found == {}, "read it from aottrain.ir.settings.choices or aottrain.config.choices"
 
 
 @pytest.mark.parametrize(

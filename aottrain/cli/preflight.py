@@ -10,7 +10,7 @@ from aottrain.config.recipes import load_recipe
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
 from aottrain.errors import ConfigError
-from aottrain.ir.decisions import DEFAULT, MEASURED, read_record
+from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 
 
 def missing_paths(config: RunConfig) -> list[Mistake]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from aottrain.compiler.partition.policy import Policy, policy_name
 from aottrain.errors import ConfigError
-from aottrain.ir.budget import Budget, parse_budget
-from aottrain.ir.choices import CAPTURES, COSTS, KERNELS, LOSS_HEADS, ON_UNSUPPORTED, RNGS, STRATEGIES
-from aottrain.ir.decisions import DEFAULT, MEASURED, Record, read_record
+from aottrain.ir.settings.budget import Budget, parse_budget
+from aottrain.ir.settings.choices import CAPTURES, COSTS, KERNELS, LOSS_HEADS, ON_UNSUPPORTED, RNGS, STRATEGIES
+from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Record, read_record
 
 Kernel = str | Callable[..., Any]
 

@@ -43,9 +43,9 @@ from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.errors import BudgetError, CompilerError, UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.state import StateGuard, check_reachable
-from aottrain.ir.choices import GENERATED
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.settings.choices import GENERATED
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from aottrain.measure.decisions import deciding
 from aottrain.runtime.faults import Faults

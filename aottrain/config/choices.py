@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aottrain.ir.choices import GENERATED, KERNELS, STRATEGIES
+from aottrain.ir.settings.choices import GENERATED, KERNELS, STRATEGIES
 
 TASKS = ("train", "compare", "plan", "pareto")
 # In the order in which task=compare runs them where nothing else is said; the first is what the others are compared to.

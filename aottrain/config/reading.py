@@ -12,8 +12,8 @@ from aottrain.config.recipes import load_recipe, recipe_errors, recipe_names
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
 from aottrain.errors import ConfigError, RecipeError
-from aottrain.ir.budget import ALLOWED, parse_budget
-from aottrain.ir.decisions import DEFAULT, MEASURED
+from aottrain.ir.settings.budget import ALLOWED, parse_budget
+from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 
 def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:

@@ -28,9 +28,9 @@ from aottrain.config.choices import (
     TORCH_BACKENDS,
 )
 from aottrain.config.schema import setting
-from aottrain.ir.budget import ALLOWED
-from aottrain.ir.choices import COSTS, LOSS_HEADS, ON_UNSUPPORTED
-from aottrain.ir.decisions import DEFAULT, MEASURED
+from aottrain.ir.settings.budget import ALLOWED
+from aottrain.ir.settings.choices import COSTS, LOSS_HEADS, ON_UNSUPPORTED
+from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 DEVICES = "one of auto, cpu, cuda, cuda:N"
 

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from aottrain.explain.report import CompileReport, Gap, GraphReport, MemoryTimeline, ValueRecord
-from aottrain.ir.budget import budget_text
+from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 
 _SAME = 1e-6  # shares of a step

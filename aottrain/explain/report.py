@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aottrain.ir.budget import Budget, budget_text
-from aottrain.ir.decisions import Record, merged
+from aottrain.ir.settings.budget import Budget, budget_text
+from aottrain.ir.settings.decisions import Record, merged
 from aottrain.ir.units import format_bytes
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from aottrain.explain.figures import by_size, gap_text, kernel_text, memory_rows, top_of, uncounted
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, Fallback, GraphReport, ValueRecord
-from aottrain.ir.budget import budget_text
+from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds, format_shape
 
 WIDTH = 100

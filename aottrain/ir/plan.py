@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from aottrain.ir.budget import Budget
+from aottrain.ir.settings.budget import Budget
 from aottrain.ir.units import format_bytes
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.ir.attention import scratch_floats
 from aottrain.ir.graph import info, spec_of, storage_root, value_of
+from aottrain.ir.kernels.attention import scratch_floats
 from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from aottrain.ir.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
+from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
 from aottrain.measure.machine import machine_facts
 
 Policy = str | Record
@@ -20,7 +20,7 @@ Policy = str | Record
 
 @dataclass(frozen=True)
 class Timed:
-    """source: "measured", "cache" or "busy" of `ir.decisions.SOURCES`; "model": it could not be timed at all."""
+    """source: "measured", "cache" or "busy" of `SOURCES` in ir.settings.decisions; "model": it could not be timed."""
 
     times: Mapping[str, Timing] = field(default_factory=dict)
     source: str = "model"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from aottrain.ir.decisions import Timing
+from aottrain.ir.settings.decisions import Timing
 from aottrain.measure.calls import synchronize
 
 try:

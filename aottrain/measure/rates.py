@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from aottrain.ir.decisions import OVERHEAD, TRAFFIC, Timing
+from aottrain.ir.settings.decisions import OVERHEAD, TRAFFIC, Timing
 from aottrain.measure.calls import free_bytes
 from aottrain.measure.decisions import decide
 from aottrain.measure.measuring import Run

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from aottrain.ir.decisions import Timing
 from aottrain.ir.ops import op_info
+from aottrain.ir.settings.decisions import Timing
 from aottrain.measure import measuring
 from aottrain.measure.calls import OpCall, environment, own_code, quiet
 from aottrain.measure.decisions import Timed, decide

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from aottrain.ir.attention import scratch_floats
+from aottrain.ir.kernels.attention import scratch_floats
 from aottrain.ops.native.attention import MASK_KINDS, attention_source
 from aottrain.toolchain.native import Source, require_all
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from aottrain.ir.decisions import ATEN, ONEDNN, Decision, Timing
 from aottrain.ir.schedule import is_dense
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Timing
 from aottrain.measure.decisions import decide
 from aottrain.measure.measuring import Run
 from aottrain.measure.timings import timed

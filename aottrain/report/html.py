@@ -10,7 +10,7 @@ from typing import Any
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, GraphReport, StageRecord
 from aottrain.explain.summary import capture_text, inputs_text
-from aottrain.ir.budget import budget_text
+from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 from aottrain.report.charts import bars, breakable, size
 from aottrain.report.page import Column, card, heading, mono, page, table, within

@@ -17,7 +17,7 @@ from aottrain.config.run import RunConfig
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
-from aottrain.ir.decisions import Record
+from aottrain.ir.settings.decisions import Record
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend

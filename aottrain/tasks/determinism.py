@@ -11,7 +11,7 @@ import torch
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.report import GraphReport
-from aottrain.ir.decisions import DEFAULT, MEASURED
+from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # without which cuBLAS may sum in another order from run to run
 _REFUSAL = "does not have a deterministic implementation"

@@ -11,7 +11,7 @@ from pathlib import Path
 from aottrain.config.choices import GENERATING
 from aottrain.config.run import KernelConfig, PartitionConfig, RunConfig
 from aottrain.explain.report import CompileReport, GraphReport
-from aottrain.ir.decisions import COUNTED, FILE
+from aottrain.ir.settings.decisions import COUNTED, FILE
 from aottrain.toolchain.cache import cache_obstacle
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from aottrain.config.run import RunConfig
 from aottrain.errors import BudgetError
 from aottrain.explain.tables import table
-from aottrain.ir.budget import parse_budget
+from aottrain.ir.settings.budget import parse_budget
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.curve import render_curve
 from aottrain.report.scatter import PlotMark

@@ -14,7 +14,7 @@ from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import CompileReport
-from aottrain.ir.decisions import FILE
+from aottrain.ir.settings.decisions import FILE
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.build import build_job, raise_own_error

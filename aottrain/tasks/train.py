@@ -16,7 +16,7 @@ from aottrain.config.choices import COMPILING_ENGINES
 from aottrain.config.recipes import recipe_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
-from aottrain.ir.decisions import FILE, MEASURED, Record, record_from
+from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink

@@ -16,9 +16,9 @@ from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.schedule import attention, order
 from aottrain.compiler.schedule.memory import plan_memory
-from aottrain.ir.attention import scratch_floats
-from aottrain.ir.decisions import ATEN, OWN, Decision, Timing
 from aottrain.ir.graph import storage_bytes
+from aottrain.ir.kernels.attention import scratch_floats
+from aottrain.ir.settings.decisions import ATEN, OWN, Decision, Timing
 from aottrain.measure.decisions import Timed
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.toolchain.native import find_compiler

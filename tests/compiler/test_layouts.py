@@ -11,7 +11,7 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
-from aottrain.ir.decisions import AS_GIVEN, CHANNELS_LAST, Timing
+from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Timing
 from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES
 from aottrain.ops.convolutions import can_convolve_into, convolve_into

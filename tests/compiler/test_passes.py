@@ -18,9 +18,9 @@ import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.joint.analysis import analyse
 from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
-from aottrain.ir.choices import GENERATED
-from aottrain.ir.decisions import DEFAULT
 from aottrain.ir.graph import JointGraph, calls
+from aottrain.ir.settings.choices import GENERATED
+from aottrain.ir.settings.decisions import DEFAULT
 from aottrain.measure.decisions import deciding
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import captured, joint_inputs, joint_of, leaf, run_joint

@@ -19,8 +19,8 @@ from aottrain.compiler.partition.costs.op_cost import node_flops
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
 from aottrain.errors import BudgetError
-from aottrain.ir.budget import budget_text, parse_budget
 from aottrain.ir.graph import calls, module_of
+from aottrain.ir.settings.budget import budget_text, parse_budget
 from aottrain.ir.verify import verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same

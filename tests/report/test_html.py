@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 import pytest
 
 from aottrain.explain.report import CompileReport, GraphBreak
-from aottrain.ir.decisions import Decision, Record, Timing
+from aottrain.ir.settings.decisions import Decision, Record, Timing
 from aottrain.report import html
 from aottrain.report.charts import WIDTHS
 from aottrain.report.page import Column, table

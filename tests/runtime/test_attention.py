@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from aottrain.ir.attention import BLOCKS, scratch_floats
+from aottrain.ir.kernels.attention import BLOCKS, scratch_floats
 from aottrain.ops.attention import attention, attention_backward
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import sum_error
@@ -203,5 +203,5 @@ def test_it_stays_within_its_scratch(sizes, backward):
 def test_scratch_is_enough_for_any_processor(monkeypatch, backward):
     planned = scratch_floats(70, 70, 33, backward)
     for blocks in BLOCKS.values():
-        monkeypatch.setattr("aottrain.ir.attention._LARGEST", blocks)
+        monkeypatch.setattr("aottrain.ir.kernels.attention._LARGEST", blocks)
         assert scratch_floats(70, 70, 33, backward) <= planned

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from aottrain.ir.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
 from aottrain.measure import measuring, rates
 from aottrain.measure.decisions import deciding
 from aottrain.measure.measuring import Run, in_turns

@@ -11,7 +11,7 @@ import torch
 
 from aottrain.compiler.schedule import products as product_choice
 from aottrain.errors import CheckpointError
-from aottrain.ir.decisions import ATEN, ONEDNN, Timing, read_record
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, Timing, read_record
 from aottrain.measure import measuring, timings
 from aottrain.ops.products import choose_library
 from aottrain.tasks import train

@@ -37,10 +37,10 @@ from aottrain.compiler.pipeline import Pass, UserCall, capture_whole, passes_for
 from aottrain.compiler.stages import StageLog
 from aottrain.errors import BudgetError
 from aottrain.guards.state import StateGuard
-from aottrain.ir.choices import GENERATED
-from aottrain.ir.decisions import MEASURED, Record
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, PartitionedGraph, module_of, source_of
 from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.settings.choices import GENERATED
+from aottrain.ir.settings.decisions import MEASURED, Record
 from aottrain.ir.text import node_text
 from aottrain.measure.decisions import deciding
 from aottrain.ops.random.mode import PhiloxMode

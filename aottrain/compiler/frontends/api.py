@@ -26,8 +26,8 @@ from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.guards.guards import argument_objects, call_key, describe
 from aottrain.guards.lifetimes import Loss
 from aottrain.guards.state import StateGuard
-from aottrain.ir.budget import Budget
-from aottrain.ir.decisions import Record
+from aottrain.ir.settings.budget import Budget
+from aottrain.ir.settings.decisions import Record
 from aottrain.runtime.failures import ForwardRaised
 
 GLOBAL_HOOKS = "hooks are registered on all modules, which no guard sees"

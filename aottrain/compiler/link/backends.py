@@ -21,10 +21,10 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.schedule.fusion import one_kernel
 from aottrain.errors import ConfigError
-from aottrain.ir.choices import FOREIGN, GENERATED
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
+from aottrain.ir.settings.choices import FOREIGN, GENERATED
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.triton_launch import check_device
 from aottrain.toolchain.native import compiler_obstacle

@@ -12,7 +12,7 @@ from torch import Tensor
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step
 from aottrain.compiler.optimizers.plan import Member, Plan, check_parameter, segments_of
-from aottrain.ir.choices import STEP_KERNELS
+from aottrain.ir.settings.choices import STEP_KERNELS
 from aottrain.runtime.multi_tensor import TensorTables
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from aottrain.compiler.partition.costs.kernel_cost import Fused
 from aottrain.compiler.partition.costs.op_cost import node_seconds
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
-from aottrain.ir.budget import Budget
 from aottrain.ir.graph import (
     PRIMALS,
     InputKind,
@@ -39,6 +38,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import OpKind, is_pure
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.settings.budget import Budget
 
 
 @dataclass(frozen=True)

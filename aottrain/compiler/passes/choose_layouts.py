@@ -20,7 +20,6 @@ from aottrain.compat import tree_map
 from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.rewriting import add_call, fake_result
 from aottrain.compiler.graphs.simplification import remove_dead_code
-from aottrain.ir.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.graph import (
     JointGraph,
     OutputKind,
@@ -35,6 +34,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind
+from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.measure.calls import OpCall

@@ -21,8 +21,8 @@ from torch import fx
 from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.rewriting import add_call, is_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.decisions import ONE_OP, PRODUCTS, Timing
 from aottrain.ir.graph import JointGraph, calls, marks_of, spec_of
+from aottrain.ir.settings.decisions import ONE_OP, PRODUCTS, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.measure.calls import OpCall
 from aottrain.measure.decisions import Timed, decide

@@ -14,8 +14,8 @@ import torch
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import call_of
-from aottrain.ir.decisions import ATEN, OWN, SOURCES, Decision, Timing
 from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.settings.decisions import ATEN, OWN, SOURCES, Decision, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
 from aottrain.measure.calls import OpCall

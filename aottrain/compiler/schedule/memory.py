@@ -8,8 +8,8 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.errors import VerificationError
-from aottrain.ir.alignment import aligned
 from aottrain.ir.graph import results, spec_of
+from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.liveness import last_uses
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, apart, scratch_of, touched_by
 

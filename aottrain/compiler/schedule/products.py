@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.ir.decisions import ATEN, ONEDNN, SOURCES, Decision
 from aottrain.ir.graph import calls, spec_of
 from aottrain.ir.schedule import copied_bytes
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, SOURCES, Decision
 from aottrain.ops.convolutions import can_convolve_into
 from aottrain.ops.products import choose_library
 

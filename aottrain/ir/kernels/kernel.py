@@ -17,8 +17,8 @@ from enum import IntEnum
 import torch
 
 from aottrain.errors import VerificationError
-from aottrain.ir.alignment import aligned
 from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.alignment import aligned
 
 
 class Level(IntEnum):

@@ -10,7 +10,7 @@ computed above the diagonal but what shares a block with it.
 from collections.abc import Sequence
 from string import Template
 
-from aottrain.ir.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED, Part
+from aottrain.ir.kernels.attention import BACKWARD_MEMORY, BLOCKS, FORWARD_MEMORY, PADDED, Part
 from aottrain.ops.native.philox import PHILOX_ROWS
 from aottrain.ops.native.shared import FLOATS, INTEGERS
 

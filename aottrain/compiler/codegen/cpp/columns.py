@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from aottrain.compiler.codegen.cpp.text import COMPUTED, affine_text, folded, identity, to_stored
-from aottrain.ir.alignment import CACHE_LINE
+from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import Column, KernelIR, partial_bytes
 
 # Rows whose partial result is added up on its own: keeps errors small.

@@ -33,8 +33,8 @@ from aottrain.compiler.codegen.cpp.text import (
 )
 from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
 from aottrain.compiler.codegen.row_passes import is_element, plan_passes, row_buffers, store_stage
-from aottrain.ir.alignment import CACHE_LINE
 from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import (
     Address,
     Column,

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from aottrain.compiler.codegen.cpp.text import STORED, affine_text, decoded, loaded
 from aottrain.compiler.codegen.row_passes import PassPlan, is_element
-from aottrain.ir.alignment import CACHE_LINE
 from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.alignment import CACHE_LINE
 from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Reduce, Store
 
 _PAGE_BYTES, _WAYS = 4096, 16

@@ -16,10 +16,10 @@ from aottrain.compiler.partition.costs.kernel_cost import Fused, fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.errors import BudgetError
-from aottrain.ir.budget import Budget, budget_text
 from aottrain.ir.graph import PRIMALS, InputKind, JointGraph, Mark, info, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.measure.decisions import note, recorded
 
