@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from aottrain.compiler.partition.policy import Policy, policy_name
@@ -60,34 +59,21 @@ def options_from_dict(given: Any) -> CompileOptions:
     """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for what is no dict of known keys."""
     if not isinstance(given, dict):
         raise ConfigError(f"options is a {type(given).__name__}; allowed: a dict of keywords of aottrain.compile")
-    allowed = ["partition", "budget", "kernel", "rng", "on_unsupported", "reserved_bytes", "cost"]
-    allowed += ["modules", "workspaces", "loss_head", "cuda_graphs", "decisions"]
+    # TorchDynamo captures, and says itself which sizes are dynamic.
+    allowed = [field.name for field in fields(CompileOptions) if field.name not in ("capture", "dynamic")]
     unknown = [key for key in given if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
     return check_options(**given)
 
 
-def check_options(
-    *,
-    partition: str | Policy | None = None,
-    budget: Budget | None = None,
-    kernel: Kernel = "auto",
-    capture: str = "dynamo",
-    rng: str = "philox",
-    dynamic: bool = False,
-    on_unsupported: str = "eager",
-    reserved_bytes: int = 0,
-    cost: str = "roofline",
-    modules: Sequence[str] = (),
-    workspaces: bool = False,
-    loss_head: str = "auto",
-    cuda_graphs: bool = False,
-    decisions: str | Path | Record = MEASURED,
-) -> CompileOptions:
-    """CompileOptions from what the caller gave. Raises ConfigError with every mistake."""
+def check_options(**given: Any) -> CompileOptions:
+    """CompileOptions by their names; what is not given has its default. Raises ConfigError with every mistake."""
     mistakes = []
-    partition = partition or ("min_cut" if budget is None else "budget")
+    budget = given.get("budget")
+    partition = given.get("partition") or ("min_cut" if budget is None else "budget")
+    asked = CompileOptions(**{**given, "partition": partition})
+    modules, kernel, decisions = asked.modules, asked.kernel, asked.decisions
     if not callable(partition) and partition not in STRATEGIES:
         mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}, or a callable")
     elif partition == "budget":
@@ -103,21 +89,21 @@ def check_options(
         mistakes.append(f"modules={modules!r} is given, but partition={partition!r} takes none; allowed: 'checkpoint'")
     if not callable(kernel) and kernel not in KERNELS:
         mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
-    if capture not in CAPTURES:
-        mistakes.append(f"capture={capture!r} is not known; allowed: {', '.join(CAPTURES)}")
-    if rng not in RNGS:
-        mistakes.append(f"rng={rng!r} is not known; allowed: {', '.join(RNGS)}")
-    if not isinstance(reserved_bytes, int) or isinstance(reserved_bytes, bool) or reserved_bytes < 0:
-        mistakes.append(f"reserved_bytes={reserved_bytes!r} is no number of bytes; allowed: 0 and above")
-    if cost not in COSTS:
-        mistakes.append(f"cost={cost!r} is not known; allowed: {', '.join(COSTS)}")
-    for name, value in (("dynamic", dynamic), ("workspaces", workspaces), ("cuda_graphs", cuda_graphs)):
-        if not isinstance(value, bool):
+    if asked.capture not in CAPTURES:
+        mistakes.append(f"capture={asked.capture!r} is not known; allowed: {', '.join(CAPTURES)}")
+    if asked.rng not in RNGS:
+        mistakes.append(f"rng={asked.rng!r} is not known; allowed: {', '.join(RNGS)}")
+    if not isinstance(asked.reserved_bytes, int) or isinstance(asked.reserved_bytes, bool) or asked.reserved_bytes < 0:
+        mistakes.append(f"reserved_bytes={asked.reserved_bytes!r} is no number of bytes; allowed: 0 and above")
+    if asked.cost not in COSTS:
+        mistakes.append(f"cost={asked.cost!r} is not known; allowed: {', '.join(COSTS)}")
+    for name in ("dynamic", "workspaces", "cuda_graphs"):
+        if not isinstance(value := getattr(asked, name), bool):
             mistakes.append(f"{name}={value!r} is not known; allowed: True, False")
-    if loss_head not in LOSS_HEADS:
-        mistakes.append(f"loss_head={loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
-    if on_unsupported not in ON_UNSUPPORTED:
-        mistakes.append(f"on_unsupported={on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
+    if asked.loss_head not in LOSS_HEADS:
+        mistakes.append(f"loss_head={asked.loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
+    if asked.on_unsupported not in ON_UNSUPPORTED:
+        mistakes.append(f"on_unsupported={asked.on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if decisions not in (MEASURED, DEFAULT) and not isinstance(decisions, Record):
         try:
             decisions = read_record(decisions)
@@ -126,19 +112,5 @@ def check_options(
             mistakes.append(f"decisions={str(decisions)!r}: {error}; allowed: {allowed}")
     if mistakes:
         raise ConfigError(mistakes)
-    return CompileOptions(
-        partition=partition,
-        budget=budget,
-        kernel=kernel,
-        capture=capture,
-        rng=rng,
-        dynamic=dynamic,
-        on_unsupported=on_unsupported,
-        reserved_bytes=reserved_bytes,
-        cost=cost,
-        modules=tuple(modules),
-        workspaces=workspaces,
-        loss_head=loss_head,
-        cuda_graphs=cuda_graphs,
-        decisions=decisions if isinstance(decisions, Record) else str(decisions),
-    )
+    chosen = decisions if isinstance(decisions, Record) else str(decisions)
+    return replace(asked, budget=budget, modules=tuple(modules), decisions=chosen)

@@ -17,8 +17,8 @@ from torch import fx
 from aottrain.compiler.graphs.measured_calls import Workspace
 from aottrain.compiler.link.timeline import Span, lifetimes, trace_memory
 from aottrain.compiler.schedule.memory import halved, plan_memory
-from aottrain.ir.graph import PartitionedGraph, placeholders, results, storage_bytes, storage_root
-from aottrain.ir.schedule import MemoryPlan, Schedule, apart
+from aottrain.ir.graph import PartitionedGraph, placeholders, results, storage_bytes
+from aottrain.ir.schedule import MemoryPlan, Schedule
 
 # What the peak may rise by for the sake of what is kept: a share of what a step allocates, or some pages.
 _SHARE = 0.001
@@ -71,15 +71,13 @@ def _within(parts: PartitionedGraph, planned: Sequence[Planned], workspace: Work
 def _blocks(
     parts: PartitionedGraph, forward: Schedule, residuals: frozenset[fx.Node], spans: Sequence[Mapping[fx.Node, Span]]
 ) -> dict[fx.Node, Span]:
-    """For each residual that may lie in a block the instants from its first to its last in the step. What a sparse
-    gradient is made of may not: it lives on in that."""
+    """For each residual that may lie in a block the instants from its first to its last in the step."""
     count = parts.num_forward_outputs
     inputs = placeholders(parts.backward)[parts.signature.num_sizes :] if parts.backward is not None else []
-    kept = set() if parts.backward is None else set(map(storage_root, apart(parts.backward)))
     found: dict[fx.Node, Span] = {}
     for value, node in zip(results(parts.forward)[count:], inputs, strict=False):
         root = None if value is None else forward.memory_of(value)
-        if root in residuals and node not in kept:
+        if root in residuals:
             first, end = spans[0][root][0], spans[1][node][1]
             found[root] = (first, max(end, found.get(root, (0, 0))[1]))
     return found

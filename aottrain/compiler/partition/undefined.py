@@ -120,13 +120,15 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
                 returned = all(user.op == "output" for user in node.users)
                 return kept if returned or survivor.same_layout(lost) else copied(graph, node, kept)
 
+    waits = _packet(node) == "held_back"  # for those tangents that come
+
     def value(source: fx.Node) -> Any:
-        if new[source] is None and _packet(node) == "held_back":  # what waits for tangents waits for those that come
+        if waits and new[source] is None:
             return None
         return _zeros(graph, source) if new[source] is None else new[source]
 
     made = graph.node_copy(node, value)
-    if _packet(node) == "held_back":
+    if waits:
         held, tangents = made.args
         made.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]
     return made
