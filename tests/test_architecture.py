@@ -388,6 +388,14 @@ def skeleton(root: Path) -> None:
     write(root / "recipes/__init__.py", "")
 
 
+def test_the_wheel_has_every_package():
+    """setuptools takes them by name."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    named = set(re.findall(r'"([\w.]+)"', text.split("packages = [")[1].split("]")[0]))
+    found = {".".join(path.parent.relative_to(ROOT).parts) for path in ROOT.glob("aottrain/**/__init__.py")}
+    assert named == found | {"aottrain.conf", "aottrain.recipes"}
+
+
 def test_the_import_contracts_accept_what_is_meant(tmp_path):
     skeleton(tmp_path)
     result = imported_contracts(tmp_path)
