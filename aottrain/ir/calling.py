@@ -55,12 +55,16 @@ def is_pair(one: torch.dtype, other: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class ComputedInfo:
-    """One fresh tensor that the program returns: the tensor leaf `position` of the result, or that leaf's base."""
+    """One fresh tensor that the program returns: the tensor leaf `position` of the result, or that leaf's base.
+
+    requires_grad: gradients flow through it to inputs. isolated: it requires gradients, and they reach no input.
+    """
 
     spec: TensorSpec
     requires_grad: bool
     position: int
     is_base: bool = False
+    isolated: bool = False
 
 
 @dataclass(frozen=True)

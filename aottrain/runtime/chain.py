@@ -124,14 +124,15 @@ def write(target: Tensor, value: Tensor) -> None:
 class Chain(Sequence[Tensor]):
     """The computed outputs of one call, each, once it is asked for, with the node that links it to others.
 
-    outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. relay: the
-    autograd function of those nodes. alone: gives the others a node of their own.
+    outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. node: the
+    program's own. relay: the autograd function of those nodes. alone: gives the others a node of their own.
     """
 
     def __init__(
         self,
         links: Links,
         outputs: list[Tensor],
+        node: Any,
         watch: Watch,
         replaced: Sequence[Tensor],
         relay: Any,
@@ -142,7 +143,7 @@ class Chain(Sequence[Tensor]):
         self._linked: dict[int, Tensor] = {}
         self._tensors: dict[int, Tensor] = {}
         self._make: Make | None = None
-        self._node = next(value.grad_fn for value in outputs if value.grad_fn is not None)
+        self._node = node
 
     def __len__(self) -> int:
         return len(self._given) - len(self.replaced)

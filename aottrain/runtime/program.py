@@ -48,9 +48,9 @@ class Program:
     flow through. update_targets: the primal that each update is written to; unversioned: those written behind
     autograd's back. gradient_targets: the primal of each gradient. cut_off: primals that require a gradient and never
     get one, such as those that the program only detaches; autograd does not see that they are inputs. anchored: it
-    would see none at all, and outputs require gradients. differentiable, output_specs: of each output; a tangent is
-    brought to its output's strides.
-    viewed: outputs of which the caller gets views by their traced strides.
+    would see none at all, and outputs require gradients. isolated: outputs that require gradients which come to no
+    primal: they are no part of the backward. differentiable, output_specs: of each output; a tangent is brought to its
+    output's strides. viewed: outputs of which the caller gets views by their traced strides.
     replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
     links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
     [sizes, residuals, tangents, totals at links] -> [what has come to each link, gradients], None where unwanted.
@@ -65,6 +65,7 @@ class Program:
     differentiable: tuple[bool, ...]
     gradient_targets: tuple[int, ...]
     cut_off: frozenset[int]
+    isolated: frozenset[int]
     anchored: bool
     output_specs: tuple[TensorSpec, ...]
     device: torch.device
@@ -100,13 +101,16 @@ class Program:
                 with torch.enable_grad():
                     found = _CompiledFunction.apply(call, *given)
                 outputs = [found[place] for place in self._places]
+            for i in self.isolated:
+                outputs[i] = _isolated(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
                 for target, value in zip(self.update_targets, updates, strict=True):
                     (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             if self.links.links and self.build_backward is not None:
-                return Chain(self.links, outputs, watch, [primals[i] for i in self.replaced], _Relay, _alone)
+                replaced = [primals[i] for i in self.replaced]
+                return Chain(self.links, outputs, found[0].grad_fn, watch, replaced, _Relay, _alone)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 write(primals[target], value)
             return [_alone(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
@@ -239,16 +243,16 @@ class _Relay(torch.autograd.Function):
 
 
 class _Pass(torch.autograd.Function):
-    """Above a result that is not the first of its node: hands its tangent on."""
+    """Above a result that is not the first of its node, or has none: hands its tangent on."""
 
     @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, anchor: Tensor | None = None) -> Tensor:
         ctx.set_materialize_grads(False)
         return value.detach()
 
     @staticmethod
-    def backward(ctx: Any, tangent: Tensor | None) -> Tensor | None:
-        return tangent
+    def backward(ctx: Any, tangent: Tensor | None) -> Any:
+        return tangent, None
 
 
 def _alone(value: Tensor) -> Tensor:
@@ -258,6 +262,13 @@ def _alone(value: Tensor) -> Tensor:
         return value
     with torch.enable_grad():
         return _Pass.apply(value)
+
+
+def _isolated(value: Tensor) -> Tensor:
+    """A result that requires gradients which come to no input: a way from it to the program's inputs would change what
+    autograd does at it (a hook that a gradient asked for passes first is passed only where nothing lies behind)."""
+    with torch.enable_grad():
+        return _Pass.apply(value, torch.empty(0, requires_grad=True))
 
 
 def _register_prehook(node: Any, hook: Any) -> Any:

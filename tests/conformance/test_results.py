@@ -414,6 +414,69 @@ def result_that_leads_to_no_input(comp):
 
 
 @case
+def capture_at_a_result_that_leads_to_no_input(comp):
+    """Autograd captures what the hook makes of a gradient only where nothing that is asked for lies behind."""
+    x, seen = leaf(4, 3), []
+
+    def f(x):
+        y = x * 2
+        with torch.no_grad():
+            part = y[:2]
+        return y, part.sum()
+
+    y, total = comp(f)(x)
+    total.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+    asked = torch.autograd.grad([y, total], [x, y, total], [normal(4, 3), normal()])
+    return asked, seen
+
+
+@case
+def capture_at_such_a_result_that_others_come_from(comp):
+    x, seen = leaf(4, 3), []
+
+    def f(x, y):
+        with torch.no_grad():
+            part = x[:2]
+        total = part.sum()
+        return total, y + total
+
+    total, out = comp(f)(x, x)
+    total.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+    return torch.autograd.grad([total, out], [x, total], [normal(), normal(4, 3)]), seen
+
+
+@case
+def nothing_leads_to_an_input(comp):
+    x, seen = leaf(4, 3), []
+
+    def f(x):
+        with torch.no_grad():
+            part = x[:2]
+        return part.sum(), (part * 3).exp()
+
+    one, other = comp(f)(x)
+    one.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+    asked = torch.autograd.grad([one, other], [x, one, other], [normal(), normal(2, 3)], allow_unused=True)
+    return asked, seen
+
+
+@case
+def such_results_that_come_from_each_other(comp):
+    x, seen = leaf(4, 3), []
+
+    def f(x):
+        with torch.no_grad():
+            part = x[:2]
+        total = part.sum()
+        return total, total.exp(), x * 2
+
+    total, out, other = comp(f)(x)
+    total.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
+    asked = torch.autograd.grad([total, out, other], [x, total], [normal(), normal(), normal(4, 3)])
+    return asked, seen
+
+
+@case
 def expanded_gradient(comp):
     x, seen = leaf(2, 3), []
     n, m = comp(lambda x: ((n := x * 2), n.sum()))(x)

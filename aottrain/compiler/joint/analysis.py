@@ -16,7 +16,7 @@ from aottrain.compiler.capture.fakes import KernelFakes
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.compiler.capture.replaced_ops import hidden_writes
 from aottrain.compiler.capture.torch_settings import autocast_cache
-from aottrain.compiler.joint.links import find_links
+from aottrain.compiler.joint.links import find_links, isolated
 from aottrain.compiler.joint.overlap import check_overlap
 from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource, is_pair
@@ -156,7 +156,20 @@ def analyse(step: CapturedStep) -> Analysis:
     known = outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed)
     found = Analysis(*known)
     fresh = found.computed_outputs(leaves)
-    return replace(found, links=find_links(outputs, tensors, fresh, [primals[i] for i in replaced]))
+    links = find_links(outputs, tensors, fresh, [primals[i] for i in replaced])
+    return _isolate(replace(found, links=links), isolated(fresh, leaves_in))
+
+
+def _isolate(found: Analysis, indices: set[int]) -> Analysis:
+    """Computed outputs from which no gradient comes to an input are no part of the backward."""
+    if any(to and i in indices for i, to in enumerate(found.links.reached)):
+        raise UnsupportedError("gradients pass between results, and reach none of the inputs")
+    computed = tuple(
+        replace(known, requires_grad=False, isolated=True) if i in indices else known
+        for i, known in enumerate(found.computed)
+    )
+    needs_gradient = any(known.requires_grad for known in computed) or bool(found.replaced)
+    return replace(found, computed=computed, needs_gradient=needs_gradient)
 
 
 def _is_whole(value: Tensor) -> bool:

@@ -66,6 +66,24 @@ def find_links(
     return Links(tuple(candidates[edge] for edge in links), found)
 
 
+def isolated(values: Sequence[Tensor], leaves: Sequence[Tensor]) -> set[int]:
+    """The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad."""
+    known = {id(leaf) for leaf in leaves}
+    return {i for i, value in enumerate(values) if value.grad_fn is not None and not _reaches(value.grad_fn, known)}
+
+
+def _reaches(start: Any, leaves: set[int]) -> bool:
+    seen, stack = {start}, [start]
+    while stack:
+        node = stack.pop()
+        if hasattr(node, "variable") and id(node.variable) in leaves:
+            return True
+        new = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= new
+        stack += new
+    return False
+
+
 def _edge(value: Tensor) -> Edge:
     return value.grad_fn, value.output_nr
 

@@ -90,6 +90,7 @@ def link(
         differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
         gradient_targets=targets,
         cut_off=cut_off,
+        isolated=frozenset(i for i, known in enumerate(computed) if known.isolated),
         anchored=bool(cut_off) and len(cut_off) == len(targets),
         output_specs=(*(known.spec for known in computed), *replaced),
         device=device,
