@@ -113,6 +113,9 @@ class RecipeError(AottrainError):
     steps: int = 0
 
 
+SMALLER = "a smaller model, batch or partition.budget is needed"
+
+
 class CapacityError(AottrainError):
     """A step needs more memory than the machine has, which is known before one is tried."""
 

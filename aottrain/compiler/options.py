@@ -33,6 +33,7 @@ class CompileOptions:
     loss_head: str = "auto"
     cuda_graphs: bool = False
     decisions: str | Record = MEASURED
+    memory_bytes: int | None = None
 
     @property
     def partition_name(self) -> str:
@@ -95,6 +96,9 @@ def check_options(**given: Any) -> CompileOptions:
         mistakes.append(f"rng={asked.rng!r} is not known; allowed: {', '.join(RNGS)}")
     if not isinstance(asked.reserved_bytes, int) or isinstance(asked.reserved_bytes, bool) or asked.reserved_bytes < 0:
         mistakes.append(f"reserved_bytes={asked.reserved_bytes!r} is no number of bytes; allowed: 0 and above")
+    memory = asked.memory_bytes
+    if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory <= 0):
+        mistakes.append(f"memory_bytes={memory!r} is no number of bytes; allowed: 1 and above, or None")
     if asked.cost not in COSTS:
         mistakes.append(f"cost={asked.cost!r} is not known; allowed: {', '.join(COSTS)}")
     for name in ("dynamic", "workspaces", "cuda_graphs"):

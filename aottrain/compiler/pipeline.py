@@ -25,6 +25,7 @@ from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.compiler.joint.replay import replay_of
 from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels, plan_kernels
+from aottrain.compiler.link.capacity import all_bytes, check_peak
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.options import CompileOptions, Kernel
@@ -46,8 +47,10 @@ from aottrain.guards.state import StateGuard, check_reachable
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.choices import GENERATED
+from aottrain.ir.settings.decisions import DEFAULT
 from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
 from aottrain.measure.decisions import deciding
+from aottrain.measure.workspaces import without_workspaces
 from aottrain.runtime.faults import Faults
 from aottrain.runtime.program import Program
 from aottrain.toolchain.cache import say_once
@@ -198,7 +201,8 @@ class UserCall:
 def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """The program that does what the call does, with its report.
 
-    Raises UnsupportedError for what is not proven equal to eager, BudgetError where no plan is within the budget.
+    Raises UnsupportedError for what is not proven equal to eager, BudgetError where no plan is within the budget,
+    CapacityError where the step needs more memory than there is.
     """
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:
@@ -206,6 +210,8 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         functional = _functional(step, analysis, log, linked=True)
         joint, decided, _ = _rewrite(without_values(functional), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
+        if options.memory_bytes is not None:
+            log.run("check_memory", check_memory, joint, options)
         built = _build(joint, options, log, faults)
         options = replace(options, kernel=built.kernel)
         replays, tangents = plan_replays(built.parts, options), Tangents(built.expected.defined)
@@ -303,6 +309,19 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
     return _Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
+
+
+def check_memory(joint: JointGraph, options: CompileOptions) -> None:
+    """CapacityError where the peak is above `options.memory_bytes`, before calls of such a size are measured: each
+    takes as long as in a step, and this step cannot run."""
+    assert options.memory_bytes is not None
+    if all_bytes(joint) + options.reserved_bytes > options.memory_bytes:
+        with deciding(DEFAULT), without_workspaces():
+            linked, _, _ = _rewrite(joint, targets_for(options.kernel)[0].passes, StageLog())
+            ready = without_links(linked)
+            defined = expected_tangents(ready)
+            plan = plan_for(_planned(ready, defined), options, defined)
+            check_peak(for_tangents(apply_partition(ready, plan), defined), options)
 
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:

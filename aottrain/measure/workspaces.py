@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,6 +26,7 @@ from aottrain.toolchain.cache import Table, table
 _KIND = "workspace bytes"
 _MARK = "aottrain workspace "
 _failed: set[tuple[str, str]] = set()
+_counted: ContextVar[bool] = ContextVar("workspaces are counted", default=True)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
     for device, indices in by_device.items():
         known = _table(device)
         new = [call for call in distinct([calls[i] for i in indices]) if not _is_known(call, known)]
-        runs = [call for call in new if call.may_run]
+        runs = [call for call in new if call.may_run and _counted.get()]
         if runs:
             num_run += _measure(runs, device, known)
         measured = {call.text for call in runs}
@@ -67,6 +69,16 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
                 note(_KIND, name, answers[i], "measured" if text in measured else "cache")
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
     return Workspaces(tuple(answers[i] or 0 for i in range(len(calls))), unknown, num_run)
+
+
+@contextmanager
+def without_workspaces() -> Iterator[None]:
+    """Inside, in this thread, no call is run to see what it needs: what is not known already counts 0."""
+    before = _counted.set(False)
+    try:
+        yield
+    finally:
+        _counted.reset(before)
 
 
 @cache

@@ -6,11 +6,11 @@ import os
 import warnings
 from dataclasses import dataclass, field
 
-from aottrain.errors import BudgetError, ConfigError, UnsupportedError
+from aottrain.errors import BudgetError, CapacityError, ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, add_fallback
 
 # Not faults: they tell the caller something.
-_MEANT = (BudgetError, ConfigError, UnsupportedError)
+_MEANT = (BudgetError, CapacityError, ConfigError, UnsupportedError)
 
 
 @dataclass

@@ -265,8 +265,8 @@ def _alone(value: Tensor) -> Tensor:
 
 
 def _isolated(value: Tensor) -> Tensor:
-    """A result that requires gradients which come to no input: a way from it to the program's inputs would change what
-    autograd does at it (a hook that a gradient asked for passes first is passed only where nothing lies behind)."""
+    """A result whose gradients come to no input. With a way from it to inputs that a caller asks for, autograd would
+    capture its gradient before the hooks on it."""
     with torch.enable_grad():
         return _Pass.apply(value, torch.empty(0, requires_grad=True))
 

@@ -18,7 +18,7 @@ from aottrain.data.batches import Batches, MadeBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
 from aottrain.ir.settings.decisions import Record
-from aottrain.metrics.memory import distinct_bytes
+from aottrain.metrics.memory import distinct_bytes, total_bytes
 from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
@@ -167,7 +167,12 @@ def build_step(
         "workspaces": True,
         "decisions": decisions_asked(config) if decisions is None else decisions,
     }
-    options = {"on_unsupported": config.engine.on_unsupported, "cuda_graphs": config.kernel.cuda_graphs}
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    options = {
+        "on_unsupported": config.engine.on_unsupported,
+        "cuda_graphs": config.kernel.cuda_graphs,
+        "memory_bytes": total_bytes(device),
+    }
     compiled = aottrain.compile(module, capture="trace", **options, **plan)
 
     def explain(batch: Batch) -> str:

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from aottrain.config.run import RunConfig
-from aottrain.errors import CapacityError, OutOfMemoryError
+from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError
 from aottrain.ir.units import format_bytes
 from aottrain.measure.calls import free_bytes
 from aottrain.metrics.memory import total_bytes
 from aottrain.trainer.optim import optimizer_state_bytes
 
-SMALLER = "a smaller model, batch or partition.budget is needed"
 # How allocators say that they have no more; CUDA's has a class of its own.
 _ALLOCATOR = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
 

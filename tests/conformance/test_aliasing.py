@@ -569,6 +569,24 @@ def unsafe_parts_of_what_the_program_changes(comp):
     return a, c, x, grads(b)
 
 
+@case
+def writes_behind_autograds_back(comp):
+    """Through a detached alias, or under no_grad, a tensor keeps its history: no gradient comes by the program."""
+
+    def f(x, y, z):
+        y.detach().t().mul_(-1.5)
+        with torch.no_grad():
+            z.mul_(2)
+        x.tanh_()
+
+    a, b, c = leaf(3), leaf(3, 3), leaf(3)
+    x, y, z = a.sin(), b * 1, c + 1
+    comp(f)(x, y, z)
+    names = [type(value.grad_fn).__name__ for value in (y, z)]
+    first = torch.autograd.grad(x.sum(), a)
+    return x, y, z, names, first, torch.autograd.grad(y.sum() + z.sum(), [b, c])
+
+
 @pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(known, door):
     check(known, door)

@@ -277,8 +277,9 @@ def minimised(program: Program, door: str = "trace", kernel: str = "aten") -> Pr
 
 
 def _runnable(program: Program) -> Any:
-    # Eager's gradient of a product looks for zeros first, which a trace cannot.
-    branches = "prod(" in program.source
+    # Eager's gradient of a product looks for zeros first, which a trace cannot. That of a jvp adds zeros that have no
+    # memory, in place or not, as references to the other term happen to be: that decides the sign of a zero.
+    branches = "prod(" in program.source or "func.jvp(" in program.source
     traces = "torch.cond(" in program.source  # in eager, too, by TorchDynamo
     return SimpleNamespace(
         **vars(program), namespace=program.build(), draws=program.draws, branches=branches, traces=traces

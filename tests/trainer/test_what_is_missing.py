@@ -107,6 +107,16 @@ def test_a_predicted_peak_above_the_machine_s_memory_is_refused_before_any_step(
     assert summary["predicted_peak_bytes"] > available
 
 
+def test_a_peak_far_above_the_memory_is_refused_before_calls_of_its_size_are_measured(tiny, left_by, monkeypatch):
+    monkeypatch.setattr(build, "total_bytes", lambda device: 300_000)
+    for name in ("aottrain.measure.workspaces._measure", "aottrain.measure.timings.timed"):
+        monkeypatch.setattr(name, lambda *_: pytest.fail("something was measured"))
+    config = tiny("aot", model={"width": 16}, data={"batch_size": 16})
+    with pytest.raises(CapacityError, match="predicted peak is .*, the memory that it may have is 293 KiB: a smaller"):
+        train.run(config)
+    assert left_by(config).summary["status"] == "failed"
+
+
 def test_weights_beyond_the_machine_s_memory_are_refused_before_they_are_made(tiny, left_by):
     config = tiny(model={"width": 1 << 16, "num_layers": 40})  # 20 TB
     with pytest.raises(CapacityError, match="weights, gradients and optimizer state take .* TiB"):

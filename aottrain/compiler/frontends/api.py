@@ -291,6 +291,7 @@ def compile(
     loss_head: str = "auto",
     cuda_graphs: bool = False,
     decisions: str | Path | Record = "measured",
+    memory_bytes: int | None = None,
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -308,6 +309,7 @@ def compile(
     workspaces: count what library calls allocate inside themselves into the predicted peak under every strategy; each
         distinct call is run once on made-up inputs to measure it. With a budget that is always done.
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
+    memory_bytes: what the device has for all of it: a larger peak raises CapacityError before calls are measured.
     kernel: "auto": generated kernels where they pay, Triton on CUDA, C++ on a CPU, else PyTorch's operators. "cpp",
         "triton": always generated ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's
         kernel compiler. Or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
@@ -349,6 +351,7 @@ def compile(
         loss_head=loss_head,
         cuda_graphs=cuda_graphs,
         decisions=decisions,
+        memory_bytes=memory_bytes,
     )
     return _compiled(target, options)
 

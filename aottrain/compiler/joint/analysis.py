@@ -132,7 +132,7 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
-        versions = [value._version for value in primals]
+        versions, histories = [value._version for value in primals], [value.grad_fn for value in primals]
         with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
             watch.of_inputs = {_storage_key(value) for value in primals}
             result = step.call(primals)
@@ -144,6 +144,8 @@ def analyse(step: CapturedStep) -> Analysis:
         _check_input_state(step, i, before[i], value, i in mutated)
     unversioned = tuple(i for i in mutated if primals[i]._version == versions[i])
     differentiable = {i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i]}
+    # What is written through a detached alias keeps its history: gradients go by the old value's.
+    differentiable = {i for i in differentiable if primals[i].grad_fn is not histories[i]}
     replaced = tuple(sorted(differentiable - set(unversioned)))
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -1,0 +1,26 @@
+"""Whether a step fits into the memory that there is, as far as that is known before anything is measured."""
+
+from __future__ import annotations
+
+from aottrain.compiler.link.programs import plan_program
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.options import CompileOptions
+from aottrain.errors import SMALLER, CapacityError
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, storage_bytes
+from aottrain.ir.settings.choices import GENERATED
+from aottrain.ir.units import format_bytes
+
+
+def all_bytes(joint: JointGraph) -> int:
+    """Of all values of a program, as if none ever died: no plan peaks above it."""
+    return sum(spec.spec.storage_bytes for spec in joint.signature.inputs) + sum(map(storage_bytes, calls(joint.graph)))
+
+
+def check_peak(parts: PartitionedGraph, options: CompileOptions) -> None:
+    """CapacityError where the step peaks above `options.memory_bytes`, even without what libraries need in calls."""
+    limit = options.memory_bytes
+    schedules = [schedule for _, _, schedule in plan_program(parts, True)] if options.kernel in GENERATED else []
+    peak = trace_memory(parts, options.reserved_bytes, schedules=schedules).peak_bytes
+    if limit is not None and peak > limit:
+        has = f"the memory that it may have is {format_bytes(limit)}"
+        raise CapacityError(f"a step's predicted peak is {format_bytes(peak)}, {has}: {SMALLER}")
