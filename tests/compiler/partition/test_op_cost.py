@@ -11,7 +11,7 @@ from aottrain.compiler.partition.costs.op_cost import node_bytes, node_seconds, 
 from aottrain.ir.graph import calls
 from aottrain.measure.rates import Rates
 from tests.compiler.programs import joint_of, leaf
-from tests.runtime.clocks import Clock
+from tests.measure.clocks import Clock
 
 
 def program(x, w):

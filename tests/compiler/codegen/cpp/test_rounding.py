@@ -15,7 +15,7 @@ from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import leaf
-from tests.compiler.test_scheduling import schedules
+from tests.compiler.schedule.test_scheduling import schedules
 
 BF16, F32 = torch.bfloat16, torch.float32
 

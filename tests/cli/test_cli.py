@@ -20,7 +20,7 @@ from aottrain.cli.compose import Composer
 from aottrain.cli.jobs import Outcome, SweepJob, table
 from aottrain.cli.values import value_at
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture

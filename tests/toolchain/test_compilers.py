@@ -25,7 +25,7 @@ from aottrain.toolchain import cache, native
 from aottrain.toolchain.native import Source, compiler_obstacle, find_compiler, load_all, require_all
 from aottrain.trainer.loop import prepare
 from aottrain.trainer.signals import Interrupted
-from tests.runtime.conftest import isolated
+from tests.toolchain.conftest import isolated
 from tests.trainer.conftest import left_by, one_thread, tiny
 
 __all__ = ["isolated", "left_by", "one_thread", "tiny"]

@@ -22,9 +22,9 @@ from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.runtime.executor import aten_runner
 from aottrain.runtime.launch import Launch, scheduled_runner
 from aottrain.toolchain.native import find_compiler
+from tests.compiler.lowering.lowering_runs import linked
 from tests.compiler.programs import joint_inputs, joint_of
 from tests.numerics.fuzzing import values
-from tests.numerics.lowering_runs import linked
 
 F32, BF16 = torch.float32, torch.bfloat16
 

@@ -13,7 +13,7 @@ from aottrain.measure.calls import OpCall
 from aottrain.measure.rates import DEFAULT_RATES, rates_for
 from aottrain.measure.timings import call_seconds
 from aottrain.toolchain import cache
-from tests.runtime.clocks import Clock
+from tests.measure.clocks import Clock
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aottrain.compiler.optimizers import AdamW
-from tests.compiler.optimizing import CASES
+from tests.compiler.optimizers.optimizing import CASES
 from tests.numerics.tolerance import assert_close
 from tests.sampling import crossed
 

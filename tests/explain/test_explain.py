@@ -3,7 +3,7 @@ import dataclasses
 from aottrain.explain.figures import binned, by_module, signed_bytes, with_optimizer
 from aottrain.explain.report import CompileReport
 from aottrain.explain.tables import explain, table, timeline_text
-from tests.report import example
+from tests.explain import example
 
 
 def test_every_saved_and_recomputed_value_is_listed_with_its_reason():

@@ -12,9 +12,9 @@ import torch
 
 from aottrain.compiler.lowering.rules import lowered_names
 from aottrain.toolchain.native import find_compiler
-from tests.numerics import lowering_rows
-from tests.numerics.lowering_cases import POINTWISE, covering, pointwise_cases
-from tests.numerics.lowering_runs import Case, Planned, differences, evaluated, link, plan, run
+from tests.compiler.lowering import lowering_rows
+from tests.compiler.lowering.lowering_cases import POINTWISE, covering, pointwise_cases
+from tests.compiler.lowering.lowering_runs import Case, Planned, differences, evaluated, link, plan, run
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 NUM_CHUNKS = 3

@@ -16,8 +16,8 @@ from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, T
 from aottrain.compiler.partition.costs.op_cost import node_seconds, price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.ir.graph import calls
+from tests.compiler.partition.budget.test_peak_budget import Net
 from tests.compiler.programs import joint_of, leaf
-from tests.compiler.test_peak_budget import Net
 
 
 @pytest.fixture(scope="module")

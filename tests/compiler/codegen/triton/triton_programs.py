@@ -20,10 +20,10 @@ from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.runtime.launch import scheduled_runner
 from aottrain.runtime.triton_launch import triton_launch
-from tests.numerics import lowering_rows
+from tests.compiler.lowering import lowering_rows
+from tests.compiler.lowering.lowering_cases import covering
+from tests.compiler.lowering.lowering_runs import differences, plan
 from tests.numerics.comparison import gradients_of, train
-from tests.numerics.lowering_cases import covering
-from tests.numerics.lowering_runs import differences, plan
 from tests.numerics.programs import PROGRAMS
 from tests.numerics.tolerance import RTOL_ATOL, assert_close
 

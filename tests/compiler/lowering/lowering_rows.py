@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.numerics.lowering_cases import (
+from tests.compiler.lowering.lowering_cases import (
     FLOATS,
     INTEGERS,
     LAYOUTS,
@@ -20,7 +20,7 @@ from tests.numerics.lowering_cases import (
     sliced,
     transposed,
 )
-from tests.numerics.lowering_runs import Case
+from tests.compiler.lowering.lowering_runs import Case
 
 f32, f64, bf16, f16, i64 = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64
 # Rows of odd lengths, long rows, many rows, rows of one; with the dimensions to reduce.

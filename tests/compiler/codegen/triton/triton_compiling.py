@@ -14,7 +14,7 @@ from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Seg
 from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.kernels.multi_tensor import Base, Over
 from aottrain.runtime.triton_launch import load_module
-from tests.numerics.triton_kernels import (
+from tests.compiler.codegen.triton.triton_kernels import (
     ANGLES,
     BF16,
     F16,

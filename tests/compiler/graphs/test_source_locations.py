@@ -62,7 +62,7 @@ def test_the_users_code_is_shown(file):
     ],
 )
 def test_the_code_that_runs_it_is_not(file):
-    assert line_seen_from(file).startswith("test_places.py:")
+    assert line_seen_from(file).startswith("test_source_locations.py:")
 
 
 @pytest.mark.parametrize("capture", ["dynamo", "trace"])

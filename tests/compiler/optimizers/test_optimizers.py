@@ -15,7 +15,7 @@ from aottrain.compiler.optimizers import SGD, AdamW, Lion
 from aottrain.errors import UnsupportedError
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.toolchain.native import find_compiler, require_all
-from tests.compiler.optimizing import CASES, FUSED, error, gradients, in_groups, made, train
+from tests.compiler.optimizers.optimizing import CASES, FUSED, error, gradients, in_groups, made, train
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 

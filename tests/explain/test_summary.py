@@ -6,7 +6,7 @@ from dataclasses import replace
 import aottrain
 from aottrain.explain.report import CompileReport, GraphBreak, add_fallback
 from aottrain.explain.summary import WIDTH, summarise
-from tests.report import example
+from tests.explain import example
 
 FACTS = {"capture": "trace", "inputs": ("float32[16 x 128]",), "num_parameters": 1_850_000}
 FACTS |= {"machine": "a machine, today"}

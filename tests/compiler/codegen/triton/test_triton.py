@@ -4,7 +4,7 @@ Triton decides when it is imported whether it interprets, from TRITON_INTERPRET.
 variable, the tests of triton_*.py run in processes of their own, one with the variable and one without; each of these
 files also runs on its own:
 
-    TRITON_INTERPRET=1 python -m pytest tests/numerics/triton_kernels.py      # without the variable where CUDA is there
+    TRITON_INTERPRET=1 python -m pytest tests/compiler/codegen/triton/triton_kernels.py  # no variable where CUDA is
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_in_a_process_of_its_own(kind, whole):
     left = environment is ON_A_CPU and LOOPS in files and not loops_are_interpreted(triton)
     paths = [str(HERE / name) for name in files if not (left and name == LOOPS)]
     command = [sys.executable, "-m", "pytest", "--no-header", *paths, *["--whole"] * whole]
-    done = subprocess.run(command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=HERE.parents[3], env=environment, capture_output=True, text=True, check=False)
     print(done.stdout[-6000:], done.stderr[-2000:])
     assert done.returncode == 0
     assert " passed" in done.stdout

@@ -80,7 +80,7 @@ def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
 
 
 def test_processes_that_compile_the_same_at_once_all_load_it(tmp_path):
-    program = "from tests.runtime.test_native import answer; print(answer()[0])"
+    program = "from tests.toolchain.test_native import answer; print(answer()[0])"
     environment = {**os.environ, "AOTTRAIN_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]

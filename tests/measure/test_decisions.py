@@ -16,7 +16,7 @@ from aottrain.measure.rates import DEFAULT_RATES, rates_for
 from aottrain.ops import products
 from aottrain.ops.products import choose_library
 from aottrain.toolchain import cache
-from tests.runtime.clocks import Clock
+from tests.measure.clocks import Clock
 
 CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(choose_library() is None, reason="this build of torch has no oneDNN")

@@ -18,7 +18,7 @@ from aottrain.config.recipes import load_recipe, recipe_names
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import build, find, leaves, setting, suggest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
 EXTRA = {"custom": ["kernel.target=package.module:function"], "policy": ["partition.target=package.module:function"]}
