@@ -10,7 +10,7 @@ import torch
 
 import aottrain
 from aottrain.compiler.frontends.dynamo import backend
-from tests.conformance import harness, test_guards
+from tests.conformance import harness, test_guards, test_guards_of_modules
 
 CASES = [
     "hook_added_and_removed",
@@ -26,7 +26,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", CASES)
 def test_guarded(name):
-    program = getattr(test_guards, name)
+    program = getattr(test_guards, name, None) or getattr(test_guards_of_modules, name)
     torch._dynamo.reset()
     wanted = harness.freeze(program(lambda target: target))
     got = harness.freeze(program(lambda target: torch.compile(target, backend=backend)))

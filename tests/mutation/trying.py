@@ -18,16 +18,19 @@ from tests.mutation.mutating import Mutant, plant
 
 # For a block that few tests are known to run: files of tests to try as well, beside those named as the module is.
 PACKAGE_TESTS = {
-    "aottrain/compiler/codegen": ("compiler/test_small_kernels.py", "compiler/test_tiles.py"),
-    "aottrain/compiler/lowering": ("compiler/test_small_kernels.py", "numerics/test_lowerings.py"),
-    "aottrain/compiler/schedule": ("compiler/test_small_kernels.py", "compiler/test_scheduling.py"),
-    "aottrain/compiler/optimizers": ("compiler/test_optimizers.py",),
-    "aottrain/compiler/partition": ("compiler/test_partition_strategies.py", "compiler/test_peak_budget.py"),
-    "aottrain/compiler": ("numerics/test_small_programs.py", "compiler/test_retention.py"),
+    "aottrain/compiler/codegen": ("compiler/codegen/test_small_kernels.py", "compiler/codegen/cpp/test_tiles.py"),
+    "aottrain/compiler/lowering": ("compiler/codegen/test_small_kernels.py", "compiler/lowering/test_lowerings.py"),
+    "aottrain/compiler/schedule": ("compiler/codegen/test_small_kernels.py", "compiler/schedule/test_scheduling.py"),
+    "aottrain/compiler/optimizers": ("compiler/optimizers/test_optimizers.py",),
+    "aottrain/compiler/partition": (
+        "compiler/partition/test_strategies.py",
+        "compiler/partition/budget/test_peak_budget.py",
+    ),
+    "aottrain/compiler": ("numerics/test_small_programs.py", "compiler/link/test_retention.py"),
     "aottrain/runtime": ("numerics/test_small_programs.py", "runtime/test_program.py"),
     "aottrain/tasks": ("tasks/test_compare.py", "tasks/test_pareto.py", "tasks/test_plan.py"),
-    "aottrain/cli": ("test_cli.py", "test_cli_resume.py"),
-    "aottrain": ("test_config.py", "test_cli.py"),
+    "aottrain/cli": ("cli/test_cli.py", "cli/test_resuming.py"),
+    "aottrain": ("config/test_config.py", "cli/test_cli.py"),
     "recipes": ("recipes/test_transformer.py", "recipes/test_resnet.py", "recipes/test_llama.py"),
 }  # fmt: skip
 _FEW, _MOST_FILES = 5, 8

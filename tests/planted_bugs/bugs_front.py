@@ -20,7 +20,7 @@ from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("front")
 PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
-SERVED = TestsOf("tests/runtime/test_served_calls.py")
+SERVED = TestsOf("tests/guards/test_served_calls.py")
 CAPTURE = importlib.import_module("aottrain.compiler.capture.capture")  # the package has a function of that name
 
 

@@ -10,7 +10,7 @@ from aottrain.guards import guards, state
 from tests.planted_bugs.planting import Area, TestsOf
 
 HERE = Area("guards")
-SERVED = TestsOf("tests/runtime/test_served_calls.py")
+SERVED = TestsOf("tests/guards/test_served_calls.py")
 
 
 def without_part(i: int) -> Any:

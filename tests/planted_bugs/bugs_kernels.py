@@ -14,7 +14,7 @@ from aottrain.compiler.codegen.cpp import tiles as cpp_tiles
 from aottrain.compiler.lowering import activations, arithmetic, indexing, norms, reductions, rules
 from tests.planted_bugs.planting import Area
 
-SMALL = "tests/compiler/test_small_kernels.py::test_{}[{}]"
+SMALL = "tests/compiler/codegen/test_small_kernels.py::test_{}[{}]"
 
 
 def evaluated(name: str) -> str:
@@ -65,14 +65,14 @@ LOWERING.edit(
 )
 LOWERING.edit(
     "a root mean square without its eps",
-    "tests/numerics/test_lowerings.py::test_other_ops[norms]",
+    "tests/compiler/lowering/test_lowerings.py::test_other_ops[norms]",
     norms._rms_norm,
     "small = torch.finfo(compute).eps if eps is None else eps",
     "small = torch.finfo(compute).eps",
 )
 LOWERING.edit(
     "an RMS norm's gradient forgets what the mean depends on",
-    "tests/numerics/test_lowerings.py::test_other_ops[norms]",
+    "tests/compiler/lowering/test_lowerings.py::test_other_ops[norms]",
     norms._rms_norm_backward,
     'difference = b.compute("sub", scaled, b.compute("mul", normal, second))',
     "difference = scaled",
@@ -203,7 +203,7 @@ CPP.edit(
 )
 CPP.edit(
     "a loop is cut where its answer is still the old one",
-    ("tests/compiler/test_segments.py::test_a_comparison_cuts_where_its_answer_changes", as_cpp("parts")),
+    ("tests/compiler/codegen/cpp/test_segments.py::test_a_comparison_cuts_where_its_answer_changes", as_cpp("parts")),
     cpp_segments._first_other,
     "return bisect_left(range(size), True, key=lambda i: answer(i) != answer(0))",
     "return min(size, 1 + bisect_left(range(size), True, key=lambda i: answer(i) != answer(0)))",
@@ -238,21 +238,21 @@ CPP.edit(
 )
 CPP.edit(
     "bfloat16 is cut off, not rounded",
-    "tests/compiler/test_rounding.py::test_the_bits_are_those_of_eager",
+    "tests/compiler/codegen/cpp/test_rounding.py::test_the_bits_are_those_of_eager",
     cpp_text.to_stored,
     "'upper' if value is not None and holds(value, dtype) else 'to'",
     "'upper'",
 )
 CPP.edit(
     "an embedding's index is not checked from below",
-    "tests/compiler/test_small_kernels.py::test_a_wrong_index_is_told",
+    "tests/compiler/codegen/test_small_kernels.py::test_a_wrong_index_is_told",
     cpp.Renderer._define,
     'f"failed |= ({index} < -{size}) | ({index} >= {size});"',
     'f"failed |= ({index} > {size});"',
 )
 CPP.edit(
     "what is held of a row shares a buffer with what is still read",
-    "tests/compiler/test_scheduling.py::test_a_chain_of_norms_holds_its_row_in_few_buffers",
+    "tests/compiler/schedule/test_scheduling.py::test_a_chain_of_norms_holds_its_row_in_few_buffers",
     passes.row_buffers,
     "if (last[user], user) < (begin, value) and kernel.body[user].dtype is dtype",
     "if (last[user], user) < (-1, value)",

@@ -11,9 +11,9 @@ from aottrain.ops import loss_head as loss_head_op
 from aottrain.runtime import arena
 from tests.planted_bugs.planting import Area, TestsOf
 
-SMALL = "tests/compiler/test_small_kernels.py::test_evaluated[{}]"
+SMALL = "tests/compiler/codegen/test_small_kernels.py::test_evaluated[{}]"
 SCHEDULES = Area("scheduling")
-FUSED = TestsOf("tests/compiler/test_scheduling.py")
+FUSED = TestsOf("tests/compiler/schedule/test_scheduling.py")
 SCHEDULES.edit(
     "a group depends on itself through a product",
     FUSED.what_depends_on_a_product_of_its_own_group_is_another_kernel,
@@ -68,7 +68,7 @@ SCHEDULES.edit(
 )
 
 ARENAS = Area("arenas")
-MEMORY = TestsOf("tests/compiler/test_memory_plan.py")
+MEMORY = TestsOf("tests/compiler/schedule/test_memory.py")
 ARENAS.edit(
     "overlap in the arena is not found",
     MEMORY.overlap_is_found,
@@ -87,7 +87,7 @@ ARENAS.edit(
 )
 ARENAS.edit(
     "an arena is for two calls at once",
-    "tests/compiler/test_in_place.py::test_calls_in_flight_have_arenas_of_their_own",
+    "tests/compiler/schedule/test_in_place.py::test_calls_in_flight_have_arenas_of_their_own",
     arena._lease,
     "_idle.remove(arena)\n",
     "pass\n",
@@ -101,7 +101,7 @@ ARENAS.edit(
 )
 ARENAS.edit(
     "blocks are never used again",
-    "tests/compiler/test_in_place.py::test_a_block_that_nothing_refers_to_is_used_again",
+    "tests/compiler/schedule/test_in_place.py::test_a_block_that_nothing_refers_to_is_used_again",
     arena.residual,
     "if storage_use_count(storage) == 1:",
     "if storage_use_count(storage) == 0:",
@@ -115,14 +115,14 @@ ARENAS.edit(
 )
 ARENAS.edit(
     "what another program keeps stays",
-    "tests/compiler/test_in_place.py::test_what_another_holder_keeps_goes_before_a_run",
+    "tests/compiler/schedule/test_in_place.py::test_what_another_holder_keeps_goes_before_a_run",
     arena.begin,
     "if idle > _MOST_IDLE:",
     "if idle < 0:",
 )
 ARENAS.edit(
     "an operand that is read later is written over",
-    "tests/compiler/test_in_place.py::test_what_is_read_later_keeps_its_memory",
+    "tests/compiler/schedule/test_in_place.py::test_what_is_read_later_keeps_its_memory",
     in_place.written_in_place,
     "node in own and last[node] == position and node not in returned",
     "node in own and node not in returned",
@@ -130,21 +130,21 @@ ARENAS.edit(
 )
 ARENAS.edit(
     "a result is written over",
-    "tests/compiler/test_retention.py::test_what_is_returned_or_given_is_not_written_over",
+    "tests/compiler/link/test_retention.py::test_what_is_returned_or_given_is_not_written_over",
     in_place.written_in_place,
     "last[node] == position and node not in returned",
     "last[node] == position",
 )
 ARENAS.edit(
     "an operand that is read elsewhere is written over",
-    "tests/compiler/test_in_place.py::test_what_is_read_at_another_place_keeps_its_memory",
+    "tests/compiler/schedule/test_in_place.py::test_what_is_read_at_another_place_keeps_its_memory",
     in_place._is_elementwise,
     "load.guard is None and load.address == address",
     "load.guard is None",
 )
 ARENAS.edit(
     "nothing is written in place",
-    "tests/compiler/test_retention.py::test_a_sum_is_written_over_an_operand_that_dies",
+    "tests/compiler/link/test_retention.py::test_a_sum_is_written_over_an_operand_that_dies",
     in_place._fits,
     "return call.buffers.count(operand) == 1 and _is_elementwise(call.kernel, read, written)",
     "return False",
@@ -152,22 +152,22 @@ ARENAS.edit(
 
 ARENAS.edit(
     "a row is added to memory that the rows lie in",
-    "tests/compiler/test_scatters.py::test_rows_are_added_in_place_where_nothing_else_sees_it[added_to_itself-0]",
+    "tests/compiler/passes/test_order_scatters.py::test_rows_are_added_in_place_where_nothing_else_sees_it[added_to_itself-0]",
     in_place._written_over,
     "return root if alone and",
     "return root if",
 )
 ARENAS.edit(
     "what a sparse gradient keeps is written over",
-    "tests/compiler/test_sparse_gradients.py::test_gradients_are_eagers_and_stay[alone]",
+    "tests/compiler/schedule/test_sparse_gradients.py::test_gradients_are_eagers_and_stay[alone]",
     ir_schedule._keeps_operands,
     "return is_sparse or",
     "return",
 )
 
 HEADS = Area("loss head")
-LOSSES = TestsOf("tests/compiler/test_loss_head.py")
-RULES = TestsOf("tests/runtime/test_loss_head.py")
+LOSSES = TestsOf("tests/compiler/passes/test_chunk_loss_heads.py")
+RULES = TestsOf("tests/ops/test_loss_head.py")
 HEADS.edit(
     "only the first chunk counts",
     LOSSES.the_answer_is_eagers_within_rounding,
@@ -212,7 +212,7 @@ HEADS.edit(
 )
 
 ATTENTION = Area("attention")
-WRITTEN = TestsOf("tests/compiler/test_fuse_attention.py")
+WRITTEN = TestsOf("tests/compiler/passes/test_fuse_attention.py")
 VALUES = WRITTEN.values_and_gradients_are_those_of_eager
 ATTENTION.edit(
     "a quotient scales as its inverse",
@@ -244,7 +244,7 @@ ATTENTION.edit(
 )
 
 LAYOUTS = Area("layouts")
-IMAGES = TestsOf("tests/compiler/test_layouts.py")
+IMAGES = TestsOf("tests/compiler/passes/test_choose_layouts.py")
 LAYOUTS.edit(
     "results keep the layout inside",
     IMAGES.results_and_gradients_have_eagers_strides_and_values,

@@ -222,7 +222,7 @@ DATA.edit(
 )
 
 OPTIMIZERS = Area("optimizers")
-STEPS = TestsOf("tests/compiler/test_optimizers.py")
+STEPS = TestsOf("tests/compiler/optimizers/test_optimizers.py")
 ERRORS = STEPS.the_error_is_no_larger_than_torchs
 OPTIMIZERS.edit(
     "AdamW without the correction of its first mean",

@@ -9,7 +9,7 @@ from aottrain.ir.settings.decisions import Decision, Record, Timing
 from aottrain.report import html
 from aottrain.report.charts import WIDTHS
 from aottrain.report.page import Column, table
-from tests.report import example
+from tests.explain import example
 
 VOID = {"meta", "rect", "wbr", "col"}
 

@@ -25,7 +25,7 @@ def test_a_setting_reaches_the_tests():
     """With a sample of the tests whose bounds are about rounding: one that failed without vector instructions."""
     tests = [
         "tests/scripts/test_settings.py::test_the_settings_are_those_asked_for",
-        "tests/runtime/test_attention.py::test_a_scale_that_is_not_positive",
+        "tests/ops/test_attention.py::test_a_scale_that_is_not_positive",
     ]
     command = [sys.executable, str(SCRIPT), "--sets", "default", "--onednn", "off", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,0 +1,111 @@
+"""Kernels compiled to a GPU's machine code, which needs no GPU. Run by test_triton.py, without the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_tensor
+from aottrain.compiler.codegen.triton.render import render_triton
+from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Segment, optimizer_step
+from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.multi_tensor import Base, Over
+from aottrain.runtime.triton_launch import load_module
+from tests.compiler.codegen.triton.triton_kernels import (
+    ANGLES,
+    BF16,
+    F16,
+    F32,
+    F64,
+    I64,
+    UNARY,
+    draw,
+    gather,
+    pointwise,
+    reduction,
+    several,
+)
+from tests.sampling import crossed
+
+TYPES = {
+    F32: "fp32", F64: "fp64", BF16: "bf16", F16: "fp16", I64: "i64", torch.int32: "i32", torch.int8: "i8",
+    torch.bool: "i1",
+}  # fmt: skip
+HOPPER = GPUTarget("cuda", 90, 32)
+
+
+def assemble(kernel: KernelIR) -> list[str]:
+    """The assembly of a module's kernels, with the options that they are launched with."""
+    source = render_triton(kernel)
+    module = load_module(source)
+    types = {f"p{i}": f"*{TYPES[p.dtype]}" for i, p in enumerate(kernel.parameters)}
+    types |= {f"s{k}": f"*{TYPES[getattr(torch, name)]}" for k, (name, _) in enumerate(module.SCRATCH)}
+    options = {"enable_fp_fusion": False, "debug": "fn.check_index(" in source, "sanitize_overflow": False}
+    found = []
+    for function, _, warps, names in module.LAUNCHES:
+        made = ASTSource(function, signature={name: types[name] for name in names}, constexprs={})
+        compiled = triton.compile(made, target=HOPPER, options={**options, "num_warps": warps})
+        assert compiled.asm["cubin"]
+        found.append(compiled.asm["ptx"])
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, len(UNARY), 8))
+def test_functions_compile(first):
+    assemble(several((*UNARY, *ANGLES)[first : first + 8], 4097, F32))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        reduction("sum", 300, 63), reduction("max", 3, 17001), reduction("min", 7, 13, I64), reduction("prod", 3, 5),
+        reduction("max", 7, 4097, BF16, F32), reduction("sum", 7, 13, F64), draw(5, 64), draw(5, 63, False),
+        pointwise("pow", 40, F64, 2), pointwise("xor", 40, torch.int8, 2),
+        pointwise("atan2", 40, F32, 2), pointwise("fmod", 40, F32, 2), pointwise("fma", 40, F32, 3),
+        pointwise("div", 40, I64, 2),
+    ],
+)  # fmt: skip
+def test_kernels_compile(kernel):
+    assemble(kernel)
+
+
+def test_an_index_is_asserted_on_the_device():
+    assert "trap" in "".join(assemble(gather(5, 7))) or "assertfail" in "".join(assemble(gather(5, 7)))
+
+
+def test_products_and_sums_are_not_contracted():
+    """As in eager, where they are two kernels: each is rounded."""
+    (text, *_) = assemble(reduction("sum", 5, 63))
+    assert "fma.rn.f32" not in text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "update"),
+    crossed(
+        [F32, BF16, F64],
+        [(ADAMW, ("exp_avg", "exp_avg_sq")), (LION, ("exp_avg",)), (SGD, ("momentum_buffer",)), (SGD, ())],
+        one_in=3,
+    ),
+)
+def test_optimizer_steps_compile_and_move_16_bytes_at_a_time(dtype, update: tuple[Formula, tuple[str, ...]]):
+    formula, states = update
+    program = optimizer_step(formula, (Segment(dtype, states),))
+    module = load_module(render_triton_multi_tensor(program))
+    for (function, _, _, warps, _), stage in zip(module.STAGES, program.stages, strict=True):
+        over_blocks = stage.over is Over.BLOCKS
+        first = ("owner", "origins", "counts") if over_blocks else ()
+        types = {**{name: "*i64" for name in first}, ("first_block" if over_blocks else "count"): "i32"}
+        for number, (parameter, base) in enumerate(zip(stage.kernel.parameters, stage.bases, strict=True)):
+            kind = "i64" if base is Base.LIST else TYPES[parameter.dtype]
+            types[f"{'m' if over_blocks else 'p'}{number}"] = f"*{kind}"
+        constants = {"ALIGNMENT": 16} if over_blocks else {}
+        made = ASTSource(function, signature={**types, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
+        options = {"enable_fp_fusion": False, "sanitize_overflow": False, "num_warps": warps}
+        compiled = triton.compile(made, target=HOPPER, options=options)
+        assert compiled.asm["cubin"]
+        if stage.kernel.name == "update_0":
+            wide = "v2.b64" if dtype is F64 else "v4.b32"
+            assert f"ld.global.{wide}" in compiled.asm["ptx"] and f"st.global.{wide}" in compiled.asm["ptx"]

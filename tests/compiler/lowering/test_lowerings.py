@@ -1,0 +1,72 @@
+"""Every lowered op by its kernel, run by `evaluate` and as C++, against eager and float64.
+
+Each in some types, shapes and layouts; with --whole in every combination of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+import torch
+
+from aottrain.compiler.lowering.rules import lowered_names
+from aottrain.toolchain.native import find_compiler
+from tests.compiler.lowering import lowering_rows
+from tests.compiler.lowering.lowering_cases import POINTWISE, covering, pointwise_cases
+from tests.compiler.lowering.lowering_runs import Case, Planned, differences, evaluated, link, plan, run
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
+NUM_CHUNKS = 3
+CHUNKS = [sorted(POINTWISE)[i::NUM_CHUNKS] for i in range(NUM_CHUNKS)]
+
+
+def wrong(cases: Iterable[Case], compiled: bool) -> list[str]:
+    planned = [one for number, case in enumerate(cases) if (one := plan(case, number)).lowered]
+    assert planned
+    launches = link(planned) if compiled else {}
+    found: list[str] = []
+    for one in planned:
+        got = run(one, launches if compiled else evaluated(one))
+        found += [f"{one.case.name}: {text}" for text in differences(one.case, got)]
+    return found
+
+
+def check(make: Callable[[], Iterable[Case]]) -> None:
+    found = wrong(make(), compiled=True) + wrong(make(), compiled=False)
+    assert not found, "\n".join([f"{len(found)} wrong", *found[:20]])
+
+
+@needs_compiler
+@pytest.mark.parametrize("names", CHUNKS, ids=lambda names: f"{names[0]}...")
+def test_pointwise_ops(names, whole):
+    check(lambda: pointwise_cases(names, whole))
+
+
+@needs_compiler
+@pytest.mark.parametrize("family", lowering_rows.FAMILIES, ids=lambda family: family.__name__)
+def test_other_ops(family, whole):
+    check(lambda: family() if whole else covering(family()))
+
+
+def test_every_lowered_op_has_a_case_that_is_lowered():
+    tried = {str(one.case.op) for one in _first_lowered()}
+    assert sorted(set(lowered_names()) - tried) == []
+
+
+def _first_lowered() -> list[Planned]:
+    """For each overload one case whose call becomes a kernel."""
+    found: dict[str, Planned] = {}
+    cases = [case for family in lowering_rows.FAMILIES for case in covering(family())]
+    for case in (*pointwise_cases(), *cases):
+        name = str(case.op)
+        if name not in found and all(value.numel() for value in case.tensors):
+            planned = plan(case, 0)
+            if planned.lowered:
+                found[name] = planned
+    return list(found.values())
+
+
+def test_an_empty_tensor_needs_no_kernel():
+    case = Case(torch.ops.aten.exp.default, (torch.empty(0, 3),))
+    assert not plan(case, 0).lowered

@@ -1,0 +1,223 @@
+"""What measuring decides: in turns until two rounds agree, never on a busy machine, kept, contradicted, recorded."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
+from aottrain.measure import measuring, rates
+from aottrain.measure.decisions import deciding
+from aottrain.measure.measuring import Run, in_turns
+from aottrain.measure.rates import DEFAULT_RATES, rates_for
+from aottrain.ops import products
+from aottrain.ops.products import choose_library
+from aottrain.toolchain import cache
+from tests.measure.clocks import Clock
+
+CPU = torch.device("cpu")
+needs_onednn = pytest.mark.skipif(choose_library() is None, reason="this build of torch has no oneDNN")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    cache.forget_tables()
+    yield tmp_path
+    cache.forget_tables()
+
+
+class Libraries(Clock):
+    """Both libraries' products by name, each as long as it is told."""
+
+    def __init__(self, monkeypatch):
+        super().__init__(monkeypatch)
+        self.order = []
+        self.times = {ATEN: 0.002, ONEDNN: 0.001}
+        runs = {name: Run(lambda name=name: self.order.append(name)) for name in self.times}
+        monkeypatch.setattr(products, "_runs", lambda: runs)
+        monkeypatch.setattr(rates, "_SIDES", {"cpu": {1: 16}})
+        monkeypatch.setattr(rates, "_COPIED_BYTES", {"cpu": 1000})
+        self.seconds = lambda _: self.times[self.order[-1]] if self.order else 0.001
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    return Libraries(monkeypatch)
+
+
+def library(policy="measured"):
+    with deciding(policy):
+        return choose_library()
+
+
+@needs_onednn
+def test_candidates_take_turns_until_two_rounds_agree(clock):
+    found = library()
+    assert (found.choice, found.source) == (ONEDNN, "measured")
+    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)}
+    # Two runs each that do not count, then two rounds of three.
+    assert clock.order == [ATEN] * 2 + [ONEDNN] * 2 + [ATEN, ONEDNN] * (2 * 3)
+
+
+@needs_onednn
+def test_rounds_that_do_not_agree_are_repeated(clock):
+    first = [0.002] * 8 + [0.001] * 100
+    clock.seconds = lambda n: first[n - 1] * (2 if clock.order[-1] == ATEN else 1)
+    found = library()
+    assert found.times == {ATEN: Timing(0.002), ONEDNN: Timing(0.001)} and clock.num_runs == 2 + 18
+
+
+@needs_onednn
+def test_the_two_best_rounds_of_each_candidate_agree_whenever_they_were(clock):
+    """No round agrees with the next one for both: rates are five candidates, which are seldom all quiet at once."""
+    slower = {ATEN: (1.0, 1.5, 1.05, 2.0), ONEDNN: (1.4, 1.0, 1.3, 1.02)}
+    clock.seconds = lambda n: clock.times[clock.order[-1]] * slower[clock.order[-1]][max(n - 3, 0) // 6]
+    found = library()
+    assert (found.choice, found.source) == (ONEDNN, "measured") and clock.num_runs == 2 + 4 * 6
+    assert found.times[ATEN].seconds == 0.002 and found.times[ATEN].spread == pytest.approx(0.05)
+    assert found.times[ONEDNN].seconds == 0.001 and found.times[ONEDNN].spread == pytest.approx(0.02)
+
+
+@needs_onednn
+@pytest.mark.parametrize("how", ["a look", "switches", "times that never agree"])
+def test_a_busy_machine_decides_nothing_and_keeps_nothing(clock, folder, how):
+    if how == "a look":
+        clock.load = 10
+    elif how == "switches":
+        clock.switches = 1
+    else:
+        clock.seconds = lambda n: 0.001 * 1.5 ** (n // 6)
+    found = library()
+    assert (found.choice, found.source) == (ATEN, "busy") and bool(found.times) == bool(clock.num_runs)
+    assert not list(folder.glob("*.json")) and bool(clock.num_runs) == (how != "a look")
+    count = clock.num_runs
+    assert library() == found and clock.num_runs == count  # asked again at once, it is not measured again
+    clock.load = 0
+    clock.switches, clock.seconds = 0, lambda _: clock.times[clock.order[-1]]
+    clock.later(measuring.BUSY_SECONDS)
+    assert library().source == "measured"
+
+
+@needs_onednn
+def test_what_a_run_contradicts_is_measured_again(clock, monkeypatch):
+    library()
+    clock.forget(monkeypatch)
+    cache.forget_tables()
+    assert library().source == "cache"
+    clock.forget(monkeypatch)
+    clock.times = {ATEN: 0.002 * 1.01 * measuring.CONTRADICTION, ONEDNN: 0.1}
+    found = library()
+    assert (found.choice, found.source, found.times[ONEDNN]) == (ATEN, "measured", Timing(0.1))
+    cache.forget_tables()
+    assert library().times == found.times  # and kept in the place of what was
+
+
+@needs_onednn
+def test_a_busy_machine_contradicts_nothing(clock, monkeypatch):
+    known = library()
+    clock.forget(monkeypatch)
+    clock.times, clock.switches = {ATEN: 1.0, ONEDNN: 2.0}, 10
+    assert library().choice == known.choice and library().source == "cache"
+
+
+@needs_onednn
+def test_ten_fresh_caches_under_load_give_one_record(clock, folder, monkeypatch):
+    """Times that differ each time, and a processor that is taken away all the time."""
+    found = set()
+    for i in range(10):
+        clock.switches, clock.load = (1, 0) if i % 2 else (0, 10)
+        monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(folder / str(i)))
+        clock.forget(monkeypatch)
+        clock.seconds = lambda n, i=i: 0.001 * (1 + (7 * n + 3 * i) % 10)
+        with deciding("measured") as ledger:
+            choose_library()
+            assert rates_for(CPU) is DEFAULT_RATES
+            found.add(ledger.record().fingerprint)
+    assert len(found) == 1
+
+
+@needs_onednn
+def test_fresh_caches_of_a_quiet_machine_give_one_record(clock, folder, monkeypatch):
+    found = set()
+    for i in range(10):
+        monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(folder / str(i)))
+        clock.forget(monkeypatch)
+        clock.times = {ATEN: 0.002 * (1 + 0.01 * i), ONEDNN: 0.001 * (1.05 - 0.01 * i)}
+        with deciding("measured") as ledger:
+            choose_library()
+            rates_for(CPU)
+            found.add(ledger.record().fingerprint)
+    assert len(found) == 1
+
+
+@needs_onednn
+def test_a_record_is_taken_before_the_cache_and_the_clock(clock, folder):
+    with deciding("measured") as ledger:
+        choose_library(), rates_for(CPU)
+    (folder / "record.json").write_text(json.dumps(ledger.record(CPU).to_dict()))
+    record = read_record(folder / "record.json")
+    assert record == ledger.record() and record.machine["threads"] == str(torch.get_num_threads())
+    count, clock.times = clock.num_runs, {ATEN: 1.0, ONEDNN: 2.0}
+    cache.forget_tables()
+    with deciding(record) as again:
+        assert choose_library().choice == ONEDNN and rates_for(CPU) is not DEFAULT_RATES
+    assert clock.num_runs == count and {d.source for d in again.made.values()} == {"record"}
+    assert again.record() == record
+    assert again.made["products", "float32"].times == ledger.made["products", "float32"].times
+
+
+@needs_onednn
+@pytest.mark.parametrize("policy", ["default", Record()])
+def test_without_the_clock_the_fixed_model_decides(clock, folder, policy):
+    with deciding(policy) as ledger:
+        assert choose_library().choice == ATEN and rates_for(CPU) is DEFAULT_RATES
+    assert {d.source for d in ledger.made.values()} == {"model"} and not clock.num_runs and not list(folder.iterdir())
+
+
+def row(**values):
+    return {"format": 1, "decisions": [values]}
+
+
+@pytest.mark.parametrize(("values", "words"), [
+    ("{", "record.json: "),
+    ([], "no record of decisions"),
+    (row(kind="products", key="float32", choice="MKL"), "'MKL' is no answer; allowed"),
+    (row(kind="weather", key="", choice=1), "nothing is decided about 'weather'"),
+    (row(kind="rates", key="cpu", choice={"bytes_per_s": -1}), "is no answer"),
+    ({"format": 1, "decisions": [{"kind": "products"}]}, "a damaged record"),
+    ({"format": 1, "decisions": [7]}, "a damaged record"),
+    ({"format": 2, "decisions": []}, "no record of decisions .format 1."),
+    (None, "cannot be read: No such file"),
+])  # fmt: skip
+def test_what_is_no_record_is_said_in_a_line(tmp_path, values, words):
+    path = tmp_path / "record.json"
+    if values is not None:
+        path.write_text(values if isinstance(values, str) else json.dumps(values))
+    with pytest.raises(ValueError, match=words) as error:
+        read_record(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+def test_records_together_answer_each_question_once():
+    first, second = (Record((Decision("products", "float32", name, "measured"),)) for name in (ATEN, ONEDNN))
+    assert merged([first, second]) == first and merged([second, first]) == second
+    assert record_from(first.to_dict()) == first and hash(record_from(first.to_dict())) == hash(first)
+
+
+@pytest.mark.parametrize(("share", "is_busy"), [(0.5, True), (0.02, False)])
+def test_a_look_at_the_machine_sees_what_others_take(clock, monkeypatch, share, is_busy):
+    """Also where they take it in few long slices."""
+    lost = []
+    monkeypatch.setattr(measuring, "_work", time.sleep)
+    monkeypatch.setattr(measuring, "_lost_seconds", lambda: lost.append(0) or share * 0.1 * (len(lost) - 1))
+    assert measuring.is_busy() == is_busy == measuring.is_busy() and len(lost) == 2
+
+
+def test_the_real_clock_tells_a_long_run_from_a_short_one():
+    runs = {"short": Run(lambda: time.sleep(0.001)), "long": Run(lambda: time.sleep(0.02), units=2)}
+    times, _ = in_turns(runs, CPU)
+    assert times["short"].seconds < times["long"].seconds and times["long"].seconds >= 0.01

@@ -1,0 +1,3 @@
+from tests.numerics.comparison import isolated
+
+__all__ = ["isolated"]

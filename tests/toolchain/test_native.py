@@ -1,0 +1,88 @@
+"""Compiled objects: kept by content, checked before they are loaded, safe when several processes make them at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aottrain.toolchain import native
+from aottrain.toolchain.native import Source, find_compiler, load_all
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWER = Source('extern "C" int answer() { return 42; }')
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty cache folder, and a process that has loaded nothing yet."""
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(native, "_loaded", {})
+    return tmp_path
+
+
+def answer(source: Source = ANSWER) -> tuple[int, bool]:
+    """What the function gives, and whether it had to be compiled; as a new process would find it."""
+    native._loaded.clear()
+    (library,) = load_all([source])
+    return library.functions.answer(), library.compiled
+
+
+def test_what_one_process_has_compiled_another_one_loads(folder):
+    assert answer() == (42, True)
+    assert answer() == (42, False)
+    assert len(list(folder.iterdir())) == 1
+
+
+@pytest.mark.parametrize("damage", ["empty", "half", "flipped", "other"])
+def test_a_damaged_object_is_made_anew(folder, damage):
+    assert answer() == (42, True)
+    (kept,) = folder.glob("*.so")
+    content = kept.read_bytes()
+    middle = len(content) // 2
+    changed = {
+        "empty": b"",
+        "half": content[:middle],
+        "flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+        "other": b"\x7fELF, but no object",
+    }[damage]
+    # A file of its own: the bytes of one that is loaded are never written in place.
+    (folder / "damaged").write_bytes(changed)
+    os.replace(folder / "damaged", kept)
+    assert answer() == (42, True)
+    assert kept.read_bytes() != changed
+    assert answer() == (42, False)
+
+
+def test_other_flags_are_another_object(folder):
+    text = 'extern "C" int answer() { return ANSWER; }'
+    assert answer(Source(text, ("-DANSWER=1",))) == (1, True)
+    assert answer(Source(text, ("-DANSWER=2",))) == (2, True)
+
+
+def test_several_are_compiled_at_once_and_one_that_fails_is_none(folder):
+    sources = [Source(f'extern "C" int answer() {{ return {i}; }}') for i in range(5)]
+    found = load_all([*sources, Source("no C++"), sources[0]])
+    assert [library.functions.answer() for library in found[:5]] == list(range(5))
+    assert found[5] is None and found[6] is found[0]
+
+
+def test_a_folder_that_cannot_be_written_is_passed_over(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr(native, "_loaded", {})
+    assert answer()[0] == 42
+
+
+def test_processes_that_compile_the_same_at_once_all_load_it(tmp_path):
+    program = "from tests.toolchain.test_native import answer; print(answer()[0])"
+    environment = {**os.environ, "AOTTRAIN_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0].strip() for process in running] == ["42"] * 3
+    assert {path.suffix for path in tmp_path.iterdir()} == {".so"}
