@@ -27,10 +27,11 @@ class LossModule(nn.Module):
         self.precision = precision
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        if self.precision == "bf16":
-            with torch.autocast(batch[0].device.type, dtype=torch.bfloat16):
-                return self.loss(self.model, batch)
-        return self.loss(self.model, batch)
+        with torch.autocast(batch[0].device.type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext():
+            loss = self.loss(self.model, batch)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as it is traced, too
+            _checked_loss(loss)
+        return loss
 
 
 class ModuleStep:

@@ -171,7 +171,7 @@ def test_what_a_recipe_s_own_code_raises_is_one_line_and_the_log_has_the_rest(tr
     assert "Traceback" in (directory / "aottrain.log").read_text()
 
 
-@pytest.mark.parametrize("name", ["wrong shape", "loss raises"])
+@pytest.mark.parametrize("name", ["wrong shape", "loss raises", "nothing", "no scalar"])
 @pytest.mark.parametrize("more", ["task=plan", "engine.on_unsupported=error"])
 def test_planning_and_refusing_fallbacks_say_the_same(train, name, more):
     source, says = PROGRAMS[name]
