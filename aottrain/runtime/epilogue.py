@@ -66,12 +66,12 @@ def assemble(
 
 def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: dict[Any, Sequence[Tensor]]) -> Tensor:
     if info.split is not None:
-        lengths, dim, which = info.split
+        lengths, dim, part = info.split
         if (info.index, lengths, dim) not in splits:  # once, so that its parts have one node in autograd's graph
             split = torch.unsafe_split if isinstance(lengths, int) else torch.unsafe_split_with_sizes
             with torch.enable_grad():
                 splits[info.index, lengths, dim] = split(source, lengths, dim)
-        return splits[info.index, lengths, dim][which]
+        return splits[info.index, lengths, dim][part]
     if info.geometry is None:
         return source
     if not info.requires_grad and info.origin is None:

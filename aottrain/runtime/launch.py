@@ -134,30 +134,30 @@ def _placed_call(
     lines = [line for node in written for line in _allocate(node, node in planned, node in residuals, names)]
     arguments = call_text(call, names).split("(", 1)[1][:-1]
     if call in written:
-        function, given = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
+        function, out = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
         names[function] = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
     else:
         library = schedule.library(call)
         function, places = re.sub(r"\W", "_", library) + "_out", {node.args[1]: node.name for node in written}
         names[function] = ATTENTIONS[library]
         items = ", ".join(str(places.get(i)) for i in range(len(value_of(call))))
-        given = f"out=({items},), scratch={scratch or None}"
-    return [*lines, f"    {function}({arguments}, {given})"]
+        out = f"out=({items},), scratch={scratch or None}"
+    return [*lines, f"    {function}({arguments}, {out})"]
 
 
 def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -> list[str]:
-    facts = spec_of(node)
-    assert facts is not None
+    spec = spec_of(node)
+    assert spec is not None
     if planned:
         return []
     if held:
-        names[f"t_{node.name}"] = facts
+        names[f"t_{node.name}"] = spec
         return [f"    {node.name} = run_residual(t_{node.name})"]
-    dtype = "k_" + str(facts.dtype).replace(".", "_")
-    names[dtype] = facts.dtype
-    device = "k_" + str(facts.device).replace(":", "_")
-    names[device] = facts.device
-    return [f"    {node.name} = run_empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})"]
+    dtype = "k_" + str(spec.dtype).replace(".", "_")
+    names[dtype] = spec.dtype
+    device = "k_" + str(spec.device).replace(":", "_")
+    names[device] = spec.device
+    return [f"    {node.name} = run_empty({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"]
 
 
 def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
@@ -167,14 +167,14 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
         names[function] = _LIBRARIES[library]
         text = f"{function}({text.split('(', 1)[1]}"
     lines = [f"    {node.name} = {text}"]
-    facts = spec_of(node)
-    if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW or not _is_strided(node):
+    spec = spec_of(node)
+    if spec is None or spec.symbolic is not None or info(node).kind is OpKind.VIEW or not _is_strided(node):
         return lines
     # Kernels were made for this type and these strides; fakes and libraries disagree on some.
-    strides = "s_" + "_".join(map(str, facts.stride))
-    names[strides] = facts.stride
-    dtype = "k_" + str(facts.dtype).replace(".", "_")
-    names[dtype] = facts.dtype
+    strides = "s_" + "_".join(map(str, spec.stride))
+    names[strides] = spec.stride
+    dtype = "k_" + str(spec.dtype).replace(".", "_")
+    names[dtype] = spec.dtype
     lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = run_laid_out({node.name}, {strides})")
     lines.append(f"    if {node.name}.dtype is not {dtype}: {node.name} = {node.name}.to({dtype})")
     return lines
@@ -193,13 +193,13 @@ def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launc
     function.restype = ctypes.c_int
     threads = torch.get_num_threads
     pointer = Tensor.data_ptr
-    numbers = (ctypes.c_int64 * len(draws))(*draws)
-    more = (ctypes.addressof(numbers),) if draws else ()
-    known = len(more)
+    draw_numbers = (ctypes.c_int64 * len(draws))(*draws)
+    extra = (ctypes.addressof(draw_numbers),) if draws else ()
+    num_extra = len(extra)
 
     def launch(buffers: Sequence[Tensor], scratch: Tensor | None = None) -> None:
         count = threads()
-        table = (ctypes.c_void_p * (len(buffers) + known))(*map(pointer, buffers), *more)
+        table = (ctypes.c_void_p * (len(buffers) + num_extra))(*map(pointer, buffers), *extra)
         if scratch is not None:
             count = min(count, scratch.numel() // scratch_bytes)
         elif scratch_bytes:
@@ -207,5 +207,5 @@ def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launc
         if function(table, None if scratch is None else scratch.data_ptr(), count):
             raise IndexError("index out of range in self")
 
-    launch.numbers = numbers  # type: ignore[attr-defined]  # lives as long as what reads it
+    launch.numbers = draw_numbers  # type: ignore[attr-defined]  # lives as long as what reads it
     return launch

@@ -37,7 +37,7 @@ from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.failures import signalling
 from aottrain.runtime.faults import Faults
-from aottrain.runtime.program import Backward, Pattern, Program, Replay, Wanted
+from aottrain.runtime.program import Backward, Counts, Pattern, Program, Replay
 from aottrain.toolchain.cache import say_once
 
 
@@ -87,12 +87,12 @@ def link(
         replaced=analysis.replaced,
         unversioned=analysis.unversioned,
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
-        differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
+        differentiable=(*(output.requires_grad for output in computed), *(True for _ in replaced)),
         gradient_targets=targets,
         cut_off=cut_off,
-        isolated=frozenset(i for i, known in enumerate(computed) if known.isolated),
+        isolated=frozenset(i for i, output in enumerate(computed) if output.isolated),
         anchored=bool(cut_off) and len(cut_off) == len(targets),
-        output_specs=(*(known.spec for known in computed), *replaced),
+        output_specs=(*(output.spec for output in computed), *replaced),
         device=device,
         draws=parts.num_draws > 0,
         constants=parts.constants,
@@ -122,14 +122,12 @@ def _drawn_from(forward: fx.Graph) -> list[torch.device]:
 
 @dataclass(frozen=True)
 class _BackwardHalf:
-    """What every backward of a program is built from, whichever tangents it is for.
-
-    fused: the backward for the tangents that were expected, with its kernels; none where others run it.
-    """
+    """What every backward of a program is built from, whichever tangents it is for."""
 
     parts: PartitionedGraph
     kernel: Kernel
     fused: Sequence[FusedGraph]
+    """The backward for the tangents that were expected, with its kernels; none where another backend runs it."""
     faults: Faults
 
     def runner(self, graph: fx.Graph, as_expected: bool = False) -> Runner:
@@ -164,18 +162,18 @@ def _build_backward(
     return Backward(runner, tuple(all(pattern) or bool(node.users) for node in half.residuals(graph)))
 
 
-def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, wanted: Wanted) -> Backward:
-    graph = cut.graph(defined, wanted)
+def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, counts: Counts) -> Backward:
+    graph = cut.graph(defined, counts)
     runner = _or_by_operators(half.runner(graph), graph)
     return Backward(runner, tuple(bool(node.users) for node in half.residuals(graph)))
 
 
-def _fused_runner(graph: fx.Graph, known: FusedGraph, as_expected: bool, faults: Faults) -> Runner:
-    """known: the backward for the tangents that were expected, from which others take their arena."""
+def _fused_runner(graph: fx.Graph, expected: FusedGraph, as_expected: bool, faults: Faults) -> Runner:
+    """expected: the backward for the tangents that were expected, from which others take their arena."""
     if as_expected:
-        return known.runner()
+        return expected.runner()
     try:
-        return fuse_graph(graph, known.memory, known.backend).runner()
+        return fuse_graph(graph, expected.memory, expected.backend).runner()
     except CompilerError as error:
         say_once(f"the backward without some of its tangents runs op by op: {error}")
         return aten_runner(graph)
@@ -194,9 +192,9 @@ def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
     call = kernel(as_module(graph), examples)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        given = list(inputs)
+        values = list(inputs)
         inputs.clear()
-        return list(call(*given))
+        return list(call(*values))
 
     return run
 
@@ -236,7 +234,7 @@ def _recorded(
 
 def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
     """The runner; but the graph op by op while something watches or replaces operators, such as a dispatch mode, or a
-    batched gradient: generated kernels would run past it, or find no memory behind what they are given."""
+    batched gradient. Generated kernels would bypass it, or find no memory behind their operands."""
 
     @cache
     def by_operators() -> Runner:
@@ -246,8 +244,8 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
         if not operators_are_watched(inputs):
             return runner(inputs)
         # The other half of the program may run as kernels, which count on these strides.
-        given = zip(by_operators()(inputs), results(graph), strict=True)
-        return [_as_traced(value, node) for value, node in given]
+        pairs = zip(by_operators()(inputs), results(graph), strict=True)
+        return [_as_traced(value, node) for value, node in pairs]
 
     return run
 
@@ -255,7 +253,7 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
 def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
     if node is None or value is None or is_wrapped(value):
         return value
-    facts = spec_of(node)
-    if facts is None or facts.symbolic is not None or value.layout is not torch.strided:
+    spec = spec_of(node)
+    if spec is None or spec.symbolic is not None or value.layout is not torch.strided:
         return value
-    return laid_out(value, facts.stride)
+    return laid_out(value, spec.stride)

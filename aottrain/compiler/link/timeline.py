@@ -28,7 +28,7 @@ from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copi
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
-Span = tuple[int, int]  # the first instant, and the first after the last
+Span = tuple[int, int]  # a live range: its first instant, and the first after it
 
 
 def trace_memory(
@@ -67,8 +67,8 @@ def trace_memory(
 def lifetimes(
     parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule]
 ) -> tuple[list[int], list[dict[fx.Node, Span]]]:
-    """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the instants
-    at which each of its storages is alive, residuals in the forward by its own nodes, in the backward by its inputs."""
+    """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the live
+    range of each of its storages. A residual is a node of its own in the forward, an input in the backward."""
     sweeps, _ = _sweeps(parts, workspace, schedules, ())
     starts = (0, len(sweeps[0].live))
     spans = [
@@ -126,14 +126,18 @@ def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """Of one graph: bytes by category before it starts and while each op runs; the position, op and storages (the
-    largest first) of the most; for each storage the instants at which it is alive."""
+    """The live memory of one graph over time."""
 
     live: list[tuple[int, ...]]
+    """Bytes by category before the graph starts and while each op runs."""
     peak: int
+    """The position of the peak in `live`."""
     at: fx.Node | None
+    """The op that runs at the peak."""
     alive: list[tuple[fx.Node, int, str]]
+    """The storages at the peak, with bytes and category, the largest first."""
     spans: dict[fx.Node, Span]
+    """The live range of each storage."""
 
     @property
     def peak_bytes(self) -> int:
@@ -145,39 +149,42 @@ def _memory(node: fx.Node, schedule: Schedule | None) -> fx.Node:
 
 
 def _roots(nodes: Iterable[fx.Node | None], schedule: Schedule | None = None) -> set[fx.Node]:
-    found = {_memory(node, schedule) for node in nodes if node is not None}
-    return {node for node in found if node.op != "placeholder"}
+    roots = {_memory(node, schedule) for node in nodes if node is not None}
+    return {node for node in roots if node.op != "placeholder"}
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One call. made: storages that it allocates, with their bytes; touched: those that it reads or writes; inside:
-    bytes that it needs while it runs, besides the workspace of its operator; alone: nothing besides."""
+    """One call."""
 
     node: fx.Node
     made: list[tuple[fx.Node, int]]
+    """Storages that it allocates, with their bytes."""
     touched: list[fx.Node]
-    inside: int = 0
-    alone: bool = False
+    """Storages that it reads or writes."""
+    scratch_bytes: int = 0
+    """Bytes that it needs while it runs, besides the workspace of its operator."""
+    no_workspace: bool = False
+    """Its operator has no workspace."""
 
 
 def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None) -> list[_Step]:
     """A graph's calls, or a schedule's, between its inputs and its output."""
     if schedule is None:
         return [_library_step(node) for node in graph.nodes]
-    found = [_library_step(node) for node in placeholders(graph)]
+    steps = [_library_step(node) for node in placeholders(graph)]
     for position, call in enumerate(schedule.calls):
         planned = memory is not None and position in memory.scratch
         if isinstance(call, fx.Node):
             library = schedule.library(call)
             inside = 0 if planned or library in WRITTEN else copied_bytes(call, library)
-            found.append(_library_step(call, schedule, inside, planned))
+            steps.append(_library_step(call, schedule, inside, planned))
         else:
             made = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
             touched = [schedule.memory_of(node) for node in call.buffers]
             inside = 0 if planned else _scratch_bytes(schedule, call)
-            found.append(_Step(call.writes[0], made, touched, inside, True))
-    return [*found, _library_step(graph.output_node(), schedule)]
+            steps.append(_Step(call.writes[0], made, touched, inside, True))
+    return [*steps, _library_step(graph.output_node(), schedule)]
 
 
 def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
@@ -216,23 +223,23 @@ def _sweep(
 
     live = [tuple(totals.values())]
     born, ends = dict.fromkeys(held, 0), dict[fx.Node, int]()
-    best, most, at, alive_then = 0, sum(live[0]), None, dict(alive)
+    peak, peak_bytes, peak_node, alive_at_peak_sizes = 0, sum(live[0]), None, dict(alive)
     for i, step in enumerate(steps):
         node = step.node
         for root, size in step.made:
             alive[root], born[root] = size, len(live)
             totals[category(root)] += 0 if root in reused else size
         if step.made:
-            totals["workspaces"] = step.inside + (0 if step.alone else workspace(node))
+            totals["workspaces"] = step.scratch_bytes + (0 if step.no_workspace else workspace(node))
             live.append(tuple(totals.values()))
-            if sum(live[-1]) > most:
-                best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
+            if sum(live[-1]) > peak_bytes:
+                peak, peak_bytes, peak_node, alive_at_peak_sizes = len(live) - 1, sum(live[-1]), node, dict(alive)
         for root in dying.get(i, []):
             size, ends[root] = alive.pop(root, 0), len(live)
             totals[category(root)] -= 0 if root in reused else size
-    found = sorted(alive_then.items(), key=lambda pair: -pair[1])
+    alive_at_peak = sorted(alive_at_peak_sizes.items(), key=lambda pair: -pair[1])
     spans = {root: (first, ends.get(root, len(live))) for root, first in born.items()}
-    return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size], spans)
+    return _Sweep(live, peak, peak_node, [(node, size, category(node)) for node, size in alive_at_peak if size], spans)
 
 
 def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
