@@ -87,9 +87,9 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
     inputs = tuple(replace(value, mutated=value.mutated or i in updated) for i, value in enumerate(signature.inputs))
     changed = replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients))
     functional = replace(joint, graph=graph, signature=changed)
-    late = descendants(functional.inputs_of(InputKind.TANGENT))
+    from_tangents = descendants(functional.inputs_of(InputKind.TANGENT))
     for node in functional.outputs_of(OutputKind.UPDATE):
-        if node in late:
+        if node in from_tangents:
             raise UnsupportedError("the backward writes to an input or buffer")
     return functional
 
