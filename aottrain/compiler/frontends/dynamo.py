@@ -1,4 +1,4 @@
-"""The Dynamo door: TorchDynamo traces any Python into graphs and guards them; each graph goes through our pipeline.
+"""The TorchDynamo front end: it traces any Python into graphs and guards them; each graph goes through our pipeline.
 
 `backend` is registered as an entry point of torch, so that `torch.compile(model, backend="aottrain",
 options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.compile(..., capture="dynamo")` uses.
@@ -50,7 +50,7 @@ from aottrain.compiler.frontends.memory_guards import (
 from aottrain.compiler.frontends.reentry import host_of_graph
 from aottrain.compiler.frontends.refusals import count_fallback, new_report, refusals_unlogged, shared_report
 from aottrain.compiler.frontends.seeding import seeding_shown
-from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, place_of, raised_at, written_at
+from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, location_of, raised_at, written_at
 from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
@@ -81,10 +81,10 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
     return compile_graph(chosen, report, graph, example_inputs)
 
 
-def refuse(options: Any, found: GraphBreak) -> Callable[[], None]:
+def refuse(options: Any, graph_break: GraphBreak) -> Callable[[], None]:
     """For a call of code that `backend` is not asked about, because an op in it refuses its arguments."""
-    error = UnsupportedError(found.reason, line_at(found.file, found.line))
-    return partial(_Counted(options_from_dict(options or {}), new_report(error.source), _Calls()).tell, error)
+    error = UnsupportedError(graph_break.reason, line_at(graph_break.file, graph_break.line))
+    return partial(_EagerCounter(options_from_dict(options or {}), new_report(error.source), _Calls()).tell, error)
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
@@ -95,16 +95,18 @@ NO_GRAPH = "TorchDynamo gave no graph to compile for this call"
 
 
 class _Calls(threading.local):
-    """The call that this thread is in. ran: whether a graph was run; eager: why something ran eagerly, in order."""
+    """The call that this thread is in."""
 
     inside = False
+    """Whether there is one."""
     ran = False
+    """Whether a graph was run."""
 
     def __init__(self) -> None:
-        self.eager: list[UnsupportedError] = []
+        self.eager: list[UnsupportedError] = []  # why something ran eagerly, in order
 
 
-class _Watch:
+class _FrameLog:
     """What TorchDynamo does with the frames of one target: past the recompile limit it runs code eagerly, and says so
     only once."""
 
@@ -126,8 +128,8 @@ class _Watch:
             self._num_skipped += frame.skipped
             if frame.failed is not None:
                 self._eagerly(frame.failed.reason, line_at(frame.failed.file, frame.failed.line))
-            for found in frame.breaks:
-                add_graph_break(self._report, found.reason, line_at(found.file, found.line))
+            for graph_break in frame.breaks:
+                add_graph_break(self._report, graph_break.reason, line_at(graph_break.file, graph_break.line))
             if frame.breaks and self._options.partition == "budget":
                 say_once(self._report.breaks_text)  # other graphs of the same step follow
         else:
@@ -160,17 +162,17 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     a fallback; where Dynamo breaks graphs is told in the report.
     """
     calls = _Calls()
-    watch = _Watch(options, report, calls)
-    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, watch)
+    frame_log = _FrameLog(options, report, calls)
+    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, frame_log)
     settings = _settings()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
-        watch.begin()
+        frame_log.begin()
         try:
             with settings, refusals_unlogged, seeding_shown(options.rng):
                 out = compiled(*args, **kwargs)
-            watch.check_ran()
+            frame_log.check_ran()
         finally:
             eager = calls.eager
             calls.inside, calls.ran, calls.eager = around
@@ -205,7 +207,7 @@ def compile_graph(
     keep_dynamo_out()
     drop_shadows(graph)
     raise_as_python(graph)
-    eager = _Eager(graph, _Counted(options, report, calls or _Calls()))
+    eager = _Eager(graph, _EagerCounter(options, report, calls or _Calls()))
     try:
         return _compile_graph(options, graph, example_inputs, eager)
     except UnsupportedError as error:
@@ -223,11 +225,11 @@ def _leave(graph: fx.GraphModule, example_inputs: Sequence[Any], error: Unsuppor
             raise error
         keep_all_apart(graph, tensors_at(example_inputs))
         return eager.because(error)
-    except OverlapError as found:
+    except OverlapError as overlap:
         # Dynamo has followed the code past the place where eager raises, and left its `except` out.
-        tell = partial(eager.counted.tell_once, UnsupportedError(found.reason, found.source or raised_at(found)))
+        tell = partial(eager.counted.tell_once, UnsupportedError(overlap.reason, overlap.source or raised_at(overlap)))
         tell()
-        raise left_to_python(found.reason, tell) from None
+        raise left_to_python(overlap.reason, tell) from None
 
 
 def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
@@ -297,8 +299,8 @@ def _compile(
     return compile_call(UserCall(function, None, examples, {}, StateGuard(graph)), options), None
 
 
-class _Counted:
-    """What runs eagerly is counted in the report, or an error. It holds no graph: TorchDynamo's callback keeps it."""
+class _EagerCounter:
+    """Counts in the report what runs eagerly, or raises. It holds no graph: TorchDynamo's callback keeps it."""
 
     def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
         self.report, self.calls = report, calls
@@ -311,7 +313,7 @@ class _Counted:
 
     def tell_once(self, error: UnsupportedError) -> None:
         """Not again in the same call: code that Python runs may call more that is left to it."""
-        if not any((known.reason, known.source) == (error.reason, error.source) for known in self.calls.eager):
+        if not any((counted.reason, counted.source) == (error.reason, error.source) for counted in self.calls.eager):
             self.tell(error)
 
     def count(self, error: UnsupportedError) -> None:
@@ -325,7 +327,7 @@ class _Counted:
 class _Eager:
     """What runs where a graph is not compiled, or not for these inputs: counted, or an error."""
 
-    def __init__(self, graph: fx.GraphModule, counted: _Counted):
+    def __init__(self, graph: fx.GraphModule, counted: _EagerCounter):
         self.graph, self.counted = graph, counted
         self.host = host_of_graph()
         self._restored = False
@@ -348,7 +350,7 @@ class _Eager:
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Dynamo's fakes of the inputs, and symbolic numbers."""
-    found = []
+    examples = []
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
     for node in (node for part in parts for node in part.graph.nodes):
@@ -365,8 +367,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
             raise UnsupportedError("an input is a nested tensor")
         if isinstance(value, torch.SymInt) and value.node.is_nested_int():
             raise UnsupportedError("an input is the size of a nested tensor")
-        found.append(value)
-    return found
+        examples.append(value)
+    return examples
 
 
 class _Inliner(fx.Interpreter):
@@ -387,7 +389,7 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            with written_at(place_of(n)):
+            with written_at(location_of(n)):
                 return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         preserves_rng = kwargs.get("preserve_rng_state", True)

@@ -37,7 +37,7 @@ class Entry:
         self._state = tuple(map(weakref.ref, state))
         self._places_of_state = {id(tensor): i for i, tensor in enumerate(state)}
         self.num_batch = len(step.primals) - step.num_state
-        # Where each distinct tensor argument stands among the state, which is one input then, not two; else -1.
+        # The index in the state of each distinct tensor argument that is part of it; else -1.
         self.places: tuple[int, ...] = ()
         # Where the key leaves sizes open: the guard of a program with symbolic sizes, or the only sizes that it is for.
         self.size_guard: SizeGuard | None = None
@@ -80,9 +80,9 @@ class Entry:
     def __call__(self, tensors: Sequence[Tensor], primals: list[Tensor]) -> Any:
         sizes = NO_SIZES if self.size_guard is None else self.size_guard.sizes.read(tensors)
         computed = self.program(primals, sizes)
-        known = self.analysis
-        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals, sizes)
-        return tree_unflatten(leaves, known.out_tree)
+        analysis = self.analysis
+        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, sizes)
+        return tree_unflatten(leaves, analysis.out_tree)
 
 
 Bound = tuple[Entry, list[Tensor]]

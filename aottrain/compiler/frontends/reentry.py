@@ -22,7 +22,7 @@ import torch
 
 from aottrain.compat_dynamo import compiling, leave_out, on_new_code
 
-# Calls what it is given: the program's code, or what stands for it.
+# Calls its argument: the program's code, or what stands for it.
 Around = Callable[[Callable[[], Any]], Any]
 
 
@@ -35,16 +35,18 @@ class _LeftToPython(Exception):
 
 
 class HostCode:
-    """The code that holds one graph. It does not keep the program's code alive, which keeps this.
-
-    draws: Python's random numbers, which TorchDynamo draws before it runs the graph. num_plain: arguments by position;
-    names: of those by keyword alone; then there may be a tuple and a dict of more.
-    """
+    """The code that holds one graph. It does not keep the program's code alive, which keeps this."""
 
     draws = False
+    """Whether TorchDynamo draws Python's random numbers before it runs the graph."""
     num_plain = 0
+    """How many arguments it takes by position."""
     names: tuple[str, ...] = ()
-    has_more = has_more_names = False
+    """Of the arguments that it takes by keyword alone."""
+    has_more = False
+    """Whether it takes a tuple of more arguments."""
+    has_more_names = False
+    """Whether it takes a dict of more arguments."""
 
     def __init__(self) -> None:
         self.num_graphs = 1
@@ -116,29 +118,29 @@ def _put_around(written: types.CodeType, compiled: types.CodeType) -> types.Code
 def _of_its_layout(code: types.CodeType, run: Callable[..., Any]) -> types.CodeType:
     """Code with the arguments, cells and free variables of this one that gives `run` its free variables' cells and its
     arguments, in the order in which code names them."""
-    num_given = code.co_argcount + code.co_kwonlyargcount
-    num_given += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    num_arguments = code.co_argcount + code.co_kwonlyargcount
+    num_arguments += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     # Python orders cells and free variables by name.
     cells = {name: f"c{i:06}" for i, name in enumerate(code.co_cellvars)}
     free = [f"f{i:06}" for i in range(len(code.co_freevars))]
-    given = [cells.get(name, f"given{i}") for i, name in enumerate(code.co_varnames[:num_given])]
-    own = [name for name in cells.values() if name not in given]
+    names = [cells.get(name, f"argument{i}") for i, name in enumerate(code.co_varnames[:num_arguments])]
+    own = [name for name in cells.values() if name not in names]
     unused = f"0 and ({''.join(f'{name} := None, ' for name in own)} lambda: ({', '.join(cells.values())}));"
     closure = f"(lambda: ({', '.join(free)})).__closure__ or ()"
-    call = f"run = 'run'; return run({closure}, ({''.join(f'{name}, ' for name in given)}))"
+    call = f"run = 'run'; return run({closure}, ({''.join(f'{name}, ' for name in names)}))"
     text = f"""
 def outer():
     {" = ".join([*free, "free"])} = None
-    def code({", ".join(given)}): {unused} {call}
+    def code({", ".join(names)}): {unused} {call}
     return code.__code__
 """
     namespace: dict[str, Any] = {}
     exec(text, namespace)
     made: types.CodeType = namespace["outer"]()
-    names = (*code.co_varnames[:num_given], *(f"<{name}>" for name in made.co_varnames[num_given:]))
+    variables = (*code.co_varnames[:num_arguments], *(f"<{name}>" for name in made.co_varnames[num_arguments:]))
     return made.replace(
         co_consts=tuple(run if value == "run" else value for value in made.co_consts),
-        co_varnames=names,
+        co_varnames=variables,
         co_cellvars=code.co_cellvars,
         co_freevars=code.co_freevars,
         co_name=code.co_name,
@@ -152,20 +154,20 @@ def _run(
     compiled: types.CodeType,
     in_python: Callable[..., Any],
     cells: tuple[types.CellType, ...],
-    given: Sequence[Any],
+    arguments: Sequence[Any],
 ) -> Any:
     """It calls no other function of ours: TorchDynamo would look at that."""
     namespace = sys._getframe(1).f_globals
     state = random.getstate() if host.draws else None
-    if len(given) == host.num_plain:
-        args, kwargs = given, {}
+    if len(arguments) == host.num_plain:
+        args, kwargs = arguments, {}
     else:
         end = host.num_plain + len(host.names)
-        args, kwargs = given[: host.num_plain], dict(zip(host.names, given[host.num_plain : end], strict=True))
+        args, kwargs = arguments[: host.num_plain], dict(zip(host.names, arguments[host.num_plain : end], strict=True))
         if host.has_more:
-            args = (*args, *given[end])
+            args = (*args, *arguments[end])
         if host.has_more_names:
-            kwargs.update(given[-1])
+            kwargs.update(arguments[-1])
     try:
         return types.FunctionType(compiled, namespace, None, None, cells)(*args, **kwargs)
     except _LeftToPython as signal:
