@@ -52,8 +52,8 @@ _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "at
 
 
 def apart(graph: fx.Graph) -> set[fx.Node]:
-    """Operands whose memory is theirs alone for as long as anything holds it: that of ops that count positions in a
-    storage, and what a sparse tensor is made of, which it keeps as its indices and values."""
+    """Operands that share no memory: those of ops that count positions in a storage, and those that a sparse tensor
+    keeps as its indices and values."""
     return {source for node in graph.nodes if _keeps_operands(node) for source in node.all_input_nodes}
 
 
@@ -86,7 +86,7 @@ class Schedule:
     """Results of kernels, and of calls in IN_PLACE, that take the memory of an operand, with that operand."""
 
     def written(self, call: fx.Node) -> tuple[fx.Node, ...]:
-        """What a library call can write to memory that it is given: its result, or the items of its tuple."""
+        """What a library call can write to planned memory: its result, or the items of its tuple."""
         if call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries):
             return (call,)
         return items_in_rows(call) if is_own_attention(self.library(call)) else ()
@@ -135,7 +135,7 @@ def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def scratch_of(schedule: Schedule, call: KernelCall | fx.Node) -> int:
-    """Bytes in which all threads together compute during one call, where that memory can be given to it."""
+    """Bytes of scratch memory of all threads together during one call, where it can be planned."""
     if isinstance(call, KernelCall):
         return scratch_bytes(call.kernel) * torch.get_num_threads()
     library = schedule.library(call)

@@ -106,14 +106,14 @@ def _verify_residuals(
 ) -> None:
     assert parts.backward is not None
     inputs = placeholders(parts.backward)
-    for inside, size in zip(inputs, joint.inputs_of(InputKind.SIZE), strict=False):
-        expressions.name(inside, size.name)
+    for placeholder, size in zip(inputs, joint.inputs_of(InputKind.SIZE), strict=False):
+        expressions.name(placeholder, size.name)
     inputs = inputs[joint.signature.num_sizes :]
     by_name = {node.name: node for node in joint.graph.nodes}
     mutated = {node for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True) if value.mutated}
-    for (name, primal), value, inside in zip(parts.residuals, values, inputs, strict=False):
+    for (name, primal), value, placeholder in zip(parts.residuals, values, inputs, strict=False):
         original = by_name[name]
-        expressions.name(inside, expressions.key(original))
+        expressions.name(placeholder, expressions.key(original))
         if original in mutated:
             _require(primal is None, f"{name} is updated by the step, and the backward reads it unsaved")
             _require(value is not None and value.op == "call_function", f"the version of {name} that was read is lost")
@@ -122,8 +122,8 @@ def _verify_residuals(
     tangents = joint.inputs_of(InputKind.TANGENT)
     rest = inputs[len(parts.residuals) :]
     _require(len(rest) == len(tangents), "the backward reads something that is neither residual nor tangent")
-    for inside, tangent in zip(rest, tangents, strict=True):
-        expressions.name(inside, tangent.name)
+    for placeholder, tangent in zip(rest, tangents, strict=True):
+        expressions.name(placeholder, tangent.name)
 
 
 class _Expressions:

@@ -51,22 +51,24 @@ _MOST_IDLE = 1 << 16  # bytes that others may keep while a program runs
 class ArenaLayout:
     """The temporaries of one program: `take` gives an arena with its tensors, `give` returns it."""
 
-    def __init__(self, size: int, places: Sequence[tuple[TensorSpec, int]], device: torch.device, holder: object):
-        """places: type and offset in bytes of each tensor. holder: programs of the same share arenas."""
-        self.size, self.places, self.device, self.holder = size, tuple(places), device, holder
+    def __init__(self, size: int, tensor_specs: Sequence[tuple[TensorSpec, int]], device: torch.device, holder: object):
+        """tensor_specs: type, and offset in bytes, of each tensor. holder: programs of the same share arenas."""
+        self.size, self.tensor_specs, self.device, self.holder = size, tuple(tensor_specs), device, holder
         self.key = next(_keys)
 
     def take(self) -> Arena:
         arena = _lease(self.size, self.device, self.holder)
         if self.key not in arena.views:
-            arena.views[self.key] = tuple(_view(arena.memory.untyped_storage(), *place) for place in self.places)
+            arena.views[self.key] = tuple(
+                _view(arena.memory.untyped_storage(), spec, offset) for spec, offset in self.tensor_specs
+            )
         return arena
 
     def tensors(self, arena: Arena) -> tuple[Tensor, ...]:
         return arena.views[self.key]
 
     def give(self, arena: Arena) -> None:
-        """Only of a call that has ended well: what an interrupted one may still use is left to die."""
+        """Only after a call that has ended well: an interrupted one may still use its arena, which is freed with it."""
         with _lock:
             _idle.append(arena)
 

@@ -26,7 +26,7 @@ from aottrain.ir.calling import Links
 
 Make = Callable[[int], Tensor]
 
-# Backwards of one call that have begun and have not come to its program: they may never do.
+# Backwards of one call that have begun and have not reached its program: they may never do so.
 _MOST_RUNS = 16
 
 
@@ -86,8 +86,8 @@ class LinkState:
                 raise UnsupportedError("create_graph=True needs a result that has hooks, and it is gone")
             return LinkMode(True, frozenset(alive))
         captures = not runs_in_this_backward(_UNASKED_NODE)
-        kept = any(tensor.retains_grad for tensor in alive.values())
-        return LinkMode(captures or kept or any(self.hooks.values()))
+        retained = any(tensor.retains_grad for tensor in alive.values())
+        return LinkMode(captures or retained or any(self.hooks.values()))
 
     def stand_ins(self, mode: LinkMode) -> dict[int, Tensor]:
         """The caller's own tensors, as views at which an inner differentiation ends: hooks are for the outer one."""
@@ -100,14 +100,14 @@ class LinkState:
         return stand_ins
 
 
-# On the way to this leaf no gradient is ever asked for: a backward that comes by runs it only if it runs everything.
+# No gradient at this leaf is ever asked for: a backward runs its node only where it captures nothing.
 _UNASKED = torch.zeros((), requires_grad=True).view(())
 _UNASKED_NODE = _UNASKED.grad_fn
 
 
 class _Written(torch.autograd.Function):
-    """An input takes its new value, with the gradient of that. Unlike `copy_` it gives the old value no zeros, which
-    would be added to what comes to it on other ways, and -0.0 become 0.0."""
+    """An input takes its new value, with the gradient of that. `copy_` would give the old value a gradient of zeros:
+    added to its other gradients, they turn -0.0 into 0.0."""
 
     @staticmethod
     def forward(ctx: Any, target: Tensor, value: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ class Chain(Sequence[Tensor]):
     """The computed outputs of one call. Each gets the node that links it to others when it is first read.
 
     outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. node: the
-    program's own. relay: the autograd function of linked outputs. alone: gives another output a node of its own.
+    program's own. relay: the autograd function of linked outputs. own_node: gives another output a node of its own.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class Chain(Sequence[Tensor]):
         state: LinkState,
         replaced: Sequence[Tensor],
         relay: Any,
-        alone: Callable[[Tensor], Tensor],
+        own_node: Callable[[Tensor], Tensor],
     ):
-        self.links, self.state, self.replaced, self.relay, self.alone = links, state, replaced, relay, alone
+        self.links, self.state, self.replaced, self.relay, self.own_node = links, state, replaced, relay, own_node
         self._outputs: list[Tensor | None] = list(outputs)
         self._linked: dict[int, Tensor] = {}
         self._tensors: dict[int, Tensor] = {}
@@ -164,7 +164,7 @@ class Chain(Sequence[Tensor]):
                 with torch.enable_grad():
                     tensor = self.relay.apply(self._node, self.state, index, _UNASKED, value, *tensors)
             else:
-                tensor = self.alone(value)
+                tensor = self.own_node(value)
             self._linked[index] = tensor
         return tensor
 
@@ -180,13 +180,13 @@ class Chain(Sequence[Tensor]):
         return self.replaced[i]
 
     def prepare(self, primal: Tensor) -> None:
-        """Before an input is looked at: it has its new value."""
+        """Before an input is read: it gets its new value."""
         for i, value in enumerate(self.replaced):
             if value is primal:
                 self.updated(i)
 
     def finish(self, make: Make) -> None:
-        """make: a tensor of the result, by its place, of these outputs. Everything is made, and let go of."""
+        """Makes all links. make: the tensor of the result at a position, made of these outputs; not kept."""
         self._make = make
         for i in range(len(self.replaced)):
             self.updated(i)

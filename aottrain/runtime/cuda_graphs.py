@@ -3,8 +3,8 @@
 A recording reads and writes the same memory in every replay, so a call may only be a replay while nothing that an
 earlier call has left there is still referred to. Parameters and buffers are read where they are; what changes from call
 to call is copied into memory of the recording first. Outputs and gradients are copied out of it, into fresh memory.
-Residuals stay: until the last reference to one of them is gone, further calls run kernel by kernel, and so does the
-backward of such a call. Every call that is not replayed is counted, with the reason.
+Residuals stay in place. Until the last reference to one of them is gone, further calls run kernel by kernel, and so
+does the backward of such a call. Every call that is not replayed is counted, with the reason.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Replay = Callable[[], None]
 class Recorder(Protocol):
     """What records. For CUDA its stream capture; tests have one that runs the same again."""
 
-    def place(self) -> Hashable | None:
-        """Where a call's work is queued now; None where nothing can be recorded or replayed."""
+    def queue(self) -> Hashable | None:
+        """Which queue a call's work goes to now; None where nothing can be recorded or replayed."""
         ...
 
     def record(self, run: Runner, inputs: Sequence[Any]) -> tuple[list[Any], Replay]:
@@ -47,23 +47,23 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Stream capture. Recordings on one stream share a memory pool: their temporaries are never in use at once."""
 
-    # By place, the pool and the graphs in it: a pool ends with the last of them, and must not be named again.
+    # By queue, the pool and the graphs in it: a pool ends with the last of them, and must not be named again.
     _pools: dict[Hashable, tuple[Any, weakref.WeakSet[torch.cuda.CUDAGraph]]] = {}
 
     def __init__(self, device: torch.device):
         self.device = device
 
-    def place(self) -> Hashable | None:
+    def queue(self) -> Hashable | None:
         if torch.cuda.is_current_stream_capturing():
             return None  # the caller records something larger
         return self.device.index, torch.cuda.current_stream(self.device).cuda_stream
 
     def record(self, run: Runner, inputs: Sequence[Any]) -> tuple[list[Any], Replay]:
-        place = self.place()
+        queue = self.queue()
         with torch.cuda.device(self.device):
-            pool, graphs = self._pools.get(place, (None, ()))
+            pool, graphs = self._pools.get(queue, (None, ()))
             if not len(graphs):
-                pool, graphs = self._pools[place] = torch.cuda.graph_pool_handle(), weakref.WeakSet()
+                pool, graphs = self._pools[queue] = torch.cuda.graph_pool_handle(), weakref.WeakSet()
             graph = torch.cuda.CUDAGraph()
             # Other threads, such as one that pins batches, may do as they like meanwhile.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -113,8 +113,8 @@ class _Location:
 class _Recording:
     """A recorded graph, and where its inputs and results are."""
 
-    at: Hashable
-    """The queue that it was recorded for, as `Recorder.place` names it."""
+    queue: Hashable
+    """That it was recorded for, see `Recorder.queue`."""
     replay: Replay
     inputs: list[int | Tensor | None]
     """For each the address where it must be, a buffer that it is copied into, or None for None."""
@@ -138,15 +138,15 @@ class _Recording:
     def run(self, inputs: list[Tensor | None]) -> list[Any]:
         self.load(inputs)
         self.replay()
-        left = [_words(block.storage) for block in self.blocks if block.escapes]
-        fresh = [torch.empty_like(words) for words in left]
-        for dtype in {words.dtype for words in left}:  # of one type each, or it is a copy for each tensor
-            chosen = [pair for pair in zip(fresh, left, strict=True) if pair[0].dtype is dtype]
-            copy_all([new for new, _ in chosen], [old for _, old in chosen])
-        outside = iter(fresh)
-        memory = [next(outside).untyped_storage() if block.escapes else block.storage for block in self.blocks]
-        made: dict[int, Tensor] = {}
-        return [self._result(result, inputs, memory, made) for result in self.results]
+        escaping = [_words(block.storage) for block in self.blocks if block.escapes]
+        copies = [torch.empty_like(words) for words in escaping]
+        for dtype in {words.dtype for words in escaping}:  # of one type each, or it is a copy for each tensor
+            pairs = [pair for pair in zip(copies, escaping, strict=True) if pair[0].dtype is dtype]
+            copy_all([new for new, _ in pairs], [old for _, old in pairs])
+        copies_left = iter(copies)
+        storages = [next(copies_left).untyped_storage() if block.escapes else block.storage for block in self.blocks]
+        tensors: dict[int, Tensor] = {}
+        return [self._result(result, inputs, storages, tensors) for result in self.results]
 
     def load(self, inputs: Sequence[Tensor | None]) -> None:
         pairs = [
@@ -157,13 +157,13 @@ class _Recording:
 
     @staticmethod
     def _result(
-        result: int | _Location | None, inputs: list[Tensor | None], memory: list[Any], made: dict[int, Tensor]
+        result: int | _Location | None, inputs: list[Tensor | None], storages: list[Any], tensors: dict[int, Tensor]
     ) -> Tensor | None:
         if not isinstance(result, _Location):
             return None if result is None else inputs[result]
-        if id(result) not in made:
-            made[id(result)] = result.tensor(memory[result.block])
-        return made[id(result)]
+        if id(result) not in tensors:
+            tensors[id(result)] = result.tensor(storages[result.block])
+        return tensors[id(result)]
 
 
 @dataclass
@@ -182,7 +182,7 @@ class RecordedRunner:
     recording: _Recording | None = None
     _num_calls: int = 0
     _num_recordings: int = 0
-    _off: str = ""
+    _disabled_reason: str = ""
     """Why it is never recorded again."""
     _lock: Any = field(default_factory=threading.Lock)
 
@@ -190,16 +190,17 @@ class RecordedRunner:
         if not self._lock.acquire(blocking=False):
             return self._run_plainly(inputs, "another thread runs it")
         try:
-            at = self.recorder.place()
-            if reason := self._obstacle(inputs, at):
+            queue = self.recorder.queue()
+            if reason := self._obstacle(inputs, queue):
                 return self._run_plainly(inputs, reason)
             if self.recording is None:
                 try:
-                    self.recording = self._record(inputs, at)
+                    self.recording = self._record(inputs, queue)
                 except Exception as error:  # whatever it is: nothing has been computed yet, and the runner will tell
                     refused = isinstance(error, _Refused)
-                    self._off = str(error) if refused else f"recording failed: {type(error).__name__}: {_line(error)}"
-                    return self._run_plainly(inputs, self._off)
+                    failure = f"recording failed: {type(error).__name__}: {_line(error)}"
+                    self._disabled_reason = str(error) if refused else failure
+                    return self._run_plainly(inputs, self._disabled_reason)
             values = list(inputs)
             inputs.clear()
             self.counts.replays += 1
@@ -211,16 +212,16 @@ class RecordedRunner:
         self.counts.plain[reason] = self.counts.plain.get(reason, 0) + 1
         return self.runner(inputs)
 
-    def _obstacle(self, inputs: Sequence[Any], at: Hashable | None) -> str:
+    def _obstacle(self, inputs: Sequence[Any], queue: Hashable | None) -> str:
         """Why this call cannot be a replay, nor be recorded."""
-        if self._off:
-            return self._off
-        if at is None:
+        if self._disabled_reason:
+            return self._disabled_reason
+        if queue is None:
             return "a larger CUDA graph is being recorded"
         if self.forward is not None and self.recording and self.recording.forward is not self.forward.recording:
             self._forget()
         if self.recording is not None:
-            if self.recording.at != at:
+            if self.recording.queue != queue:
                 return "another stream"
             if not all(block.escapes or block.is_free for block in self.recording.blocks):
                 return "residuals of an earlier call are still alive"
@@ -260,19 +261,19 @@ class RecordedRunner:
                 storage = recording.blocks[result.block].storage
                 addresses.append(storage.data_ptr() + result.offset * result.dtype.itemsize)
             else:
-                place = recording.inputs[result] if isinstance(result, int) else None
-                addresses.append(place if isinstance(place, int) else None)
+                address = recording.inputs[result] if isinstance(result, int) else None
+                addresses.append(address if isinstance(address, int) else None)
         return addresses
 
-    def _record(self, inputs: Sequence[Any], at: Hashable) -> _Recording:
+    def _record(self, inputs: Sequence[Any], queue: Hashable) -> _Recording:
         stays = list(self.stays)
         if self.forward is not None:
             addresses = self._residual_addresses() or []
             stays = [*(address is not None for address in addresses), *stays[len(addresses) :]]
         self._num_recordings += 1
         sources = [_input_source(v, stay or isinstance(v, nn.Parameter)) for v, stay in zip(inputs, stays, strict=True)]
-        values = [value if isinstance(place, int) else place for value, place in zip(inputs, sources, strict=True)]
-        recording = _Recording(at, lambda: None, sources, [], [], self.forward.recording if self.forward else None)
+        values = [value if isinstance(source, int) else source for value, source in zip(inputs, sources, strict=True)]
+        recording = _Recording(queue, lambda: None, sources, [], [], self.forward.recording if self.forward else None)
         recording.load(inputs)
         results, recording.replay = self.recorder.record(self.runner, values)
         _locate_results(recording, results, values, self.num_escaping)
@@ -306,24 +307,26 @@ def _locate_results(recording: _Recording, results: list[Any], values: Sequence[
         value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor) and value.numel()
     }
     locations: dict[int, _Location] = {}
-    numbers: dict[int, int] = {}
-    sides: dict[int, set[bool]] = {}
+    block_numbers: dict[int, int] = {}
+    escapes_by_block: dict[int, set[bool]] = {}
     for position, value in enumerate(results):
         if value is None or id(value) in input_numbers:
             recording.results.append(None if value is None else input_numbers[id(value)])
             continue
         if id(value) not in locations:
-            locations[id(value)] = _location_of(value, recording, numbers, input_storages)
+            locations[id(value)] = _location_of(value, recording, block_numbers, input_storages)
         location = locations[id(value)]
-        sides.setdefault(location.block, set()).add(position < num_escaping)
+        escapes_by_block.setdefault(location.block, set()).add(position < num_escaping)
         recording.results.append(location)
-    shared = [block for block, in_block in sides.items() if len(in_block) > 1]
+    shared = [block for block, escapes in escapes_by_block.items() if len(escapes) > 1]
     if any(sum(location.block == block for location in locations.values()) > 1 for block in shared):
         raise _Refused("an output shares its memory with what is saved for the backward")
-    recording.blocks = [_Block(b.storage, True in sides[i], 0) for i, b in enumerate(recording.blocks)]
+    recording.blocks = [_Block(b.storage, True in escapes_by_block[i], 0) for i, b in enumerate(recording.blocks)]
 
 
-def _location_of(value: Any, recording: _Recording, numbers: dict[int, int], input_storages: set[int]) -> _Location:
+def _location_of(
+    value: Any, recording: _Recording, block_numbers: dict[int, int], input_storages: set[int]
+) -> _Location:
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         raise _Refused("a result is no strided tensor")
     storage = value.untyped_storage()
@@ -333,7 +336,7 @@ def _location_of(value: Any, recording: _Recording, numbers: dict[int, int], inp
         raise _Refused("a result is a view of an input")
     if value.is_conj() or value.is_neg():
         raise _Refused("a result is lazily conjugated or negated")
-    number = numbers.setdefault(storage.data_ptr() or id(value), len(recording.blocks))
+    number = block_numbers.setdefault(storage.data_ptr() or id(value), len(recording.blocks))
     if number == len(recording.blocks):
         recording.blocks.append(_Block(storage, False, 0))
     return _Location(number, value.dtype, value.storage_offset(), tuple(value.shape), value.stride())

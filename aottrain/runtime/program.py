@@ -25,7 +25,7 @@ NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
 Counts = tuple[int, ...]  # how many parts of each link's total, and of each gradient (0 or 1), a cut backward returns
-# (the forward's inputs, tensors to go on with at some links) -> outputs
+# (the forward's inputs, tensors that take the places of links, by number) -> outputs
 Replay = Callable[[Sequence[Tensor], Mapping[int, Tensor]], Sequence[Tensor]]
 
 
@@ -54,7 +54,7 @@ class Program:
     update_targets: tuple[int, ...]
     """The primal that each update is written to."""
     unversioned: tuple[int, ...]
-    """The primals that are written behind autograd's back."""
+    """The primals that are written without a new version, as by .data."""
     differentiable: tuple[bool, ...]
     """Of each output."""
     gradient_targets: tuple[int, ...]
@@ -90,7 +90,7 @@ class Program:
         """Outputs in autograd's order: those that require gradients first. One that does so alone stands where the only
         result of an op does; torch takes another's place for that one once it has been written to."""
         self._order = sorted(range(len(self.differentiable)), key=lambda i: not self.differentiable[i])
-        self._places = [self._order.index(i) for i in range(len(self._order))]
+        self._positions = [self._order.index(i) for i in range(len(self._order))]
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
@@ -109,9 +109,9 @@ class Program:
                 leaves += [torch.empty(0, requires_grad=True)] * self.anchored
                 with torch.enable_grad():
                     results = _CompiledFunction.apply(call, *leaves)
-                outputs = [results[place] for place in self._places]
+                outputs = [results[position] for position in self._positions]
             for i in self.isolated:
-                outputs[i] = _isolated(outputs[i])
+                outputs[i] = _without_inputs(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
@@ -119,21 +119,21 @@ class Program:
                     (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             if self.links.links and self.build_backward is not None:
                 replaced = [primals[i] for i in self.replaced]
-                return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, _alone)
+                return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, _with_own_node)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 write(primals[target], value)
-            return [_alone(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
+            return [_with_own_node(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
 
     def run_forward(
         self, state: Tensor | None, sizes: Mapping[str, int], primals: Sequence[Tensor], updates: list[Tensor]
     ) -> list[Tensor]:
-        """Outputs, then residuals; the state updates go into the given list."""
+        """Outputs, then residuals. The state updates are added to `updates`."""
         results = self.forward([*primals, *self.constants, *self.symbols(sizes), state])
         end = self.num_outputs + len(self.update_targets)
         updates.extend(results[self.num_outputs : end])
         del results[self.num_outputs : end]
         for i in self.viewed:
-            # Fakes and kernels disagree on some strides.
+            # Fake tensors and kernels disagree on some strides.
             results[i] = _coerce(results[i], self.output_specs[i], sizes)
         return results
 
@@ -199,7 +199,7 @@ class _CompiledFunction(torch.autograd.Function):
         """None for the call, gradients of the primals, and None for what anchors it."""
         call: _Call = ctx.call
         program = call.program
-        tangents = tuple(tangents[place] for place in program._places)
+        tangents = tuple(tangents[position] for position in program._positions)
         mode = call.link_state.pop_mode() if program.links.links else WHOLE
         if torch.is_grad_enabled():
             return (None, *_differentiable_gradients(ctx, tangents, mode), None)
@@ -214,7 +214,7 @@ class _CompiledFunction(torch.autograd.Function):
         backward = program.backward_for(tuple(tangent is not None for tangent, _ in tangents_and_specs))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
         inputs: list[Any] = [*program.symbols(call.sizes), *_unpacked(ctx, backward.reads)]
-        # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
+        # Unless the graph is retained, autograd drops the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
         inputs += [
             None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in tangents_and_specs
@@ -260,8 +260,8 @@ class _Relay(torch.autograd.Function):
         return None, None, None, None, tangent, *at_links
 
 
-class _Pass(torch.autograd.Function):
-    """Above a result that is not the first of its node, or has none: hands its tangent on."""
+class _PassThrough(torch.autograd.Function):
+    """A node of its own for a result that is not the first of its node, or has no node: hands its tangent on."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, anchor: Tensor | None = None) -> Tensor:
@@ -273,20 +273,20 @@ class _Pass(torch.autograd.Function):
         return tangent, None
 
 
-def _alone(value: Tensor) -> Tensor:
+def _with_own_node(value: Tensor) -> Tensor:
     """A result as the only one of its node, as in eager: torch loses the hook of `retain_grad()` of any other where the
     caller writes to the tensor in place (an internal assertion)."""
     if not value.output_nr:
         return value
     with torch.enable_grad():
-        return _Pass.apply(value)
+        return _PassThrough.apply(value)
 
 
-def _isolated(value: Tensor) -> Tensor:
-    """A result that requires gradients which come to no input: a way from it to the program's inputs would change what
-    autograd does at it (a hook that a gradient asked for passes first is passed only where nothing lies behind)."""
+def _without_inputs(value: Tensor) -> Tensor:
+    """A result that requires gradients which come to no input. A path from it to the program's inputs would change what
+    autograd does there: a captured gradient passes a tensor's hooks first only where nothing lies behind it."""
     with torch.enable_grad():
-        return _Pass.apply(value, torch.empty(0, requires_grad=True))
+        return _PassThrough.apply(value, torch.empty(0, requires_grad=True))
 
 
 def _register_prehook(node: Any, hook: Any) -> Any:
@@ -302,7 +302,7 @@ def _register_hook(node: Any, hook: Any) -> Any:
 # Python asks these of the node that it holds; autograd itself calls neither.
 _ONE_NODE = "a compiled program is one node of autograd's graph, {}; Tensor.register_hook shows what it does in eager"
 _CompiledFunction._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
-for _function in (_CompiledFunction, _Relay, _Pass):
+for _function in (_CompiledFunction, _Relay, _PassThrough):
     _function._backward_cls.register_hook = _register_hook  # type: ignore[attr-defined]
 
 
@@ -311,7 +311,7 @@ def _has_several_results(node: Any) -> bool:
 
 
 def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
-    """What the forward has saved. RuntimeError: a backward, maybe of other results, has come by already."""
+    """What the forward has saved. RuntimeError: a backward, maybe of other results, has run already."""
     try:
         return saved_tensors(node, reads)
     except RuntimeError as error:
@@ -349,11 +349,11 @@ def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tens
 
 @cache
 def keep_dynamo_out() -> None:
-    """From now on a backward is not looked into by TorchDynamo, which does so in a function that calls .backward().
+    """From now on TorchDynamo does not trace a backward, which it does in a function that calls .backward().
 
     Only once it is in use: to import it takes a second that most programs need not spend.
     """
-    for function in (_CompiledFunction, _Relay, _Pass):
+    for function in (_CompiledFunction, _Relay, _PassThrough):
         function.backward = staticmethod(torch.compiler.disable(function.backward))
 
 

@@ -69,12 +69,12 @@ def triton_launch(source: str) -> Launch:
     interpreted = _is_interpreted(module.LAUNCHES[0][0])
     steps: list[tuple[Any, list[int], dict[str, Any]]] = []
     for kernel, programs, warps, names in module.LAUNCHES:
-        places = [-1 - buffers.index(name) if name in buffers else int(name[1:]) for name in names]
+        positions = [-1 - buffers.index(name) if name in buffers else int(name[1:]) for name in names]
         settings = {**options, "num_warps": warps}
         if interpreted:
-            steps.append((kernel[(programs, 1, 1)], places, settings))
+            steps.append((kernel[(programs, 1, 1)], positions, settings))
         else:
-            steps.append((_Prepared(kernel, programs, settings), places, {}))
+            steps.append((_Prepared(kernel, programs, settings), positions, {}))
     run = _interpreted if interpreted else _launched
     if not interpreted and not scratch and len(steps) == 1 and steps[0][1] == list(range(len(steps[0][1]))):
         start, *_ = steps[0]
@@ -82,8 +82,8 @@ def triton_launch(source: str) -> Launch:
             return lambda tensors: start(*tensors)
 
     def launch(tensors: Sequence[Tensor]) -> None:
-        partials = [torch.empty(count, dtype=dtype, device=tensors[0].device) for dtype, count in scratch]
-        run(steps, [*tensors, *reversed(partials)])
+        scratch_tensors = [torch.empty(count, dtype=dtype, device=tensors[0].device) for dtype, count in scratch]
+        run(steps, [*tensors, *reversed(scratch_tensors)])
 
     return launch
 
@@ -135,15 +135,15 @@ def _launched(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
         with torch.cuda.device(device):
             _launched(steps, tensors)
         return
-    for start, places, options in steps:
-        start(*[tensors[place] for place in places], **options)
+    for start, positions, options in steps:
+        start(*[tensors[position] for position in positions], **options)
 
 
 def _interpreted(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
     with _interpreter, np.errstate(all="ignore"):
-        for start, places, options in steps:
+        for start, positions, options in steps:
             try:
-                start(*[tensors[place] for place in places], **options)
+                start(*[tensors[position] for position in positions], **options)
             except Exception as error:
                 if _failed_assertion(error):
                     raise IndexError("index out of range in self") from None
@@ -171,7 +171,7 @@ def load_module(source: str) -> ModuleType:
     path = path or _written(private_folder() / f"{name}.py", source)
     module = ModuleType(name)
     module.__file__ = str(path)  # where Triton reads its kernels' source
-    # Not by an import: that would run bytecode that lies beside the file, whoever wrote it.
+    # Not by an import: that would run bytecode beside the file, which another user may have written.
     exec(compile(source, str(path), "exec"), module.__dict__)
     return module
 

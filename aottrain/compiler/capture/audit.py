@@ -54,15 +54,15 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
         if event == "c_call":
             if not is_users(frame):
                 return
-            if called in _BUILTINS or _home(called) in _MODULES or called.__name__ in _SETTINGS:
+            if called in _BUILTINS or _module_of(called) in _MODULES or called.__name__ in _SETTINGS:
                 raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
         elif event == "call" and frame.f_back is not None and is_users(frame.f_back):
-            home = _package(frame)
+            package = _package(frame)
             name = frame.f_code.co_name
-            if home == "torch" and _is_setting(frame):
+            if package == "torch" and _is_setting(frame):
                 raise UnsupportedError(f"the program reads a setting of torch, {name}")
-            if home in _MODULES or (home, name) in _STACK:
-                raise UnsupportedError(f"the program calls {home}.{name}, which each call would do again")
+            if package in _MODULES or (package, name) in _STACK:
+                raise UnsupportedError(f"the program calls {package}.{name}, which each call would do again")
 
     profiler = sys.getprofile()
     if packages:
@@ -82,15 +82,15 @@ def _packages(function: Any, module: nn.Module | None) -> set[str]:
         function = function.func
     owners = [function, type(function), getattr(function, "__self__", None)]
     owners += [] if module is None else [type(child) for child in module.modules()]
-    homes = {str(getattr(owner, "__module__", "")).partition(".")[0] for owner in owners}
-    return homes - {"", "torch", "aottrain", "builtins"}
+    packages = {str(getattr(owner, "__module__", "")).partition(".")[0] for owner in owners}
+    return packages - {"", "torch", "aottrain", "builtins"}
 
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _home(function: Any) -> str:
+def _module_of(function: Any) -> str:
     """The module of a builtin function, or of the class whose method it is."""
     owner = getattr(function, "__self__", None)
     if owner is None or type(owner).__name__ == "module":

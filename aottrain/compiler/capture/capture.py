@@ -100,13 +100,13 @@ def capture(
     num_named = len(state) - len(captured)
     leaves, tree = flatten_values((tuple(args), kwargs))
     entries, index = list(state), {id(tensor): i for i, (_, _, tensor) in enumerate(state)}
-    places = {}
-    for place, leaf in enumerate(leaves):
+    entry_by_position = {}
+    for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             if id(leaf) not in index:
                 index[id(leaf)] = len(entries)
                 entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
-            places[place] = index[id(leaf)]
+            entry_by_position[position] = index[id(leaf)]
     notes: set[str] = set()
     inputs, traced = [], []
     for kind, name, tensor in entries:
@@ -118,8 +118,8 @@ def capture(
 
     def call(primals: Sequence[Tensor]) -> Any:
         filled = list(leaves)
-        for place, i in places.items():
-            filled[place] = primals[i]
+        for position, i in entry_by_position.items():
+            filled[position] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
         stand_ins = swapping(table, {id(value) for value in primals}, notes)
@@ -233,7 +233,7 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
     copied = set(cloned)
     for value, real in zip(leaves, step.primals, strict=True):
         if not isinstance(real, FakeTensor):
-            # To isinstance a parameter is one by its attributes, and it has those that its owner has set.
+            # isinstance() tells a parameter by `_is_param`, and a parameter may have attributes of its owner's.
             vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
     with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
         return [
@@ -296,10 +296,10 @@ class CaptureMode(PhiloxMode):
         return out
 
     def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
-        places = op_info(func).writes or hidden_writes(func, args)
-        if not (regions or (places and self.read_in_regions)):
+        written_positions = op_info(func).writes or hidden_writes(func, args)
+        if not (regions or (written_positions and self.read_in_regions)):
             return
-        written = storages_of(_arguments_at(func, places, args, kwargs))
+        written = storages_of(_arguments_at(func, written_positions, args, kwargs))
         if written.keys() & self.read_in_regions.keys():
             raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
         for region in regions:
@@ -320,10 +320,10 @@ def _in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+def _arguments_at(func: Any, positions: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
     """The arguments at these places of the schema."""
     names = [argument.name for argument in func._schema.arguments]
-    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in positions]
 
 
 class Provenance:
@@ -371,7 +371,7 @@ class Provenance:
             self.names.setdefault(id(child), f"{root}.{name}" if name else root)
 
     def current(self) -> SourceLocation:
-        """The place of the op that is about to run."""
+        """Where the op that is about to run comes from."""
         node = torch._C._current_autograd_node()
         if node is not None:
             return self.by_sequence.get(node._sequence_nr(), SourceLocation())
@@ -384,7 +384,7 @@ class Provenance:
         return location
 
     def mark(self, location: SourceLocation, marks: Marks) -> None:
-        """Note the place and the marks on the nodes that were added since the last call."""
+        """Note the location and the marks on the nodes that were added since the last call."""
         graph = self.graph
         if graph is None and (mode := get_proxy_mode()) is not None:
             graph = mode.tracer.graph

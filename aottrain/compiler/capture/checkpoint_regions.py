@@ -37,7 +37,7 @@ class Region:
         self.policy = policy
         self.preserves_rng = preserves_rng
         self.made: Storages = {}  # of the values that the region's own ops have made
-        self.held: Storages = {}  # of those that the policy saves
+        self.saved: Storages = {}  # of those that the policy saves
 
     def mark(self, func: Any, args: Any, kwargs: Any, out: Any) -> Mark:
         """The mark of an op that has run in the region."""
@@ -47,7 +47,7 @@ class Region:
         if op.view_of is None and not op.writes:
             self.made.update(storages)
         if mark >= Mark.PREFER_SAVE:
-            self.held.update(storages)
+            self.saved.update(storages)
         return mark
 
     def _ask(self, func: Any, args: Any, kwargs: Any, out: Any) -> Mark:
@@ -65,7 +65,7 @@ class Region:
         for storage in storages:
             if storage not in self.made:
                 raise UnsupportedError("torch.utils.checkpoint runs its function twice, and it writes to outer memory")
-            if storage in self.held:
+            if storage in self.saved:
                 raise UnsupportedError("a value that a policy of torch.utils.checkpoint saves is overwritten")
 
 

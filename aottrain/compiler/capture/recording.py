@@ -35,7 +35,7 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         # Tensors that are neither inputs nor computed, by the target of their node.
         self.constants: dict[str, Tensor] = {}
-        # By identity and weakly: whether the program has let go of a tensor of its own must stay to be seen.
+        # By identity and weakly: whether the program has dropped a tensor of its own must stay visible.
         self._nodes = WeakTensorKeyDictionary()
 
     def add_input(self, name: str, value: Tensor) -> None:

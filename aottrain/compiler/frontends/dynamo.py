@@ -84,7 +84,9 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
 def refuse(options: Any, graph_break: GraphBreak) -> Callable[[], None]:
     """For a call of code that `backend` is not asked about, because an op in it refuses its arguments."""
     error = UnsupportedError(graph_break.reason, line_at(graph_break.file, graph_break.line))
-    return partial(_EagerCounter(options_from_dict(options or {}), new_report(error.source), _Calls()).tell, error)
+    return partial(
+        _EagerCounter(options_from_dict(options or {}), new_report(error.source), _Calls()).count_or_raise, error
+    )
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
@@ -159,7 +161,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
 
     Hooks on modules are guarded, which Dynamo skips by default. What runs eagerly, in part or as a whole, is counted as
-    a fallback; where Dynamo breaks graphs is told in the report.
+    a fallback; where Dynamo breaks graphs stands in the report.
     """
     calls = _Calls()
     frame_log = _FrameLog(options, report, calls)
@@ -167,7 +169,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     settings = _settings()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
+        outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
         frame_log.begin()
         try:
             with settings, refusals_unlogged, seeding_shown(options.rng):
@@ -175,7 +177,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
             frame_log.check_ran()
         finally:
             eager = calls.eager
-            calls.inside, calls.ran, calls.eager = around
+            calls.inside, calls.ran, calls.eager = outer
             for error in eager:
                 count_fallback(report, error, 4)
         return out
@@ -185,7 +187,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
 
 @cache
 def _settings() -> Any:
-    """One for the process: where all threads see the same options, who leaves last puts them back."""
+    """One for the process: where all threads see the same options, the last to leave puts them back."""
     return dynamo_settings(
         skip_nnmodule_hook_guards=False,
         recompile_limit=RECOMPILE_LIMIT,
@@ -213,12 +215,14 @@ def compile_graph(
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise handed_on(error) from None
-        return _leave(graph, example_inputs, error, eager)
+        return _run_uncompiled(graph, example_inputs, error, eager)
     except AottrainError as error:
         raise handed_on(error) from None
 
 
-def _leave(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
+def _run_uncompiled(
+    graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager
+) -> Runner:
     """What runs a graph that is not compiled; where its inputs overlap, Python is to run the code."""
     try:
         if isinstance(error, OverlapError):
@@ -227,9 +231,11 @@ def _leave(graph: fx.GraphModule, example_inputs: Sequence[Any], error: Unsuppor
         return eager.because(error)
     except OverlapError as overlap:
         # Dynamo has followed the code past the place where eager raises, and left its `except` out.
-        tell = partial(eager.counted.tell_once, UnsupportedError(overlap.reason, overlap.source or raised_at(overlap)))
-        tell()
-        raise left_to_python(overlap.reason, tell) from None
+        count_once = partial(
+            eager.counted.count_or_raise_once, UnsupportedError(overlap.reason, overlap.source or raised_at(overlap))
+        )
+        count_once()
+        raise left_to_python(overlap.reason, count_once) from None
 
 
 def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
@@ -241,19 +247,19 @@ def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Seque
         entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
     report, calls = eager.counted.report, eager.counted.calls
-    places, state = tensors_at(examples), step.primals[: step.num_state]
-    keep_apart(graph, places, state, analysis.mutated)
+    tensor_indices, state = tensors_at(examples), step.primals[: step.num_state]
+    keep_apart(graph, tensor_indices, state, analysis.mutated)
     report.graphs.append(without_state(graph_report, graph, inputs))
     program.faults.count_in(report)
     num_batch = len(step.primals) - step.num_state
     forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, OVERLAP, STARTS)))
 
     def run(*args: Any) -> Any:
-        if from_start and any(args[i].storage_offset() for i in places):
+        if from_start and any(args[i].storage_offset() for i in tensor_indices):
             return moved(*args)
         if in_dual_level():
             return forward_mode(*args)
-        batch = {id(args[i]): args[i] for i in places}
+        batch = {id(args[i]): args[i] for i in tensor_indices}
         primals = [*state, *batch.values()]
         # Guarded is that they lie apart: parts of one memory may, of which a program knows nothing.
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
@@ -306,19 +312,19 @@ class _EagerCounter:
         self.report, self.calls = report, calls
         self._refuses = options.on_unsupported == "error"
 
-    def tell(self, error: UnsupportedError) -> None:
+    def count_or_raise(self, error: UnsupportedError) -> None:
         if self._refuses:
             raise error
         self.count(error)
 
-    def tell_once(self, error: UnsupportedError) -> None:
-        """Not again in the same call: code that Python runs may call more that is left to it."""
+    def count_or_raise_once(self, error: UnsupportedError) -> None:
+        """Not again in the same call: code that Python runs may call other code that it also runs."""
         if not any((counted.reason, counted.source) == (error.reason, error.source) for counted in self.calls.eager):
-            self.tell(error)
+            self.count_or_raise(error)
 
     def count(self, error: UnsupportedError) -> None:
         self.calls.ran = True
-        if self.calls.inside:  # told at the end of the call
+        if self.calls.inside:  # counted at the end of the call
             self.calls.eager.append(error)
         else:
             count_fallback(self.report, error, 5)
@@ -337,7 +343,7 @@ class _Eager:
         return lambda *args: self._run(UnsupportedError(reason, source), args)
 
     def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
-        self.counted.tell(error)
+        self.counted.count_or_raise(error)
         return self.host.leave(lambda function: function(), partial(self.by_operators, *args))
 
     def by_operators(self, *args: Any) -> Any:

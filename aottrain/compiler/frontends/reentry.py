@@ -23,15 +23,15 @@ import torch
 from aottrain.compat_dynamo import compiling, leave_out, on_new_code
 
 # Calls its argument: the program's code, or what stands for it.
-Around = Callable[[Callable[[], Any]], Any]
+Wrapper = Callable[[Callable[[], Any]], Any]
 
 
 class _LeftToPython(Exception):
     """Signal, not an error: nothing of the code has happened yet, and Python is to run it."""
 
-    def __init__(self, host: HostCode, around: Around):
+    def __init__(self, host: HostCode, wrapper: Wrapper):
         super().__init__("TorchDynamo's code is called by other code than was put around it")
-        self.host, self.around = host, around
+        self.host, self.wrapper = host, wrapper
 
 
 class HostCode:
@@ -52,14 +52,14 @@ class HostCode:
         self.num_graphs = 1
         self._written: Callable[[], types.CodeType | None] | None = None
 
-    def leave(self, around: Around, otherwise: Callable[[], Any]) -> Any:
-        """From within the graph, before anything is written. otherwise: runs the graph alone, where Python cannot run
-        the code that it is in."""
+    def leave(self, wrapper: Wrapper, otherwise: Callable[[], Any]) -> Any:
+        """From within the graph, before anything is written: leave the call to Python. otherwise: runs the graph alone,
+        where Python cannot run the code that it is in."""
         if self._written is None:
-            return around(otherwise)
-        raise _LeftToPython(self, around)
+            return wrapper(otherwise)
+        raise _LeftToPython(self, wrapper)
 
-    def put_around(self, written: types.CodeType, compiled: types.CodeType) -> types.CodeType:
+    def wrap(self, written: types.CodeType, compiled: types.CodeType) -> types.CodeType:
         self._written = weakref.ref(written)
         self.draws = any(name.startswith("__gen_rand_values") for name in compiled.co_names)
         self.num_plain = written.co_argcount
@@ -77,42 +77,44 @@ class HostCode:
         return code
 
 
-class _Now(threading.local):
-    """The last graph that this thread's TorchDynamo gave to the backend: the code that it is in, the number of the
-    compilation, and the attempt, of which a compilation may make several."""
+class _LastGraph(threading.local):
+    """The last graph that this thread's TorchDynamo gave to the backend."""
 
     host: HostCode | None = None
+    """The code that it is in."""
     number: Any = None
+    """Of the compilation."""
     attempt: Callable[[], Any] | None = None
+    """A weak reference; a compilation may make several attempts."""
 
 
-_now = _Now()
+_last = _LastGraph()
 
 
 def host_of_graph() -> HostCode:
-    """From a backend: the code that the graph that it is given will be in."""
+    """From a backend: the code that its graph will be in."""
     number, attempt = compiling()
     if number is None or attempt is None:
         return HostCode()
     _watch()
-    if _now.host is not None and _now.number == number and _now.attempt is not None and _now.attempt() is attempt:
-        _now.host.num_graphs += 1
+    if _last.host is not None and _last.number == number and _last.attempt is not None and _last.attempt() is attempt:
+        _last.host.num_graphs += 1
     else:
-        _now.host, _now.number, _now.attempt = HostCode(), number, weakref.ref(attempt)
-    return _now.host
+        _last.host, _last.number, _last.attempt = HostCode(), number, weakref.ref(attempt)
+    return _last.host
 
 
 @cache
 def _watch() -> None:
-    on_new_code(_put_around)
+    on_new_code(_wrap)
 
 
-def _put_around(written: types.CodeType, compiled: types.CodeType) -> types.CodeType | None:
+def _wrap(written: types.CodeType, compiled: types.CodeType) -> types.CodeType | None:
     """Not where one code holds several graphs of ours: another may have written before this one raises."""
-    host, _now.host = _now.host, None
-    if host is None or host.num_graphs > 1 or _now.number != compiling()[0]:
+    host, _last.host = _last.host, None
+    if host is None or host.num_graphs > 1 or _last.number != compiling()[0]:
         return None
-    return host.put_around(written, compiled)
+    return host.wrap(written, compiled)
 
 
 def _of_its_layout(code: types.CodeType, run: Callable[..., Any]) -> types.CodeType:
@@ -173,10 +175,10 @@ def _run(
     except _LeftToPython as signal:
         if signal.host is not host:
             raise
-        around = signal.around
+        wrapper = signal.wrapper
     if state is not None:
         random.setstate(state)
-    return in_python(around, types.FunctionType(host.written, namespace, None, None, cells), args, kwargs)
+    return in_python(wrapper, types.FunctionType(host.written, namespace, None, None, cells), args, kwargs)
 
 
 @cache
@@ -185,5 +187,5 @@ def _in_python() -> Callable[..., Any]:
     return torch.compiler.disable(_call)
 
 
-def _call(around: Around, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return around(partial(function, *args, **kwargs))
+def _call(wrapper: Wrapper, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return wrapper(partial(function, *args, **kwargs))

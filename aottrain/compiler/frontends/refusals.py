@@ -20,8 +20,8 @@ _shared: weakref.WeakValueDictionary[Any, CompileReport] = weakref.WeakValueDict
 
 
 class _Unlogged:
-    """Torch logs a traceback for each operator that refuses its fake arguments, as those of a wrong shape. Who traces
-    answers for the error: the program runs otherwise, or raises it itself."""
+    """Torch logs a traceback for each operator that refuses its fake arguments, as those of a wrong shape. The log is
+    off: the program runs in another way, or raises the error itself."""
 
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 

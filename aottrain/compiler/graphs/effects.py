@@ -1,4 +1,4 @@
-"""Effects are never dead code: what eager would raise, a compiled program raises, and in the half in which eager does.
+"""Effects are never dead code: what eager raises, a compiled program raises, in the forward or backward as eager does.
 
 An effect (an assertion, a check of a factorisation) runs because of what it is. An operator that also computes, such as
 a lookup, is anchored: an effect reads its result, so that no pass takes it for dead, and the forward runs it though the
@@ -70,7 +70,7 @@ def _hold_back(joint: JointGraph) -> None:
 
 
 def drop_anchors(joint: JointGraph) -> None:
-    """Remove, in place, each anchor of what its own half of the program computes anyway."""
+    """Remove, in place, each anchor of what its graph, forward or backward, computes anyway."""
     in_backward = descendants(joint.inputs_of(InputKind.TANGENT))
     anchors = [node for node in calls(joint.graph) if node.target is _ANCHOR]
     others = [node for node in effects_of(joint.graph) if node.target is not _ANCHOR]

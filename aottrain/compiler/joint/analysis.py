@@ -105,7 +105,7 @@ class _AnalysisMode(CaptureMode):
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
             if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not _is_whole(args[0]):
-                # Its gradient goes by the strides of a fake, which kernels may choose otherwise: runners lay it out so.
+                # Its gradient relies on the strides of the fake tensor, and kernels may choose others.
                 raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tensors_among((args, kwargs)):

@@ -137,8 +137,8 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
 
 
 def _is_forgotten(node: Any) -> bool:
-    """Whether the leaf of an AccumulateGrad is one that the program made itself and let go of: then autograd alone
-    holds it, as it does the leaf made here, and nobody can ask for its gradient."""
+    """Whether the leaf of an AccumulateGrad is one that the program made itself and dropped: then autograd alone holds
+    it, as it does the leaf made here, and its gradient cannot be asked for."""
     made: Any = torch.ones((), requires_grad=True).add(1).grad_fn
     hooks = node.variable._backward_hooks or node.variable._post_accumulate_grad_hooks
     return not hooks and _num_references(node) <= _num_references(made.next_functions[0][0])

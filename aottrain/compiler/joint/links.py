@@ -177,7 +177,7 @@ class CutBackward:
     joint: JointGraph
     """The program with links."""
     parts: PartitionedGraph
-    whole: fx.Graph | None = None
+    cut: fx.Graph | None = None
     """The cut backward for all tangents; made at the first use."""
 
     def graph(self, defined: Sequence[bool], counts: Sequence[int]) -> fx.Graph:
@@ -186,10 +186,10 @@ class CutBackward:
         What comes in as a link's total goes on from there; what comes to a link ends there. counts: how many values of
         each result to return: 0 is None; several of a link are the parts that autograd adds up there, in their order.
         """
-        if self.whole is None:
-            self.whole = self._cut()
+        if self.cut is None:
+            self.cut = self._cut()
         num_held = self.parts.signature.num_sizes + len(self.parts.residuals)
-        graph = copy_graph(specialise_backward(self.whole, num_held, defined))
+        graph = copy_graph(specialise_backward(self.cut, num_held, defined))
         gradients: list[fx.Node | None] = []
         for node, count in zip(results(graph), counts, strict=True):
             gradients += _parts(node, count) if count else [None]
@@ -201,15 +201,15 @@ class CutBackward:
         joint = self.joint.with_graph(copy_graph(self.joint.graph))
         totals, gradients = _outputs(joint, OutputKind.TOTAL), _outputs(joint, OutputKind.GRADIENT)
         tangents = joint.inputs_of(InputKind.TANGENT)[-len(totals) :]
-        passed = {total: tangent for total, tangent in zip(totals, tangents, strict=True) if total is not None}
-        for total, tangent in passed.items():
+        onward_by_total = {total: tangent for total, tangent in zip(totals, tangents, strict=True) if total is not None}
+        for total, tangent in onward_by_total.items():
             if total is not tangent:
                 # What reads it counts on its strides.
-                passed[total] = onward = _laid_out(total, tangent)
+                onward_by_total[total] = onward = _laid_out(total, tangent)
                 for user in list(total.users):
                     if user.op == "call_function":
                         user.replace_input_with(total, onward)
-        gradients = [node if node is None else passed.get(node, node) for node in gradients]
+        gradients = [node if node is None else onward_by_total.get(node, node) for node in gradients]
         by_name = {node.name: node for node in joint.graph.nodes}
         residuals = [by_name[name] for name, _ in self.parts.residuals]
         return backward_graph(joint, residuals, [*totals, *gradients], joint.effects()[1])
@@ -229,8 +229,10 @@ def _parts(total: fx.Node | None, count: int) -> list[fx.Node | None]:
 
 
 def _is_part(term: Any, total: fx.Node) -> bool:
-    one, whole = (spec_of(node) if isinstance(node, fx.Node) else None for node in (term, total))
-    return one is not None and whole is not None and one.same_shape(whole) and one.dtype is whole.dtype
+    term_spec, sum_spec = (spec_of(node) if isinstance(node, fx.Node) else None for node in (term, total))
+    if term_spec is None or sum_spec is None:
+        return False
+    return term_spec.same_shape(sum_spec) and term_spec.dtype is sum_spec.dtype
 
 
 def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:

@@ -76,13 +76,13 @@ def link(
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
     faults = faults or Faults()
-    backward = _BackwardHalf(parts, kernel, fused[1:], faults)
+    backward_builder = _BackwardBuilder(parts, kernel, fused[1:], faults)
     run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
         forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
         build_backward=None
         if parts.backward is None
-        else partial(_build_backward, backward, recorded, tangents or Tangents()),
+        else partial(_build_backward, backward_builder, recorded, tangents or Tangents()),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
         unversioned=analysis.unversioned,
@@ -101,7 +101,7 @@ def link(
         viewed=analysis.viewed,
         faults=faults,
         links=analysis.links,
-        build_cut=partial(_build_cut, backward, CutBackward(linked, parts)) if linked is not None else None,
+        build_cut=partial(_build_cut, backward_builder, CutBackward(linked, parts)) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
@@ -121,7 +121,7 @@ def _drawn_from(forward: fx.Graph) -> list[torch.device]:
 
 
 @dataclass(frozen=True)
-class _BackwardHalf:
+class _BackwardBuilder:
     """What every backward of a program is built from, whichever tangents it is for."""
 
     parts: PartitionedGraph
@@ -141,31 +141,31 @@ class _BackwardHalf:
 
 
 def _build_backward(
-    half: _BackwardHalf, forward: RecordedRunner | None, tangents: Tangents, pattern: Pattern
+    builder: _BackwardBuilder, forward: RecordedRunner | None, tangents: Tangents, pattern: Pattern
 ) -> Backward:
-    parts = half.parts
+    parts = builder.parts
     assert parts.backward is not None
     as_expected = pattern == (tangents.defined or (True,) * len(pattern))
     if not as_expected:
         tangents.others.append(pattern)
-    if half.fused and as_expected:
-        graph = half.fused[0].graph
+    if builder.fused and as_expected:
+        graph = builder.fused[0].graph
     else:
         graph = specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern)
-    runner = half.runner(graph, as_expected)
+    runner = builder.runner(graph, as_expected)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
         runner = RecordedRunner(runner, forward.recorder, forward.counts, stays, count, forward)
-    if half.fused or forward is not None:
+    if builder.fused or forward is not None:
         runner = _or_by_operators(runner, graph)
-    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in half.residuals(graph)))
+    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in builder.residuals(graph)))
 
 
-def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, counts: Counts) -> Backward:
+def _build_cut(builder: _BackwardBuilder, cut: CutBackward, defined: Pattern, counts: Counts) -> Backward:
     graph = cut.graph(defined, counts)
-    runner = _or_by_operators(half.runner(graph), graph)
-    return Backward(runner, tuple(bool(node.users) for node in half.residuals(graph)))
+    runner = _or_by_operators(builder.runner(graph), graph)
+    return Backward(runner, tuple(bool(node.users) for node in builder.residuals(graph)))
 
 
 def _fused_runner(graph: fx.Graph, expected: FusedGraph, as_expected: bool, faults: Faults) -> Runner:

@@ -40,8 +40,8 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
     blocks = _blocks(parts, schedules[0], memories[0].residuals, spans)
     holder = memories[0].holder
     memories = [replace(memory, residuals=frozenset(), holder=holder) for memory in memories]
-    held = trace_memory(parts, 0, workspace, schedules, memories)
-    free = limit - np.array(held.totals, np.int64) + held.fixed_bytes - held.fixed.get("arena", 0)
+    timeline = trace_memory(parts, 0, workspace, schedules, memories)
+    free = limit - np.array(timeline.totals, np.int64) + timeline.fixed_bytes - timeline.fixed.get("arena", 0)
     kept = set()
     for node, (first, end) in sorted(blocks.items(), key=lambda block: -block[1][1]):  # least idle first
         size = storage_bytes(node)
@@ -60,9 +60,9 @@ def _largest_arena(
     schedules = [schedule for _, _, schedule in planned]
     memories = [plan_memory(graph, schedule, count) for graph, count, schedule in planned]
     while largest := max(map(halved, memories)):
-        alone = [replace(memory, residuals=frozenset()) for memory in memories]
-        held = trace_memory(parts, 0, workspace, schedules, alone)
-        if held.peak_bytes - held.fixed_bytes + held.fixed.get("arena", 0) <= limit:
+        arenas_only = [replace(memory, residuals=frozenset()) for memory in memories]
+        timeline = trace_memory(parts, 0, workspace, schedules, arenas_only)
+        if timeline.peak_bytes - timeline.fixed_bytes + timeline.fixed.get("arena", 0) <= limit:
             break
         memories = [plan_memory(graph, schedule, count, largest) for graph, count, schedule in planned]
         if max(memory.arena_bytes for memory in memories) < _SMALLEST_ARENA:

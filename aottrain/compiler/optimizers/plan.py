@@ -176,7 +176,7 @@ class Plan:
         ]
 
     def finish(self, dense: Sequence[Tensor]) -> None:
-        """After a step: copies into their parameters, and a new version for what was written behind autograd's back."""
+        """After a step: copies go into their parameters, and what kernels have written gets a new version."""
         if self._first is not None:
             self._first[:] = 0
         if self.gapped:

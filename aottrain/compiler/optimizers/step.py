@@ -22,20 +22,21 @@ else:
 
 
 class GeneratedStep(_Base):
-    """Replaces the `step` of the torch optimizer that it is mixed into.
+    """Replaces the `step` of the torch optimizer that it is mixed into. Raises UnsupportedError for what has no kernel.
 
-    clip_norm: gradients count as scaled to at most this global norm, as by torch.nn.utils.clip_grad_norm_ just before;
-    `.grad` itself stays as it is. skip_nonfinite: where the norm is not finite, parameters and state stay as they are.
-    kernel: "cpp", "triton", "auto" (Triton on CUDA), or "evaluate" (plain torch: slow, the definition).
-    After a step `grad_norm` is the norm before clipping. As of torch's fused optimizers, a step is left out where the
-    attribute `found_inf` is set and not 0. Raises UnsupportedError for what has no kernel.
+    After a step `grad_norm` is the norm before clipping.
     """
 
     formula: Formula
     clip_norm: float | None = None
+    """Gradients count as scaled to at most this global norm, as by torch.nn.utils.clip_grad_norm_ just before; `.grad`
+    itself stays as it is."""
     skip_nonfinite = False
+    """Where the norm is not finite, parameters and state stay as they are."""
     kernel = "auto"
+    """One of "cpp", "triton", "auto" (Triton on CUDA), or "evaluate" (plain torch: slow, the definition)."""
     found_inf: Tensor
+    """As torch's fused optimizers do, a step is left out where this is set and not 0."""
     _plans: Sequence[Plan] = ()
     _current_key: Sequence[Any] = ()
     _current_state: Any = None

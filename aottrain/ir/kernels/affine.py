@@ -96,20 +96,20 @@ def delinearize(
     for loop, c in offset.terms:
         if c <= 0:
             return None
-        home = next((d for d in dims if strides[d] <= c), None)
-        if home is None or c % strides[home]:
+        dim = next((d for d in dims if strides[d] <= c), None)
+        if dim is None or c % strides[dim]:
             return None
-        coefficient = c // strides[home]
+        coefficient = c // strides[dim]
         extent = coefficient * sizes[loop]
-        if extent > shape[home]:
+        if extent > shape[dim]:
             # The loop leaves this dimension: its inner part stays, the outer one counts in the next dimension.
-            if shape[home] % coefficient:
+            if shape[dim] % coefficient:
                 return None
-            inner = shape[home] // coefficient
+            inner = shape[dim] // coefficient
             if inner <= 1 or sizes[loop] % inner:
                 return None
             raise Straddles(loop, inner)
-        index_terms[home][loop] = coefficient
+        index_terms[dim][loop] = coefficient
     if offset.constant != start:
         return None
     return tuple(Affine.of(terms) for terms in index_terms)

@@ -254,11 +254,13 @@ def verify_kernel(kernel: KernelIR) -> None:
         if any(value >= position for value in operands(instruction)):
             fail(f"v{position} reads a value that is not computed yet")
     value_levels = levels(kernel)
-    for buffer, address, what in _accesses(kernel):
+    for buffer, address, reader in _accesses(kernel):
         low, high = extent(address.offset, kernel.ranges)
         high += sum(stride * (size - 1) for _, stride, size in address.indirect)
         if low < 0 or high >= kernel.parameters[buffer].span:
-            fail(f"{what} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}")
+            fail(
+                f"{reader} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}"
+            )
     for column in kernel.columns:
         if not column.whole and affine_level(column.address.offset, kernel.num_outer) is Level.ROW:
             fail("a reduction over rows is stored at an address that depends on the row")
@@ -349,8 +351,8 @@ def _text(kernel: KernelIR) -> Iterator[str]:
     names = [f"p{i}" for i in range(len(kernel.parameters))]
     read = {instruction.buffer for instruction in kernel.body if isinstance(instruction, Load)}
     for number, (name, parameter) in enumerate(zip(names, kernel.parameters, strict=True)):
-        way = ("inout" if number in read else "out") if parameter.written else "in"
-        yield f"  {name}: {way} {_dtype(parameter.dtype)}[{parameter.span}] {parameter.name}"
+        direction = ("inout" if number in read else "out") if parameter.written else "in"
+        yield f"  {name}: {direction} {_dtype(parameter.dtype)}[{parameter.span}] {parameter.name}"
     for position, (instruction, level) in enumerate(zip(kernel.body, levels(kernel), strict=True)):
         yield f"  v{position}: {_dtype(instruction.dtype)} {level.name.lower()} = {_expression(instruction, names)}"
     for store in kernel.stores:

@@ -36,7 +36,7 @@ def parse_budget(value: Any) -> Budget:
 
 
 def budget_text(budget: Budget) -> str:
-    """As the person wrote it: `0.4`, `6GiB`, `auto`; bytes of whom that is not known: `6.00 GiB`."""
+    """As the person wrote it: `0.4`, `6GiB`, `auto`; bytes that nobody wrote: `6.00 GiB`."""
     if isinstance(budget, str):
         return budget
     if isinstance(budget, Bytes) and budget.text:

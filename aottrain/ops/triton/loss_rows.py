@@ -32,12 +32,12 @@ def triton_loss_rows(
     fn.check_index(((own >= 0) & (own < classes)) | (own == ignored))
     own = tl.where((own >= 0) & (own < classes), own, 0)
     start_of_row = logits + row * classes
-    place = tl.arange(0, BLOCK)
+    lane = tl.arange(0, BLOCK)
     largest = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
     for start in range(0, classes, BLOCK):
-        inside = start + place < classes
-        x = _rounded(tl.load(start_of_row + start + place, mask=inside, other=float("-inf")).to(tl.float32), LOW)
+        inside = start + lane < classes
+        x = _rounded(tl.load(start_of_row + start + lane, mask=inside, other=float("-inf")).to(tl.float32), LOW)
         new = tl.maximum(largest, tl.max(x, 0))
         base = tl.where(new == float("-inf"), 0.0, new)  # what is all minus infinity so far has no exponentials
         total = total * fn.exp(largest - base) + tl.sum(fn.exp(x - base), 0)
@@ -49,12 +49,12 @@ def triton_loss_rows(
         one = fn.div(tl.full((), 1.0, tl.float32), tl.load(counted)) if MEAN else tl.full((), 1.0, tl.float32)
         scale = _rounded(tl.where(counts, one, 0.0), LOW)
         for start in range(0, classes, BLOCK):
-            inside = start + place < classes
-            x = _rounded(tl.load(start_of_row + start + place, mask=inside, other=float("-inf")).to(tl.float32), LOW)
+            inside = start + lane < classes
+            x = _rounded(tl.load(start_of_row + start + lane, mask=inside, other=float("-inf")).to(tl.float32), LOW)
             share = fn.exp(_rounded(x - largest - log_sum, LOW)) * scale
-            gradient = _rounded(tl.where(start + place == own, share - scale, share), LOW)
+            gradient = _rounded(tl.where(start + lane == own, share - scale, share), LOW)
             rounded = fn.to_bfloat16(gradient) if logits.dtype.element_ty == tl.bfloat16 else gradient
-            tl.store(start_of_row + start + place, rounded, mask=inside)
+            tl.store(start_of_row + start + lane, rounded, mask=inside)
 
 
 def loss_rows(
