@@ -17,7 +17,8 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.random.philox import new_state
-from aottrain.runtime.chain import WHOLE, Chain, LinkMode, LinkState, write
+from aottrain.runtime.chain import WHOLE, Chain, LinkState, write
+from aottrain.runtime.double_backward import differentiable_at_links, differentiable_gradients
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
 
@@ -105,10 +106,10 @@ class Program:
                 call = _Call(
                     self, state, sizes, updates, link_state, tuple((weakref.ref(v), v._version) for v in primals)
                 )
-                leaves = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
-                leaves += [torch.empty(0, requires_grad=True)] * self.anchored
+                inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
+                inputs += [torch.empty(0, requires_grad=True)] * self.anchored
                 with torch.enable_grad():
-                    results = _CompiledFunction.apply(call, *leaves)
+                    results = _CompiledFunction.apply(call, *inputs)
                 outputs = [results[position] for position in self._positions]
             for i in self.isolated:
                 outputs[i] = _without_inputs(outputs[i])
@@ -202,7 +203,7 @@ class _CompiledFunction(torch.autograd.Function):
         tangents = tuple(tangents[position] for position in program._positions)
         mode = call.link_state.pop_mode() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            return (None, *_differentiable_gradients(ctx, tangents, mode), None)
+            return (None, *differentiable_gradients(ctx, tangents, mode), None)
         tangents_and_specs = [
             (t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d
         ]
@@ -249,7 +250,7 @@ class _Relay(torch.autograd.Function):
         if not mode.cut:
             return None, None, None, None, tangent, *(None for _ in reached)
         if torch.is_grad_enabled():
-            values = _differentiable_at_links(ctx.node, ctx.index, tangent, mode)
+            values = differentiable_at_links(ctx.node, ctx.index, tangent, mode)
         else:
             tangents: list[Tensor | None] = [None] * len(program.output_specs)
             tangents[ctx.index] = tangent
@@ -336,10 +337,10 @@ def _run_cut(node: Any, tangents: list[Tensor | None], counts: Counts) -> list[T
         for tangent, spec, flag in zip(tangents, program.output_specs, program.differentiable, strict=True)
         if flag
     ]
-    defined = [*outputs, *at_links]
-    backward = program.cut_for(tuple(tangent is not None for tangent in defined), counts)
+    inputs = [*outputs, *at_links]
+    backward = program.cut_for(tuple(value is not None for value in inputs), counts)
     with disable_autocast():
-        return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *defined])
+        return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *inputs])
 
 
 def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
@@ -355,67 +356,6 @@ def keep_dynamo_out() -> None:
     """
     for function in (_CompiledFunction, _Relay, _PassThrough):
         function.backward = staticmethod(torch.compiler.disable(function.backward))
-
-
-def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
-    """The forward, run again as ordinary ops: its primals, and its outputs, which autograd can differentiate.
-
-    Raises UnsupportedError where the forward cannot be run again: see each message.
-    """
-    call: _Call = node.call
-    program = call.program
-    if program.replay is None:
-        raise UnsupportedError(
-            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
-        )
-    primals = []
-    for reference, version in call.inputs:
-        value = reference()
-        if value is None or value._version != version:
-            raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
-        # A view, at which the inner differentiation below ends: the caller's hooks are for the outer one.
-        primals.append(value.view_as(value) if value.requires_grad else value)
-    inputs = [*primals, *program.constants, *program.symbols(call.sizes), call.state]
-    return primals, program.replay(inputs, stand_ins)
-
-
-def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], mode: LinkMode) -> list[Tensor | None]:
-    """The gradients under create_graph=True. Raises UnsupportedError, as `_replayed`."""
-    with disable_autocast():
-        primals, outputs = _replayed(ctx, ctx.call.link_state.stand_ins(mode))
-        pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
-        indices = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
-        if not indices:
-            return [None] * len(primals)
-        gradients = torch.autograd.grad(
-            [output for output, _ in pairs],
-            [primals[i] for i in indices],
-            [tangent for _, tangent in pairs],
-            create_graph=True,
-            allow_unused=True,
-        )
-    by_primal = dict(zip(indices, gradients, strict=True))
-    return [by_primal.get(i) for i in range(len(primals))]
-
-
-def _differentiable_at_links(node: Any, index: int, tangent: Tensor, mode: LinkMode) -> list[list[Tensor | None]]:
-    """What an output's tangent makes of the gradient at each link that comes first, under create_graph=True, whole in
-    the first of its places."""
-    link_state: LinkState = node.call.link_state
-    stand_ins = link_state.stand_ins(mode)
-    with disable_autocast():
-        output = _replayed(node, stand_ins)[1][index]
-        numbers = [n for n in dict.fromkeys(node.call.program.links.reached[index]) if n in stand_ins]
-        gradients: Sequence[Tensor | None] = ()
-        if numbers and output.requires_grad:
-            targets = [stand_ins[number] for number in numbers]
-            gradients = torch.autograd.grad(output, targets, tangent, create_graph=True, allow_unused=True)
-    by_number = dict(zip(numbers, gradients, strict=False))
-    reached = node.call.program.links.reached[index]
-    return [
-        [by_number.get(number), *[None] * (reached.count(number) - 1)]
-        for number in range(len(node.call.program.links.links))
-    ]
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:

@@ -59,9 +59,7 @@ class CapturedStep:
     module: nn.Module | None
     num_state: int
     is_leaf: tuple[bool, ...]
-    """Of each primal, to the caller's autograd."""
     is_view: tuple[bool, ...]
-    """Of each primal, to the caller's autograd."""
     shared: frozenset[int]
     """Primals whose storage another one shares."""
     notes: set[str] = field(default_factory=set)

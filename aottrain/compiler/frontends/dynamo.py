@@ -84,9 +84,7 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
 def refuse(options: Any, graph_break: GraphBreak) -> Callable[[], None]:
     """For a call of code that `backend` is not asked about, because an op in it refuses its arguments."""
     error = UnsupportedError(graph_break.reason, line_at(graph_break.file, graph_break.line))
-    return partial(
-        _EagerCounter(options_from_dict(options or {}), new_report(error.source), _Calls()).count_or_raise, error
-    )
+    return partial(_EagerCounter(options_from_dict(options or {}), new_report(error.source), _Calls()).note, error)
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
@@ -100,9 +98,7 @@ class _Calls(threading.local):
     """The call that this thread is in."""
 
     inside = False
-    """Whether there is one."""
-    ran = False
-    """Whether a graph was run."""
+    ran = False  # whether a graph was run
 
     def __init__(self) -> None:
         self.eager: list[UnsupportedError] = []  # why something ran eagerly, in order
@@ -215,14 +211,12 @@ def compile_graph(
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise handed_on(error) from None
-        return _run_uncompiled(graph, example_inputs, error, eager)
+        return _uncompiled(graph, example_inputs, error, eager)
     except AottrainError as error:
         raise handed_on(error) from None
 
 
-def _run_uncompiled(
-    graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager
-) -> Runner:
+def _uncompiled(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
     """What runs a graph that is not compiled; where its inputs overlap, Python is to run the code."""
     try:
         if isinstance(error, OverlapError):
@@ -231,11 +225,10 @@ def _run_uncompiled(
         return eager.because(error)
     except OverlapError as overlap:
         # Dynamo has followed the code past the place where eager raises, and left its `except` out.
-        count_once = partial(
-            eager.counted.count_or_raise_once, UnsupportedError(overlap.reason, overlap.source or raised_at(overlap))
-        )
-        count_once()
-        raise left_to_python(overlap.reason, count_once) from None
+        counted = UnsupportedError(overlap.reason, overlap.source or raised_at(overlap))
+        note = partial(eager.counted.note_once, counted)
+        note()
+        raise left_to_python(overlap.reason, note) from None
 
 
 def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
@@ -312,15 +305,15 @@ class _EagerCounter:
         self.report, self.calls = report, calls
         self._refuses = options.on_unsupported == "error"
 
-    def count_or_raise(self, error: UnsupportedError) -> None:
+    def note(self, error: UnsupportedError) -> None:
         if self._refuses:
             raise error
         self.count(error)
 
-    def count_or_raise_once(self, error: UnsupportedError) -> None:
+    def note_once(self, error: UnsupportedError) -> None:
         """Not again in the same call: code that Python runs may call other code that it also runs."""
         if not any((counted.reason, counted.source) == (error.reason, error.source) for counted in self.calls.eager):
-            self.count_or_raise(error)
+            self.note(error)
 
     def count(self, error: UnsupportedError) -> None:
         self.calls.ran = True
@@ -343,7 +336,7 @@ class _Eager:
         return lambda *args: self._run(UnsupportedError(reason, source), args)
 
     def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
-        self.counted.count_or_raise(error)
+        self.counted.note(error)
         return self.host.leave(lambda function: function(), partial(self.by_operators, *args))
 
     def by_operators(self, *args: Any) -> Any:
