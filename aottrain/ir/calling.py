@@ -21,30 +21,31 @@ class ResultSource(Enum):
 
 @dataclass(frozen=True)
 class OutputInfo:
-    """One tensor of the result.
-
-    index: of the primal, or of the computed tensor. geometry: (size, stride, offset from that tensor's first element)
-    where the result is a view of it, made outside the compiled function so that later writes land where eager's would;
-    None where it is that tensor itself. requires_grad: gradients flow through it. origin: how autograd thinks that the
-    view was made, which decides whether it may be written to. dtype: of the view, whose elements the geometry counts;
-    None where it is its tensor's. conj, neg: whether it is a lazy conjugate, a lazy negative.
-    split: (sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view.
-    twin: the number of an earlier result that is the same view object.
-    parent: the number of the result that it is a view of, where that is a view itself; geometry counts from its first
-    element, and dtype, conj and neg are beside its own.
-    """
+    """One tensor of the result."""
 
     source: ResultSource
     index: int
+    """Of the primal, or of the computed tensor."""
     requires_grad: bool
+    """Gradients flow through it."""
     geometry: tuple[tuple[Size, ...], tuple[Size, ...], Size] | None = None
+    """(size, stride, offset from that tensor's first element) of a view of it, made outside the compiled function so
+    that later writes land where eager's would; None where the result is that tensor itself."""
     origin: Any = None
+    """How autograd thinks that the view was made, which decides whether it may be written to."""
     dtype: torch.dtype | None = None
+    """Of the view, whose elements the geometry counts; None where it is its tensor's."""
     conj: bool = False
+    """Whether it is a lazy conjugate."""
     neg: bool = False
+    """Whether it is a lazy negative."""
     split: tuple[Any, int, int] | None = None
+    """(sizes, dim, which) of a part as torch.unsafe_split makes it, which shares memory and is no view."""
     twin: int | None = None
+    """The number of an earlier result that is the same view object."""
     parent: int | None = None
+    """The number of the result that it is a view of, where that is a view itself. The geometry counts from its first
+    element; dtype, conj and neg are beside its own."""
 
 
 def is_pair(one: torch.dtype, other: torch.dtype) -> bool:
@@ -55,38 +56,37 @@ def is_pair(one: torch.dtype, other: torch.dtype) -> bool:
 
 @dataclass(frozen=True)
 class ComputedInfo:
-    """One fresh tensor that the program returns: the tensor leaf `position` of the result, or that leaf's base.
-
-    requires_grad: gradients flow through it to inputs. isolated: it requires gradients, and they reach no input.
-    """
+    """One fresh tensor that the program returns."""
 
     spec: TensorSpec
     requires_grad: bool
+    """Gradients flow through it to inputs."""
     position: int
+    """Of the tensor leaf of the result that it is, or is the base of."""
     is_base: bool = False
     isolated: bool = False
+    """It requires gradients, and they reach no input."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A result through which gradients of other results pass: what autograd adds up there, eager's hooks see.
-
-    output: its place among the tensors of the result, or -1 for an input whose new value gradients flow through.
-    computed: which computed output it is as a whole, updated inputs after the others; -1 where it is a view.
-    """
+    """A result through which gradients of other results pass: what autograd adds up there, eager's hooks see."""
 
     output: int
+    """Its place among the tensors of the result; -1 for an input whose new value gradients flow through."""
     computed: int
+    """Which computed output it is as a whole, updated inputs after the others; -1 where it is a view."""
     spec: TensorSpec
 
 
 @dataclass(frozen=True)
 class Links:
-    """reached: for each computed output, the links that its gradient comes to before any other, each as often as
-    autograd adds a part of the gradient up there: the order of additions is eager's."""
+    """All links of a program."""
 
     links: tuple[Link, ...] = ()
     reached: tuple[tuple[int, ...], ...] = ()
+    """Of each computed output, the links that its gradient comes to before any other. Each stands as often as autograd
+    adds a part of the gradient there: the order of additions is eager's."""
 
 
 NO_LINKS = Links()

@@ -29,7 +29,7 @@ class InputKind(Enum):
 
 
 class Mark(IntEnum):
-    """What the user says of a value inside torch.utils.checkpoint. Of two the greater wins: what one holds is held."""
+    """What the user says of a value inside torch.utils.checkpoint. Of two marks the greater wins."""
 
     MUST_RECOMPUTE = 0
     PREFER_RECOMPUTE = 1
@@ -61,24 +61,25 @@ FORWARD_OUTPUTS = (OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One flat input. `mutated`: the program's epilogue writes it, so its old value dies with the call."""
+    """One flat input."""
 
     kind: InputKind
     name: str
     spec: TensorSpec
     requires_grad: bool = False
     mutated: bool = False
+    """The program's epilogue writes it, so its old value dies with the call."""
 
 
 @dataclass(frozen=True)
 class OutputSpec:
-    """One flat output. `target`: for an update or a replacement the index of the primal that it is written to; for a
-    gradient that of the primal that it belongs to; for an output its position among the computed outputs; for what
-    belongs to a link its number."""
+    """One flat output."""
 
     kind: OutputKind
     name: str
     target: int
+    """Of an update or a replacement: the index of the primal that it is written to. Of a gradient: the index of its
+    primal. Of an output: its position among the computed outputs. Of a link's total or value: the link's number."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,10 @@ class JointGraph:
     signature: GraphSignature
     num_draws: int = 0
     constants: tuple[torch.Tensor, ...] = ()
-    rng: str = "philox"  # or "eager": draws advance torch's generator, once each
-    defined: tuple[bool, ...] = ()  # which tangents the gradients follow from; () where all of them
+    rng: str = "philox"
+    """Or "eager": each draw advances torch's generator once."""
+    defined: tuple[bool, ...] = ()
+    """Which tangents the gradients follow from; () where all of them."""
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
         return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))
@@ -127,9 +130,9 @@ class JointGraph:
 
     @property
     def tangents(self) -> list[fx.Node]:
-        """Those that are there."""
-        found = self.inputs_of(InputKind.TANGENT)
-        return [node for node, flag in zip(found, self.defined or (True,) * len(found), strict=True) if flag]
+        """The inputs that are defined tangents."""
+        tangents = self.inputs_of(InputKind.TANGENT)
+        return [node for node, flag in zip(tangents, self.defined or (True,) * len(tangents), strict=True) if flag]
 
     def inputs_of(self, *kinds: InputKind) -> list[fx.Node]:
         nodes = self.placeholders
@@ -138,15 +141,15 @@ class JointGraph:
     def outputs_of(self, *kinds: OutputKind) -> list[fx.Node]:
         """Distinct nodes among the outputs of these kinds (an output that is a constant None is left out)."""
         values = self.results
-        found = [values[i] for i in self.signature.output_indices(*kinds)]
-        return list(dict.fromkeys(node for node in found if node is not None))
+        nodes = [values[i] for i in self.signature.output_indices(*kinds)]
+        return list(dict.fromkeys(node for node in nodes if node is not None))
 
     def effects(self) -> tuple[list[fx.Node], list[fx.Node]]:
         """The calls that run though nothing may read them, in program order: the forward's, and the backward's, which
         are those that depend on a tangent."""
-        late = descendants(self.inputs_of(InputKind.TANGENT))
-        found = effects_of(self.graph)
-        return [node for node in found if node not in late], [node for node in found if node in late]
+        in_backward = descendants(self.inputs_of(InputKind.TANGENT))
+        effects = effects_of(self.graph)
+        return [node for node in effects if node not in in_backward], [node for node in effects if node in in_backward]
 
     def with_graph(self, graph: fx.Graph) -> JointGraph:
         return replace(self, graph=graph)
@@ -156,26 +159,25 @@ class JointGraph:
 class PartitionedGraph:
     """Law: forward(primals, sizes, rng) -> (outputs, updates, residuals);
     backward(sizes, residuals, tangents) -> gradients.
-
-    residuals: for each residual its name in the joint graph and, where it is an unmutated primal, that primal's index.
-    defined: which tangents the backward is for, the others are not there; () where it is for all.
     """
 
     forward: fx.Graph
     backward: fx.Graph | None
     residuals: tuple[tuple[str, int | None], ...]
+    """Of each residual its name in the joint graph and, where it is an unmutated primal, that primal's index."""
     signature: GraphSignature
     num_draws: int
     constants: tuple[torch.Tensor, ...] = ()
     defined: tuple[bool, ...] = ()
+    """Which tangents the backward is for; () where it is for all. The others are undefined."""
 
     @property
     def tangents(self) -> list[fx.Node]:
-        """The inputs of the backward that are there beside residuals."""
+        """The inputs of the backward that are defined tangents."""
         if self.backward is None:
             return []
-        found = placeholders(self.backward)[self.signature.num_sizes + len(self.residuals) :]
-        return [node for node, flag in zip(found, self.defined or (True,) * len(found), strict=True) if flag]
+        tangents = placeholders(self.backward)[self.signature.num_sizes + len(self.residuals) :]
+        return [node for node, flag in zip(tangents, self.defined or (True,) * len(tangents), strict=True) if flag]
 
     @property
     def num_forward_outputs(self) -> int:
@@ -193,7 +195,7 @@ def placeholders(graph: fx.Graph) -> list[fx.Node]:
 
 
 def devices_of(graph: fx.Graph) -> set[torch.device]:
-    """Where the graph's values are."""
+    """The devices of the graph's values."""
     values = [value_of(node) for node in graph.nodes]
     tensors = [t for v in values for t in (v if isinstance(v, (tuple, list)) else [v]) if isinstance(t, torch.Tensor)]
     return {tensor.device for tensor in tensors}
@@ -221,8 +223,8 @@ def may_raise(node: fx.Node) -> bool:
     """Whether values may make it raise, though it is no effect: then it runs, whether anything reads its result or not,
     and may run again."""
     spec = spec_of(node)
-    whole = spec is not None and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
-    return info(node).raises or (whole and divides(node.target))
+    is_integer = spec is not None and not (spec.dtype.is_floating_point or spec.dtype.is_complex)
+    return info(node).raises or (is_integer and divides(node.target))
 
 
 def value_of(node: fx.Node) -> Any:
@@ -236,13 +238,13 @@ def set_value(node: fx.Node, value: Any) -> None:
 
 def spec_of(node: fx.Node) -> TensorSpec | None:
     """The static type of a node's value; None where it is not one tensor."""
-    found = node.meta.get("aottrain_spec")
-    if found is None:
+    spec = node.meta.get("aottrain_spec")
+    if spec is None:
         value = value_of(node)
         if not isinstance(value, torch.Tensor):
             return None
-        found = node.meta["aottrain_spec"] = tensor_spec(value)
-    return found
+        spec = node.meta["aottrain_spec"] = tensor_spec(value)
+    return spec
 
 
 def known_spec(node: Any) -> TensorSpec:
@@ -265,14 +267,14 @@ def view_source(node: fx.Node) -> fx.Node | None:
     """The node whose storage this one shares by being a view of it (or an item of a tuple of views)."""
     if node.op != "call_function":
         return None
-    facts = info(node)
-    if facts.kind is OpKind.STRUCTURE:
+    op = info(node)
+    if op.kind is OpKind.STRUCTURE:
         source = node.args[0]
         return source if isinstance(source, fx.Node) and view_source(source) is not None else None
-    if facts.view_of is None:
+    if op.view_of is None:
         return None
     names = node.target._schema.arguments  # type: ignore[union-attr]
-    source = node.args[facts.view_of] if facts.view_of < len(node.args) else node.kwargs.get(names[facts.view_of].name)
+    source = node.args[op.view_of] if op.view_of < len(node.args) else node.kwargs.get(names[op.view_of].name)
     return source if isinstance(source, fx.Node) else None
 
 
@@ -286,11 +288,11 @@ def storage_root(node: fx.Node) -> fx.Node:
 
 def storage_roots(nodes: Iterable[fx.Node]) -> dict[fx.Node, fx.Node]:
     """`storage_root` of each of the nodes, which stand in program order."""
-    found: dict[fx.Node, fx.Node] = {}
+    roots: dict[fx.Node, fx.Node] = {}
     for node in nodes:
         source = view_source(node)
-        found[node] = node if source is None else found.get(source) or storage_root(source)
-    return found
+        roots[node] = node if source is None else roots.get(source) or storage_root(source)
+    return roots
 
 
 def storage_bytes(node: fx.Node) -> int:
@@ -300,8 +302,8 @@ def storage_bytes(node: fx.Node) -> int:
 
 
 def allocations(node: fx.Node) -> list[tuple[fx.Node, int]]:
-    """The storages that a call makes, with their bytes: its own, or those of the items of its tuple. Items that
-    nothing reads are the tuple's own: they die with it, when the last item is taken."""
+    """The storages that a call makes, with their bytes: its own, or those of the items of its tuple. An item that
+    nothing reads dies with the tuple, when the last item is taken."""
     if node.op != "call_function" or info(node).kind in (OpKind.STRUCTURE, OpKind.SIZE):
         return []
     if view_source(node) is not None:  # there is none where a number is "viewed", as in the conjugate of 1j
@@ -371,25 +373,25 @@ def copy_meta(source: fx.Node, target: fx.Node) -> None:
 
 def descendants(roots: Iterable[fx.Node]) -> set[fx.Node]:
     """The nodes that depend on any of the roots, roots included."""
-    found, stack = set(roots), list(roots)
+    reached, stack = set(roots), list(roots)
     while stack:
         for user in stack.pop().users:
-            if user not in found:
-                found.add(user)
+            if user not in reached:
+                reached.add(user)
                 stack.append(user)
-    return found
+    return reached
 
 
 def ancestors(roots: Iterable[fx.Node], stop: Sequence[fx.Node] | set[fx.Node] = ()) -> set[fx.Node]:
     """The nodes that any of the roots needs, roots included; the search does not pass through `stop`."""
     barrier = set(stop)
-    found, stack = set(roots), list(roots)
+    reached, stack = set(roots), list(roots)
     while stack:
         node = stack.pop()
         if node in barrier:
             continue
         for source in node.all_input_nodes:
-            if source not in found:
-                found.add(source)
+            if source not in reached:
+                reached.add(source)
                 stack.append(source)
-    return found
+    return reached

@@ -1,6 +1,6 @@
-"""All we know about one ATen op, in one table: read by partition, cost, simplification and verification.
+"""All that is known about one ATen op, in one table: read by partition, cost, simplification and verification.
 
-Most facts follow from the op's schema (does it alias, does it write); the table holds what schemas do not say.
+Most of it follows from the op's schema (does it alias, does it write); the table holds what schemas do not say.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ class OpKind(Enum):
 
 @dataclass(frozen=True)
 class OpInfo:
-    """Facts about one overload.
-
-    view_of: position of the argument whose storage the output shares; None for ops that allocate.
-    writes: positions of the arguments that the schema says are written.
-    label: how reports call the op's class, e.g. "convolution".
-    raises: whether values may make it raise, so that it must run in any case; running it again changes nothing.
-    """
+    """What is known about one overload."""
 
     name: str
     kind: OpKind
     label: str
+    """How reports call the op's class, e.g. "convolution"."""
     view_of: int | None
+    """Position of the argument whose storage the output shares; None for ops that allocate."""
     writes: tuple[int, ...]
+    """Positions of the arguments that the schema says are written."""
     raises: bool = False
+    """Whether values may make it raise, so that it must run in any case; running it again changes nothing."""
 
     @property
     def is_free(self) -> bool:
@@ -140,7 +138,7 @@ HIDDEN_MUTATIONS: dict[str, tuple[int, ...]] = {
 
 @cache
 def op_info(target: Any) -> OpInfo:
-    """Facts about a call_function target: an OpOverload, or operator.getitem."""
+    """Of a call_function target: an OpOverload, a size expression, or operator.getitem."""
     schema = getattr(target, "_schema", None)
     if schema is None:
         if isinstance(target, SizeExpression):
@@ -207,8 +205,8 @@ def is_pure(target: Any) -> bool:
     schema = getattr(target, "_schema", None)
     if schema is None:
         return isinstance(target, SizeExpression) or getattr(target, "__name__", "") == "getitem"
-    facts = op_info(target)
-    return not facts.writes and facts.kind is not OpKind.EFFECT
+    op = op_info(target)
+    return not op.writes and op.kind is not OpKind.EFFECT
 
 
 def uses_generator(target: Any) -> bool:
@@ -237,9 +235,9 @@ def _attention_backward_flops(grad_out: Any, query: Any, key: Any, value: Any, *
 
 
 def _loss_head_flops(hidden: Any, weight: Any, *arguments: Any, **_: Any) -> int:
-    """The product, and one more for each of the two large gradients that are wanted."""
-    wanted = arguments[7]
-    return 2 * hidden.numel() * weight.shape[0] * (1 + wanted[0] + wanted[1])
+    """The product, and one more for each of the two large gradients that are computed."""
+    output_mask = arguments[7]
+    return 2 * hidden.numel() * weight.shape[0] * (1 + output_mask[0] + output_mask[1])
 
 
 _ATTENTION = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")

@@ -11,46 +11,46 @@ from aottrain.ir.units import format_bytes
 
 @dataclass(frozen=True)
 class ForwardValue:
-    """A value that the forward computes, as a partition policy sees it.
-
-    name: in the joint graph; op: ATen overload that computes it; module: path of the module it was written in ("" if
-    none); source: "file.py:line"; num_bytes: of its storage; flops: of computing it once from what the op reads.
-    """
+    """A value that the forward computes, as a partition policy sees it."""
 
     name: str
+    """In the joint graph."""
     op: str
+    """ATen overload that computes it."""
     module: str
+    """Path of the module in which it was written ("" if none)."""
     source: str
+    """As `file.py:line`."""
     shape: tuple[int, ...]
     dtype: str
     num_bytes: int
+    """Of its storage."""
     flops: int
+    """Of computing it once from what the op reads."""
 
 
 @dataclass(frozen=True)
 class PartitionPlan:
-    """Which forward values cross to the backward, and why. Nodes are named as in the joint graph.
-
-    saved: values that the forward hands over, in program order; unmutated primals need no entry.
-    recomputed: forward values that the backward computes again, in program order.
-    reasons: for each saved and each recomputed value, why.
-    saved_bytes: distinct storages of `saved`; parameters, buffers and batch are never part of it.
-    schedule: the backward's calls in order, repeats allowed: a value that is named again is computed again. None: the
-    joint graph's order, with each recomputed value just before its first use.
-    budget: what was asked for (None where the strategy takes none).
-    curve: of the family that a budget chooses from: (peak in bytes, seconds of recompute) of each plan.
-    limit: the peak in bytes that the budget allows.
-    """
+    """Which forward values cross to the backward, and why. Nodes are named as in the joint graph."""
 
     strategy: str
     saved: tuple[str, ...]
+    """Values that the forward hands over, in program order; unmutated primals need no entry."""
     recomputed: tuple[str, ...] = ()
+    """Forward values that the backward computes again, in program order."""
     reasons: Mapping[str, str] = field(default_factory=dict)
+    """Of each saved and each recomputed value, why."""
     saved_bytes: int = 0
+    """Of the distinct storages of `saved`; parameters, buffers and batch are never part of it."""
     budget: Budget | None = None
+    """What was asked for; None where the strategy takes none."""
     schedule: tuple[str, ...] | None = None
+    """The backward's calls in order; a value that is named again is computed again. None: the joint graph's order, with
+    each recomputed value just before its first use."""
     curve: tuple[tuple[int, float], ...] = ()
+    """(Peak in bytes, seconds of recompute) of each plan that a budget chooses from."""
     limit: int | None = None
+    """The peak in bytes that the budget allows."""
 
     def __str__(self) -> str:
         lines = [

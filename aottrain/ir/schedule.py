@@ -16,7 +16,7 @@ from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
 
 aten = torch.ops.aten
 
-# Library calls that write to memory that they are given, and the call that does so.
+# Library calls that can write to memory of the caller's, and the overload that does so.
 OUT_VARIANTS: dict[Any, Any] = {
     aten.mm.default: aten.mm.out,
     aten.addmm.default: aten.addmm.out,
@@ -24,7 +24,7 @@ OUT_VARIANTS: dict[Any, Any] = {
     aten.baddbmm.default: aten.baddbmm.out,
 }
 
-# Those that may write their result over their first operand, and the call that does so.
+# Those that may write their result over their first operand, and the overload that does so.
 IN_PLACE: dict[Any, Any] = {aten.index_add.default: aten.index_add_.default}
 
 # Attention that is a function of our own from the start.
@@ -33,7 +33,7 @@ WRITTEN = ("aottrain.written_attention.default", "aottrain.written_attention_bac
 
 @dataclass(frozen=True)
 class KernelCall:
-    """A kernel and the graph's buffers that it is given, parameter by parameter."""
+    """A kernel and the graph's buffers that are its arguments, parameter by parameter."""
 
     kernel: KernelIR
     buffers: tuple[fx.Node, ...]
@@ -52,8 +52,8 @@ _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "at
 
 
 def apart(graph: fx.Graph) -> set[fx.Node]:
-    """Operands whose memory is theirs alone for as long as anything holds it: that of ops that count positions in a
-    storage, and what a sparse tensor is made of, which it keeps as its indices and values."""
+    """Operands that share no memory: those of ops that count positions in a storage, and those that a sparse tensor
+    keeps as its indices and values."""
     return {source for node in graph.nodes if _keeps_operands(node) for source in node.all_input_nodes}
 
 
@@ -74,19 +74,19 @@ def touched_by(call: KernelCall | fx.Node) -> tuple[fx.Node, ...]:
 class Schedule:
     """The kernels and library calls of one graph, in the order in which they run."""
 
-    # A node runs through ATen; views are among them.
     calls: tuple[KernelCall | fx.Node, ...]
-    # For a call, by its name, why it is not one kernel with its producer.
+    """A node runs through ATen; views are among them."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    # For calls that another library than ATen's own choice does: which, and why.
+    """Of a call, by its name, why it is not one kernel with its producer."""
     libraries: Mapping[fx.Node, tuple[str, str]] = field(default_factory=dict)
-    # Convolutions whose results are written to memory that is planned.
+    """Of calls that another library than ATen's own choice does: which, and why."""
     placed: frozenset[fx.Node] = frozenset()
-    # Results of kernels, and of calls in IN_PLACE, that take the memory of an operand, with that operand.
+    """Convolutions whose results are written to planned memory."""
     in_place: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
+    """Results of kernels, and of calls in IN_PLACE, that take the memory of an operand, with that operand."""
 
     def written(self, call: fx.Node) -> tuple[fx.Node, ...]:
-        """What a library call can write to memory that it is given: its result, or the items of its tuple."""
+        """What a library call can write to planned memory: its result, or the items of its tuple."""
         if call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries):
             return (call,)
         return items_in_rows(call) if is_own_attention(self.library(call)) else ()
@@ -109,17 +109,17 @@ class Schedule:
 class MemoryPlan:
     """Where the buffers of a schedule live; those that it does not name are fresh memory."""
 
-    # Of temporaries in the arena, in bytes.
     offsets: Mapping[fx.Node, int]
-    # Buffers that live until the backward is done with them.
+    """Of temporaries in the arena, in bytes."""
     residuals: frozenset[fx.Node]
+    """Buffers that live until the backward is done with them."""
     arena_bytes: int
-    # The least that any arena for all these can have.
     max_live_bytes: int
-    # By position of a call the offset and size in the arena of what it computes in.
+    """The least that any arena for all these can have."""
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    # Whose memory it is: the same for all graphs of a program.
+    """By position of a call the offset and size of its scratch memory in the arena."""
     holder: object = field(default_factory=object)
+    """Whose memory it is: the same for all graphs of a program."""
 
 
 def is_own_attention(library: str) -> bool:
@@ -135,7 +135,7 @@ def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def scratch_of(schedule: Schedule, call: KernelCall | fx.Node) -> int:
-    """Bytes in which all threads together compute during one call, where that memory can be given to it."""
+    """Bytes of scratch memory of all threads together during one call, where it can be planned."""
     if isinstance(call, KernelCall):
         return scratch_bytes(call.kernel) * torch.get_num_threads()
     library = schedule.library(call)
@@ -163,9 +163,9 @@ def copied_bytes(node: fx.Node, library: str) -> int:
     left, right = operands[-2:]
     if library == "onednn transposed":
         left, right = right, left  # transposed, which leaves a dense one dense
-        own = spec_of(node)
+        result = spec_of(node)
         copied = left.nbytes if left.stride[0] != 1 else 0
     else:
-        copied, own = left.nbytes if left.stride[-1] != 1 else 0, None
+        copied, result = left.nbytes if left.stride[-1] != 1 else 0, None
     copied += 0 if is_dense(right.shape, right.stride) else right.nbytes
-    return max(own.nbytes if own is not None else 0, copied)
+    return max(result.nbytes if result is not None else 0, copied)

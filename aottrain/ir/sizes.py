@@ -62,10 +62,10 @@ def size_of(value: Any) -> Any:
 
 def hint(value: Any) -> int:
     """The value that a size had when it was traced; adds no guard. Raises UnsupportedError where it had none."""
-    found = size_hint(value) if is_symbolic(value) else value
-    if found is None:
+    size = size_hint(value) if is_symbolic(value) else value
+    if size is None:
         raise UnsupportedError("a size depends on the values of a tensor")
-    return int(found)
+    return int(size)
 
 
 def concrete(value: Any) -> Any:

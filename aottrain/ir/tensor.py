@@ -16,18 +16,20 @@ _NOTHING: Mapping[str, Any] = {}
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """shape and stride in elements; storage_bytes is the size of the whole storage that the value lives in.
+    """The type and layout of a tensor. Where sizes are symbolic the numbers are those of the call that was traced.
 
-    Where sizes are symbolic these are the numbers of the call that was traced, and `symbolic` holds (shape, stride) as
-    expressions. So two specs of one program are equal only where their layouts are equal at every size.
+    Two specs of one program are equal only where their layouts are equal at every size.
     """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
+    """In elements."""
     dtype: torch.dtype
     device: torch.device
     storage_bytes: int
+    """Of the whole storage that the value lives in."""
     symbolic: tuple[tuple[Size, ...], tuple[Size, ...]] | None = None
+    """(shape, stride) as expressions, where sizes are symbolic."""
 
     @property
     def numel(self) -> int:

@@ -30,11 +30,11 @@ def verify_joint(joint: JointGraph) -> None:
     """Law 1: signature and graph agree; what must run in the forward and what must run in the backward are disjoint."""
     _require(len(joint.placeholders) == len(joint.signature.inputs), "the graph has other inputs than its signature")
     _require(len(joint.results) == len(joint.signature.outputs), "the graph has other outputs than its signature")
-    late = descendants(joint.inputs_of(InputKind.TANGENT))
-    early = ancestors(joint.outputs_of(*FORWARD_OUTPUTS))
-    both = [node.name for node in joint.graph.nodes if node in late and node in early]
+    from_tangents = descendants(joint.inputs_of(InputKind.TANGENT))
+    for_outputs = ancestors(joint.outputs_of(*FORWARD_OUTPUTS))
+    both = [node.name for node in joint.graph.nodes if node in from_tangents and node in for_outputs]
     _require(not both, f"{both[:1]} depends on a tangent, and an output or state update depends on it")
-    draws = [node.name for node in late if node.op == "call_function" and uses_generator(node.target)]
+    draws = [node.name for node in from_tangents if node.op == "call_function" and uses_generator(node.target)]
     _require(not draws, f"{draws[:1]} draws from eager's generator in the backward")
 
 
@@ -60,8 +60,8 @@ def verify_functional(joint: JointGraph) -> None:
 
 def _trains(node: fx.Node) -> bool:
     """Whether a batch-norm call updates its running statistics: they are given, and it is in training mode."""
-    given = [node.args[i] for i in hidden_mutation(node.target) if i < len(node.args)]
-    return any(isinstance(value, fx.Node) for value in given) and (len(node.args) <= 5 or node.args[5] is True)
+    statistics = [node.args[i] for i in hidden_mutation(node.target) if i < len(node.args)]
+    return any(isinstance(value, fx.Node) for value in statistics) and (len(node.args) <= 5 or node.args[5] is True)
 
 
 def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
@@ -71,13 +71,13 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
     expressions = _Expressions()
     for node in joint.placeholders:
         expressions.name(node, node.name)
-    wanted_forward = [joint.results[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
+    expected_outputs = [joint.results[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
     for node in placeholders(parts.forward):
         expressions.name(node, node.name)
     values = results(parts.forward)
-    count = len(wanted_forward)
+    count = len(expected_outputs)
     _require(len(values) == count + len(parts.residuals), "the forward does not return outputs, updates and residuals")
-    _require(expressions.of(values[:count]) == expressions.of(wanted_forward), "the forward computes something else")
+    _require(expressions.of(values[:count]) == expressions.of(expected_outputs), "the forward computes something else")
     effects, late_effects = joint.effects()
     _require(
         expressions.of(effects_of(parts.forward)) == expressions.of(effects),
@@ -87,8 +87,11 @@ def verify_partition(joint: JointGraph, parts: PartitionedGraph) -> None:
         _require(not late_effects, "the effects of the backward are lost")
         return
     _verify_residuals(joint, parts, values[count:], expressions)
-    wanted = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
-    _require(expressions.of(results(parts.backward)) == expressions.of(wanted), "the backward computes something else")
+    expected_gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
+    _require(
+        expressions.of(results(parts.backward)) == expressions.of(expected_gradients),
+        "the backward computes something else",
+    )
     _require(
         expressions.of(effects_of(parts.backward)) == expressions.of(late_effects),
         "the backward has other effects, or in another order",
@@ -103,14 +106,14 @@ def _verify_residuals(
 ) -> None:
     assert parts.backward is not None
     inputs = placeholders(parts.backward)
-    for inside, size in zip(inputs, joint.inputs_of(InputKind.SIZE), strict=False):
-        expressions.name(inside, size.name)
+    for placeholder, size in zip(inputs, joint.inputs_of(InputKind.SIZE), strict=False):
+        expressions.name(placeholder, size.name)
     inputs = inputs[joint.signature.num_sizes :]
     by_name = {node.name: node for node in joint.graph.nodes}
     mutated = {node for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True) if value.mutated}
-    for (name, primal), value, inside in zip(parts.residuals, values, inputs, strict=False):
+    for (name, primal), value, placeholder in zip(parts.residuals, values, inputs, strict=False):
         original = by_name[name]
-        expressions.name(inside, expressions.key(original))
+        expressions.name(placeholder, expressions.key(original))
         if original in mutated:
             _require(primal is None, f"{name} is updated by the step, and the backward reads it unsaved")
             _require(value is not None and value.op == "call_function", f"the version of {name} that was read is lost")
@@ -119,8 +122,8 @@ def _verify_residuals(
     tangents = joint.inputs_of(InputKind.TANGENT)
     rest = inputs[len(parts.residuals) :]
     _require(len(rest) == len(tangents), "the backward reads something that is neither residual nor tangent")
-    for inside, tangent in zip(rest, tangents, strict=True):
-        expressions.name(inside, tangent.name)
+    for placeholder, tangent in zip(rest, tangents, strict=True):
+        expressions.name(placeholder, tangent.name)
 
 
 class _Expressions:
@@ -144,8 +147,8 @@ class _Expressions:
             if node in self._of_node or waiting:
                 stack.pop() if node in self._of_node else stack.extend(waiting)
                 continue
-            given = tuple((name, self._part(value)) for name, value in node.kwargs.items())
-            expression = (node.op, node.target, self._part(node.args), given)
+            kwargs = tuple((name, self._part(value)) for name, value in node.kwargs.items())
+            expression = (node.op, node.target, self._part(node.args), kwargs)
             self._of_node[node] = self._numbers.setdefault(expression, len(self._numbers))
             stack.pop()
         return self._of_node[root]

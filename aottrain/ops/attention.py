@@ -93,7 +93,9 @@ def attention_backward(
     """The gradients of query, key and value, of a call whose results were `mixed` and `logsumexp`. out, scratch: as
     those of `attention`."""
     grad_out, query, key, value, mixed = (_rows(x) for x in (grad_out, query, key, value, mixed))
-    dq, dk, dv = (_heads_last(x) if given is None else given for given, x in zip(out, (query, key, value), strict=True))
+    dq, dk, dv = (
+        _heads_last(x) if memory is None else memory for memory, x in zip(out, (query, key, value), strict=True)
+    )
     tensors = (grad_out, query, key, value, mixed, logsumexp, dq, dk, dv)
     rule = _Rule(query.shape[-1] ** -0.5 if scale is None else scale, attn_mask, is_causal)
     _run("backward", tensors, (query, key), rule, scratch)
@@ -160,15 +162,23 @@ def written_attention_backward(
 class _Rule(NamedTuple):
     """What the C++ knows as Rule and Numbers."""
 
-    scale: float  # of the products of queries and keys
+    scale: float
+    """Of the products of queries and keys."""
     mask: Tensor | None
-    causal: bool  # a query sees the keys up to its own number
-    fill: float = 0.0  # the score where a mask of bool is True
-    safe: bool = True  # a query that sees no key gives zeros, not NaN
-    split: bool = False  # of each row's exponentials the largest score is kept apart
-    state: Tensor | None = None  # (seed, offset) of the dropout's draw; None: no dropout
-    draw: int = 0  # its number
-    keep: float = 1.0  # elements of the draw below it stay
+    causal: bool
+    """A query sees the keys up to its own number."""
+    fill: float = 0.0
+    """The score where a mask of bool is True."""
+    safe: bool = True
+    """A query that sees no key gives zeros, not NaN."""
+    split: bool = False
+    """The largest score of each row is returned beside the logarithm of the sum of exponentials."""
+    state: Tensor | None = None
+    """(seed, offset) of the dropout's draw; None: no dropout."""
+    draw: int = 0
+    """The number of the dropout's draw."""
+    keep: float = 1.0
+    """Elements of the draw below it stay."""
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -206,11 +216,11 @@ def _run(
     sizes = [batch, heads, key_heads, queries, keys, width]
     sizes += [rule.causal, kind, rule.safe, rule.split, rule.state is not None, seed, position, *strides]
     sizes += [step for x in tensors for step in x.stride()[:3]]
-    places = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
+    addresses = (ctypes.c_void_p * len(tensors))(*(x.data_ptr() for x in tensors))
     table = (ctypes.c_int64 * len(sizes))(*sizes)
     numbers = (ctypes.c_float * 4)(rule.scale, rule.fill, rule.keep, 1.0 / rule.keep)
     start = None if mask is None else mask.data_ptr()
-    _functions(query.dtype)[name](places, start, table, numbers, scratch.data_ptr(), each, threads)
+    _functions(query.dtype)[name](addresses, start, table, numbers, scratch.data_ptr(), each, threads)
 
 
 def native_source(dtype: torch.dtype) -> Source:
@@ -221,12 +231,12 @@ def native_source(dtype: torch.dtype) -> Source:
 @cache
 def _functions(dtype: torch.dtype) -> dict[str, Any]:
     (library,) = require_all([native_source(dtype)])
-    found = {name: getattr(library.functions, name) for name in ("forward", "backward")}
-    for function in found.values():
+    functions = {name: getattr(library.functions, name) for name in ("forward", "backward")}
+    for function in functions.values():
         pointer, integer = ctypes.c_void_p, ctypes.c_int
         function.argtypes = (*[pointer] * 5, ctypes.c_int64, integer)
         function.restype = None
-    return found
+    return functions
 
 
 _library.impl("attention", attention, "CPU")

@@ -1,4 +1,4 @@
-"""Convolutions into memory that is given, where ATen would allocate: fresh memory on a CPU is slow to touch."""
+"""Convolutions into memory of the caller's, where ATen would allocate: fresh memory on a CPU is slow to touch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 def can_convolve_into() -> bool:
     """Whether oneDNN may be used, and has a convolution that adds to memory."""
-    known = torch.backends.mkldnn
-    return known.is_available() and known.enabled and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
+    mkldnn = torch.backends.mkldnn
+    return mkldnn.is_available() and mkldnn.enabled and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
 
 
 def convolve_into(
@@ -32,5 +32,5 @@ def convolve_into(
     oneDNN adds it to what is in `out`: zeros, so that it is the same result, bit for bit (but that -0 is 0).
     """
     out.zero_()
-    known = weight, bias, padding, stride, dilation, groups
-    return torch.ops.mkldnn._convolution_pointwise_(out, x, *known, "add", 1.0, None, [], None)
+    arguments = weight, bias, padding, stride, dilation, groups
+    return torch.ops.mkldnn._convolution_pointwise_(out, x, *arguments, "add", 1.0, None, [], None)

@@ -1,9 +1,9 @@
 """CTC loss as ops whose results have sizes that are known before their values: Graves et al., "Connectionist temporal
 classification", ICML 2006.
 
-ATen's has a table of each example with a column for each place between the symbols of the longest target, which is
-found among the values. Here the columns of all examples follow on each other, of each as many as its target needs: how
-many that is in all, the number of targets bounds. What is computed is ATen's, bit for bit.
+ATen's has a table of each example with a column for each place between the symbols of the longest target, whose length
+depends on values. Here the columns of all examples follow on each other, of each as many as its target needs. The
+number of targets bounds how many these are in all. What is computed is ATen's, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def _ctc_loss(
     """As aten._ctc_loss: log_probs (time, batch, symbols) -> the loss of each example, and log_alpha (time, 2 *
     targets + batch), the examples' columns one after another, with zeros after the last."""
     lengths = input_lengths.flatten().tolist(), target_lengths.flatten().tolist()
-    loss, known = aten._ctc_loss.default(log_probs, targets, *lengths, blank, zero_infinity)
-    log_alpha = known.new_zeros(log_probs.shape[0], _num_columns(log_probs, targets))
+    loss, table = aten._ctc_loss.default(log_probs, targets, *lengths, blank, zero_infinity)
+    log_alpha = table.new_zeros(log_probs.shape[0], _num_columns(log_probs, targets))
     end = 0
-    for example, length in zip(known, lengths[1], strict=True):
+    for example, length in zip(table, lengths[1], strict=True):
         start, end = end, end + 2 * length + 1
         log_alpha[:, start:end] = example[:, : 2 * length + 1]
     return loss, log_alpha
@@ -52,12 +52,12 @@ def _ctc_loss_backward(
 ) -> Tensor:
     """The gradient of log_probs."""
     lengths = input_lengths.flatten().tolist(), target_lengths.flatten().tolist()
-    known = log_alpha.new_zeros(log_probs.shape[1], log_probs.shape[0], 2 * max(lengths[1], default=0) + 1)
+    table = log_alpha.new_zeros(log_probs.shape[1], log_probs.shape[0], 2 * max(lengths[1], default=0) + 1)
     end = 0
-    for example, length in zip(known, lengths[1], strict=True):
+    for example, length in zip(table, lengths[1], strict=True):
         start, end = end, end + 2 * length + 1
         example[:, : 2 * length + 1] = log_alpha[:, start:end]
-    return aten._ctc_loss_backward.default(grad, log_probs, targets, *lengths, loss, known, blank, zero_infinity)
+    return aten._ctc_loss_backward.default(grad, log_probs, targets, *lengths, loss, table, blank, zero_infinity)
 
 
 def _num_columns(log_probs: Tensor, targets: Tensor) -> int:

@@ -36,15 +36,15 @@ class Lion(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        found = getattr(self, "found_inf", None)
+        found_inf = getattr(self, "found_inf", None)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _update(parameter, self.state[parameter], group, found)
+                    _update(parameter, self.state[parameter], group, found_inf)
         return loss
 
 
-def _update(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], found: Tensor | None) -> None:
+def _update(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], found_inf: Tensor | None) -> None:
     if not state:
         state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     gradient = -parameter.grad if group["maximize"] else parameter.grad
@@ -52,8 +52,8 @@ def _update(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], 
     change = (mean * beta1 + gradient * (1 - beta1)).sign()
     new = parameter * (1 - group["lr"] * group["weight_decay"]) - change * group["lr"]
     new_mean = mean * beta2 + gradient * (1 - beta2)
-    if found is not None:
-        left_out = found.to(parameter.device) != 0
+    if found_inf is not None:
+        left_out = found_inf.to(parameter.device) != 0
         new, new_mean = torch.where(left_out, parameter, new), torch.where(left_out, mean, new_mean)
     parameter.copy_(new)
     mean.copy_(new_mean)

@@ -31,7 +31,7 @@ MEAN, SUM = 1, 2  # ATen's numbers for reductions
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int reduction, int ignore_index, "
-    "ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] wanted, bool by_onednn=False) -> "
+    "ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] output_mask, bool by_onednn=False) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -46,21 +46,21 @@ def _linear_cross_entropy(
     softmax_dtype: torch.dtype,
     loss_dtype: torch.dtype,
     chunk: int,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
     by_onednn: bool = False,
 ) -> tuple[Tensor, ...]:
     """hidden (rows, width), weight (classes, width), bias (classes) or None, target (rows) of class numbers.
 
-    reduction: MEAN over the rows whose target is not ignore_index, or SUM; chunk: rows at a time; wanted: which
-    gradients to compute, of hidden, weight and bias; by_onednn: that library multiplies, float32 on a CPU alone.
+    reduction: MEAN over the rows whose target is not ignore_index, or SUM. chunk: rows at a time. output_mask: which
+    gradients to compute, of hidden, weight and bias. by_onednn: that library multiplies, float32 on a CPU alone.
     Returns the loss and the number of rows that count, both 0-dim of loss_dtype, and the three gradients, those of
-    weight and bias in float32 at least; one that is not wanted has no elements. Raises IndexError for a target that is
-    no class.
+    weight and bias in float32 at least; one that is not computed has no elements. Raises IndexError for a target that
+    is no class.
     """
     rows = len(hidden)
     counted = (target != ignore_index).sum().to(loss_dtype)
     losses = torch.empty(rows, dtype=loss_dtype, device=hidden.device)
-    sums = _Gradients(hidden, weight, wanted)
+    sums = _Gradients(hidden, weight, output_mask)
     rule = _native_rule(hidden, target, softmax_dtype, loss_dtype) or _triton_rule(hidden, target, loss_dtype)
     rule = rule or _aten_rule
     sums.by_onednn = by_onednn
@@ -70,8 +70,8 @@ def _linear_cross_entropy(
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
             logits = _logits(hidden[part], weight, bias, memory)
-            known = _Rows(target[part], reduction, ignore_index, counted, softmax_dtype, any(wanted))
-            sums.add(part, rule(logits, losses[part], known))
+            row_arguments = _Rows(target[part], reduction, ignore_index, counted, softmax_dtype, any(output_mask))
+            sums.add(part, rule(logits, losses[part], row_arguments))
         total = losses.sum(dtype=torch.float64)
         loss = (total / counted if reduction == MEAN else total).to(loss_dtype)
     return loss, counted, *sums.results()
@@ -89,17 +89,17 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor 
 class _Gradients:
     """The three gradients while they grow. What is summed over chunks is summed in float32 at least."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, wanted: Sequence[bool]):
+    def __init__(self, hidden: Tensor, weight: Tensor, output_mask: Sequence[bool]):
         self._inputs = hidden, weight
-        self._wanted = wanted
+        self._output_mask = output_mask
         self._wide = torch.promote_types(hidden.dtype, torch.float32)
-        shape = hidden.shape if wanted[0] else (0,)
+        shape = hidden.shape if output_mask[0] else (0,)
         self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-        self.weight = self._zeros(*weight.shape) if wanted[1] else self._zeros(0)
-        self.bias = self._zeros(len(weight) if wanted[2] else 0)
+        self.weight = self._zeros(*weight.shape) if output_mask[1] else self._zeros(0)
+        self.bias = self._zeros(len(weight) if output_mask[2] else 0)
         self.by_onednn = False
         self._transposed = self._zeros(0)
-        narrow = wanted[1] and self._wide != hidden.dtype
+        narrow = output_mask[1] and self._wide != hidden.dtype
         self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if narrow else None
 
     def add(self, part: slice, gradient: Tensor | None) -> None:
@@ -110,28 +110,28 @@ class _Gradients:
         if self.by_onednn:
             self._add_by_onednn(part, gradient)
             return
-        if self._wanted[0]:
+        if self._output_mask[0]:
             torch.mm(gradient, weight, out=self.hidden[part])
         if self._product is not None:
             self.weight.add_(torch.mm(gradient.t(), hidden[part], out=self._product))
-        elif self._wanted[1] and part.start == 0:
+        elif self._output_mask[1] and part.start == 0:
             torch.mm(gradient.t(), hidden[part], out=self.weight)
-        elif self._wanted[1]:
+        elif self._output_mask[1]:
             self.weight.addmm_(gradient.t(), hidden[part])
-        if self._wanted[2]:
+        if self._output_mask[2]:
             self.bias.add_(gradient.sum(0, dtype=self._wide))
 
     def _add_by_onednn(self, part: slice, gradient: Tensor) -> None:
         """As above. The weight's gradient is the transpose of what is multiplied, hidden^T @ gradient."""
         hidden, weight = self._inputs
-        if self._wanted[0]:
+        if self._output_mask[0]:
             self.hidden[part] = product(gradient, weight)
-        if self._wanted[1]:
+        if self._output_mask[1]:
             new = product(hidden[part].t(), gradient)
             self._transposed = new if part.start == 0 else self._transposed.add_(new)
             if part.stop == len(hidden):
                 self.weight.copy_(self._transposed.t())
-        if self._wanted[2]:
+        if self._output_mask[2]:
             self.bias.add_(gradient.sum(0))
 
     def results(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -145,12 +145,17 @@ class _Gradients:
 class _Rows:
     """What the loss of some rows needs beside their logits."""
 
-    target: Tensor  # (rows), class numbers
-    reduction: int  # MEAN or SUM
-    ignore_index: int  # the target of rows that do not count
-    counted: Tensor  # of all rows those that count, 0-dim
+    target: Tensor
+    """(rows), class numbers."""
+    reduction: int
+    """MEAN or SUM."""
+    ignore_index: int
+    """The target of rows that do not count."""
+    counted: Tensor
+    """How many of all rows count, 0-dim."""
     softmax_dtype: torch.dtype
-    wanted: bool  # whether the logits' gradient is
+    with_gradient: bool
+    """Whether the logits' gradient is computed, too."""
 
 
 def _aten_rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
@@ -158,7 +163,7 @@ def _aten_rule(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
     log_softmax = aten._log_softmax(logits.to(rows.softmax_dtype), 1, False)
     scores = log_softmax.to(losses.dtype)
     losses.copy_(aten.nll_loss_forward(scores, rows.target, None, 0, rows.ignore_index)[0])
-    if not rows.wanted:
+    if not rows.with_gradient:
         return None
     one = torch.ones((), dtype=losses.dtype, device=losses.device)
     weights = rows.reduction, rows.ignore_index, rows.counted
@@ -180,8 +185,8 @@ def _triton_rows(logits: Tensor, losses: Tensor, rows: _Rows) -> Tensor | None:
         with torch.cuda.device(logits.device):  # Triton launches on the current one
             return _triton_rows(logits, losses, rows)
     mean, low = rows.reduction == MEAN, rows.softmax_dtype == torch.bfloat16
-    loss_rows(logits, rows.target.contiguous(), losses, rows.counted, rows.ignore_index, mean, low, rows.wanted)
-    return logits if rows.wanted else None
+    loss_rows(logits, rows.target.contiguous(), losses, rows.counted, rows.ignore_index, mean, low, rows.with_gradient)
+    return logits if rows.with_gradient else None
 
 
 @cache
@@ -223,7 +228,7 @@ template <class T> INLINE double sum_exp(const T* x, int64_t count, float m, flo
 }
 // Returns 0, or one more than a row whose target is no class.
 template <class T> INLINE int64_t run(T* logits, float* scratch, const int64_t* target, float* losses, int64_t rows,
-                                      int64_t classes, int64_t ignored, float scale, int wanted, int threads) {
+                                      int64_t classes, int64_t ignored, float scale, int with_gradient, int threads) {
   int64_t wrong = 0;
   #pragma omp parallel for schedule(static) num_threads(threads) reduction(max : wrong)
   for (int64_t row = 0; row < rows; row++) {
@@ -236,7 +241,7 @@ template <class T> INLINE int64_t run(T* logits, float* scratch, const int64_t* 
     const float own = counts ? widen(x[t]) - m : 0.0f;
     const double sum = sum_exp(x, classes, m, e);
     losses[row] = counts ? (float)__builtin_log(sum) - own : 0.0f;
-    if (!wanted) continue;
+    if (!with_gradient) continue;
     const float factor = counts ? (float)(scale / sum) : (float)(0.0 * sum);
     const float first = counts ? (float)((e[t] - sum) * (scale / sum)) : 0.0f;
     #pragma omp simd
@@ -247,8 +252,8 @@ template <class T> INLINE int64_t run(T* logits, float* scratch, const int64_t* 
 }
 #define ENTRY(name, T) \\
   extern "C" int64_t name(T* x, float* s, const int64_t* t, float* l, int64_t rows, int64_t classes, \\
-                          int64_t ignored, float scale, int wanted, int threads) { \\
-    return run(x, s, t, l, rows, classes, ignored, scale, wanted, threads); }
+                          int64_t ignored, float scale, int with_gradient, int threads) { \\
+    return run(x, s, t, l, rows, classes, ignored, scale, with_gradient, threads); }
 ENTRY(loss_rows_float32, float)
 ENTRY(loss_rows_bfloat16, bf16)
 """
@@ -277,12 +282,12 @@ def _native_rule(hidden: Tensor, target: Tensor, softmax_dtype: torch.dtype, los
         scale = 1.0 / (rows.counted.item() or 1.0) if rows.reduction == MEAN else 1.0
         target, threads = rows.target.contiguous(), torch.get_num_threads()
         scratch = losses.new_empty(0 if logits.dtype == torch.float32 else threads * logits.shape[1])
-        places = logits.data_ptr(), scratch.data_ptr(), target.data_ptr(), losses.data_ptr()
-        plan = scale, rows.wanted, threads
-        wrong = function(*places, *logits.shape, rows.ignore_index, *plan)
+        addresses = logits.data_ptr(), scratch.data_ptr(), target.data_ptr(), losses.data_ptr()
+        plan = scale, rows.with_gradient, threads
+        wrong = function(*addresses, *logits.shape, rows.ignore_index, *plan)
         if wrong:
             raise IndexError(f"Target {int(target[wrong - 1])} is out of bounds.")
-        return logits if rows.wanted else None
+        return logits if rows.with_gradient else None
 
     return rule
 
@@ -301,7 +306,7 @@ def _(
     softmax_dtype: torch.dtype,
     loss_dtype: torch.dtype,
     chunk: int,
-    wanted: Sequence[bool],
+    output_mask: Sequence[bool],
     by_onednn: bool = False,
 ) -> tuple[Tensor, ...]:
     number = hidden.new_empty((), dtype=loss_dtype)
@@ -309,6 +314,6 @@ def _(
     wide = torch.promote_types(hidden.dtype, torch.float32)
     gradients = [
         hidden.new_empty(shape if flag else (0,), dtype=dtype)
-        for shape, dtype, flag in zip(shapes, (hidden.dtype, wide, wide), wanted, strict=True)
+        for shape, dtype, flag in zip(shapes, (hidden.dtype, wide, wide), output_mask, strict=True)
     ]
     return number, torch.empty_like(number), *gradients

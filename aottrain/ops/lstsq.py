@@ -1,7 +1,7 @@
 """Least squares as an op whose results have sizes that are known before its values.
 
-ATen leaves the residuals empty where "gelsd" or "gelss" finds that a matrix has not full rank. Here full rank is taken
-for granted, as "gels" does; where there is none the op raises, so that eager runs the call.
+ATen leaves the residuals empty where "gelsd" or "gelss" detects that a matrix has not full rank. Here full rank is
+assumed, as by "gels". Where a matrix has not full rank the op raises, so that eager runs the call.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def _lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> Results:
     """As aten.linalg_lstsq: a (batch, rows, columns), b (batch, rows, sides) -> solution (batch, columns, sides),
     residuals (batch, sides) or empty, ranks (batch) or empty, singular values (batch, least of rows and columns) or
     empty. Raises RuntimeError where the residuals are other than those of full rank."""
-    found = torch.ops.aten.linalg_lstsq.default(a, b, rcond, driver=driver)
-    if tuple(found[1].shape) != _residuals(a, b, driver):
+    results = torch.ops.aten.linalg_lstsq.default(a, b, rcond, driver=driver)
+    if tuple(results[1].shape) != _residuals(a, b, driver):
         raise RuntimeError("least squares of a matrix that has not full rank")
-    return found
+    return results
 
 
 def _residuals(a: Tensor, b: Tensor, driver: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ def channel_dims(rank: int) -> list[int]:
     return [d for d in range(rank) if d != 1]
 
 
-def _along(values: Tensor, like: Tensor) -> Tensor:
+def _per_channel(values: Tensor, like: Tensor) -> Tensor:
     """One number for each channel, to be broadcast against `like`."""
     return values.view(-1, *[1] * (like.dim() - 2))
 
@@ -30,7 +30,7 @@ def _along(values: Tensor, like: Tensor) -> Tensor:
 def batch_spread(x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of x - mean and of its square. Of a mean that was rounded, or is that of some of the batch, the first
     says what it lacks."""
-    distance = x.to(mean.dtype) - _along(mean, x)
+    distance = x.to(mean.dtype) - _per_channel(mean, x)
     dims = channel_dims(x.dim())
     return distance.sum(dims), (distance * distance).sum(dims)
 
@@ -62,17 +62,17 @@ def batch_statistics(
 
 def batch_normalize(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """(x - mean) * rstd * weight + bias, in x's type."""
-    out = (x.to(mean.dtype) - _along(mean, x)) * _along(rstd, x)
+    out = (x.to(mean.dtype) - _per_channel(mean, x)) * _per_channel(rstd, x)
     if weight is not None:
-        out = out * _along(weight, x)
+        out = out * _per_channel(weight, x)
     if bias is not None:
-        out = out + _along(bias, x)
+        out = out + _per_channel(bias, x)
     return out.to(x.dtype)
 
 
 def batch_norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of bias and weight: sums of the gradient, and of it times the normalised x."""
-    gradient, normal = gradient.to(mean.dtype), (x.to(mean.dtype) - _along(mean, x)) * _along(rstd, x)
+    gradient, normal = gradient.to(mean.dtype), (x.to(mean.dtype) - _per_channel(mean, x)) * _per_channel(rstd, x)
     dims = channel_dims(x.dim())
     return gradient.sum(dims), (gradient * normal).sum(dims)
 
@@ -82,10 +82,10 @@ def batch_norm_input_gradient(
 ) -> Tensor:
     """rstd * weight * (gradient - total / n - normal * product / n), total and product being `batch_norm_sums`."""
     count = math.prod(x.shape) // x.shape[1]
-    normal = (x.to(mean.dtype) - _along(mean, x)) * _along(rstd, x)
-    rest = gradient.to(mean.dtype) - _along(total / count, x) - normal * _along(product / count, x)
+    normal = (x.to(mean.dtype) - _per_channel(mean, x)) * _per_channel(rstd, x)
+    rest = gradient.to(mean.dtype) - _per_channel(total / count, x) - normal * _per_channel(product / count, x)
     step = rstd if weight is None else rstd * weight
-    return (_along(step, x) * rest).to(x.dtype)
+    return (_per_channel(step, x) * rest).to(x.dtype)
 
 
 def group_norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,9 +95,9 @@ def group_norm_sums(gradient: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> 
     return gradient.sum([0, 3]), (gradient * normal).sum([0, 3])
 
 
-def _as_statistics(count: int, place: int) -> Callable[..., tuple[Tensor, ...]]:
+def _as_statistics(count: int, position: int) -> Callable[..., tuple[Tensor, ...]]:
     """The type of results that are like the argument in this place."""
-    return lambda *args: tuple(torch.empty_like(args[place]) for _ in range(count))
+    return lambda *args: tuple(torch.empty_like(args[position]) for _ in range(count))
 
 
 _OPS: tuple[tuple[Callable[..., Any], str, Callable[..., Any]], ...] = (

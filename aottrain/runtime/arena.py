@@ -26,11 +26,14 @@ from aottrain.ir.tensor import TensorSpec
 
 @dataclass(eq=False)  # one is itself alone: tensors do not compare to a truth value
 class Arena:
-    """memory: bytes, for the programs of one holder; views: by program, the tensors that it has made in this arena."""
+    """Memory for the temporaries of one call at a time."""
 
     memory: Tensor
+    """Its bytes."""
     holder: object
+    """Only programs of this holder use it."""
     views: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    """By a layout's key, its tensors in this arena."""
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
@@ -48,22 +51,24 @@ _MOST_IDLE = 1 << 16  # bytes that others may keep while a program runs
 class ArenaLayout:
     """The temporaries of one program: `take` gives an arena with its tensors, `give` returns it."""
 
-    def __init__(self, size: int, places: Sequence[tuple[TensorSpec, int]], device: torch.device, holder: object):
-        """places: type and offset in bytes of each tensor. holder: programs of the same share arenas."""
-        self.size, self.places, self.device, self.holder = size, tuple(places), device, holder
+    def __init__(self, size: int, tensor_specs: Sequence[tuple[TensorSpec, int]], device: torch.device, holder: object):
+        """tensor_specs: type, and offset in bytes, of each tensor. holder: programs of the same share arenas."""
+        self.size, self.tensor_specs, self.device, self.holder = size, tuple(tensor_specs), device, holder
         self.key = next(_keys)
 
     def take(self) -> Arena:
         arena = _lease(self.size, self.device, self.holder)
         if self.key not in arena.views:
-            arena.views[self.key] = tuple(_view(arena.memory.untyped_storage(), *place) for place in self.places)
+            arena.views[self.key] = tuple(
+                _view(arena.memory.untyped_storage(), spec, offset) for spec, offset in self.tensor_specs
+            )
         return arena
 
     def tensors(self, arena: Arena) -> tuple[Tensor, ...]:
         return arena.views[self.key]
 
     def give(self, arena: Arena) -> None:
-        """Only of a call that has ended well: what an interrupted one may still use is left to die."""
+        """Only after a call that has ended well: an interrupted one may still use its arena, which is freed with it."""
         with _lock:
             _idle.append(arena)
 
@@ -96,7 +101,7 @@ def _view(storage: Any, spec: TensorSpec, offset: int) -> Tensor:
 
 
 def begin(holder: object) -> None:
-    """Before each run of a holder's program: what others keep goes, where it is more than some pages.
+    """Before each run of a holder's program: idle memory of other holders is freed, where it is more than some pages.
 
     What a program keeps fits beside what it computes itself. Where TorchDynamo made several programs of a model, or two
     models take turns, none of them counts what the others keep.
@@ -107,46 +112,46 @@ def begin(holder: object) -> None:
         _holders[0] = holder
         others = [arena for arena in _idle if arena.holder is not holder]
         blocks = [
-            (known, storage)
-            for (owner, *_), known in _blocks.items()
+            (storages, storage)
+            for (owner, *_), storages in _blocks.items()
             if owner is not holder
-            for storage in known
+            for storage in storages
             if storage_use_count(storage) == 1
         ]
         idle = sum(arena.memory.numel() for arena in others) + sum(storage.nbytes() for _, storage in blocks)
         if idle > _MOST_IDLE:
             for arena in others:
                 _idle.remove(arena)
-            for known, storage in blocks:
-                known.remove(storage)
-            for key in [key for key, known in _blocks.items() if not known]:
+            for storages, storage in blocks:
+                storages.remove(storage)
+            for key in [key for key, storages in _blocks.items() if not storages]:
                 del _blocks[key]
 
 
 def residual(holder: object, spec: TensorSpec) -> Tensor:
-    """A tensor for a residual, in a block of the holder's that nothing else refers to."""
+    """A tensor for a residual, in a block of the holder's that no other tensor uses."""
     span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
     size = span * spec.dtype.itemsize
     with _lock:
-        known = _blocks.setdefault((holder, size, spec.device), [])
-        for storage in known:
+        storages = _blocks.setdefault((holder, size, spec.device), [])
+        for storage in storages:
             if storage_use_count(storage) == 1:
                 return _view(storage, spec, 0)
         _free_idle_blocks(size)
         storage = _bytes(size, spec.device).untyped_storage()
-        known.append(storage)
+        storages.append(storage)
         return _view(storage, spec, 0)
 
 
-def _free_idle_blocks(wanted: int) -> None:
+def _free_idle_blocks(size: int) -> None:
     """Before new memory is taken, give back at least as much of what is idle in other sizes."""
-    for known in _blocks.values():
-        for storage in list(known):
-            if wanted <= 0:
+    for storages in _blocks.values():
+        for storage in list(storages):
+            if size <= 0:
                 return
             if storage_use_count(storage) == 1:
-                known.remove(storage)
-                wanted -= storage.nbytes()
+                storages.remove(storage)
+                size -= storage.nbytes()
 
 
 @cache
@@ -169,8 +174,8 @@ def empty_cache() -> None:
     """Free all arenas and blocks that no call is using, and give what the C library's allocator keeps to the system."""
     with _lock:
         _idle.clear()
-        for known in _blocks.values():
-            known[:] = [storage for storage in known if storage_use_count(storage) > 1]
+        for storages in _blocks.values():
+            storages[:] = [storage for storage in storages if storage_use_count(storage) > 1]
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -183,18 +188,18 @@ def release_idle() -> Callable[[], None]:
     with _lock:
         arenas, _idle[:] = list(_idle), []
         blocks = []
-        for key, known in _blocks.items():
-            in_use = [storage for storage in known if storage_use_count(storage) > 1]
-            blocks.append((key, len(known) - len(in_use)))
-            known[:] = in_use
+        for key, storages in _blocks.items():
+            in_use = [storage for storage in storages if storage_use_count(storage) > 1]
+            blocks.append((key, len(storages) - len(in_use)))
+            storages[:] = in_use
     sizes = [(arena.memory.numel(), arena.memory.device, arena.holder) for arena in arenas]
 
     def take_again() -> None:
         with _lock:
             _idle.extend(Arena(_bytes(size, device), holder) for size, device, holder in sizes)
             for (holder, size, device), count in blocks:
-                known = _blocks.setdefault((holder, size, device), [])
-                known.extend(_bytes(size, device).untyped_storage() for _ in range(count))
+                storages = _blocks.setdefault((holder, size, device), [])
+                storages.extend(_bytes(size, device).untyped_storage() for _ in range(count))
 
     return take_again
 
@@ -203,4 +208,4 @@ def held_bytes() -> int:
     """Bytes of idle arenas and of all blocks."""
     with _lock:
         arenas = sum(arena.memory.numel() for arena in _idle)
-        return arenas + sum(storage.nbytes() for known in _blocks.values() for storage in known)
+        return arenas + sum(storage.nbytes() for storages in _blocks.values() for storage in storages)

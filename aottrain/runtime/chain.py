@@ -1,11 +1,12 @@
 """Results of one call whose gradients pass through other results of it, as a chain of autograd nodes.
 
-Of `return hidden, loss` the loss gets a node above the program's own: its tangent goes to the program, and what it
-makes of the gradient at `hidden` goes there. So autograd adds up, hooks and captures at `hidden` as it does in eager.
+Of `return hidden, loss` the loss gets a node above the program's own. Its tangent goes to the program, and what it adds
+to the gradient at `hidden` goes to `hidden`. So autograd adds up, hooks and captures at `hidden` as it does in eager.
 
-Nobody may be looking: no hook, no retain_grad, and a plain backward(), which captures nothing on its way. Then nothing
-is handed to `hidden`, and the program's backward runs whole, from the loss's tangent: as fast, and in as little memory,
-as if there were no chain. What is decided for one run of a backward holds for all of its nodes.
+The gradient at `hidden` may be unobserved: no hook, no retain_grad, and a plain backward(), which captures nothing on
+its way. Then nothing is handed to `hidden`, and the program's backward runs whole, from the loss's tangent. It is as
+fast, and takes as little memory, as if there were no chain. What is decided for one run of a backward holds for all of
+its nodes.
 """
 
 from __future__ import annotations
@@ -25,30 +26,33 @@ from aottrain.ir.calling import Links
 
 Make = Callable[[int], Tensor]
 
-# Backwards of one call that have begun and have not come to its program: they may never do.
+# Backwards of one call that have begun and have not reached its program: they may never do so.
 _MOST_RUNS = 16
 
 
 @dataclass(frozen=True)
-class Look:
-    """How one run of a backward takes the links. cut: somebody may look at one. alive: under create_graph those that
-    the caller has still."""
+class LinkMode:
+    """How one run of a backward takes the links."""
 
     cut: bool
+    """The gradient at a link can be observed: the backward is cut at the links."""
     alive: frozenset[int] = frozenset()
+    """Under create_graph, the links that the caller still has."""
 
 
-WHOLE = Look(False)
+WHOLE = LinkMode(False)
 
 
 @dataclass
-class Watch:
-    """Of one call the links that the caller has, and the hooks that are on them, whether it still has them or not."""
+class LinkState:
+    """The links of one call, by number."""
 
     tensors: dict[int, weakref.ref[Tensor]] = field(default_factory=dict)
     versions: dict[int, int] = field(default_factory=dict)
     hooks: dict[int, OrderedDict[int, Any]] = field(default_factory=dict)
-    runs: dict[int, Look] = field(default_factory=dict)
+    """Hooks on the links, also on those that the caller no longer has."""
+    runs: dict[int, LinkMode] = field(default_factory=dict)
+    """By the number of a run of a backward, what was decided for it."""
 
     def add(self, number: int, tensor: Tensor) -> None:
         self.tensors[number] = weakref.ref(tensor)
@@ -59,7 +63,7 @@ class Watch:
             tensor.grad_fn._register_hook_dict(tensor)  # type: ignore[union-attr]
         self.hooks[number] = hooks
 
-    def look(self) -> Look:
+    def mode(self) -> LinkMode:
         """What holds for the backward that runs now."""
         run = backward_number()
         if run not in self.runs:
@@ -68,42 +72,42 @@ class Watch:
             self.runs[run] = self._decide()
         return self.runs[run]
 
-    def take(self) -> Look:
+    def pop_mode(self) -> LinkMode:
         """The same, at the end of the chain; where no node of it has run there is nothing to cut."""
-        look = self.runs.pop(backward_number(), WHOLE)
-        if not look.cut and any(self.hooks.values()) and look is not WHOLE:
+        mode = self.runs.pop(backward_number(), WHOLE)
+        if not mode.cut and any(self.hooks.values()) and mode is not WHOLE:
             raise UnsupportedError("a hook was added to a result while gradients of others already passed through it")
-        return look
+        return mode
 
-    def _decide(self) -> Look:
+    def _decide(self) -> LinkMode:
         alive = {number: tensor for number, reference in self.tensors.items() if (tensor := reference()) is not None}
         if torch.is_grad_enabled():
             if any(hooks for number, hooks in self.hooks.items() if number not in alive):
                 raise UnsupportedError("create_graph=True needs a result that has hooks, and it is gone")
-            return Look(True, frozenset(alive))
+            return LinkMode(True, frozenset(alive))
         captures = not runs_in_this_backward(_UNASKED_NODE)
-        kept = any(tensor.retains_grad for tensor in alive.values())
-        return Look(captures or kept or any(self.hooks.values()))
+        retained = any(tensor.retains_grad for tensor in alive.values())
+        return LinkMode(captures or retained or any(self.hooks.values()))
 
-    def stand_ins(self, look: Look) -> dict[int, Tensor]:
+    def stand_ins(self, mode: LinkMode) -> dict[int, Tensor]:
         """The caller's own tensors, as views at which an inner differentiation ends: hooks are for the outer one."""
-        found = {}
-        for number in look.alive:
+        stand_ins = {}
+        for number in mode.alive:
             tensor = self.tensors[number]()
             if tensor is None or tensor._version != self.versions[number]:
                 raise UnsupportedError("create_graph=True needs the results of the forward as they were")
-            found[number] = tensor.view_as(tensor)
-        return found
+            stand_ins[number] = tensor.view_as(tensor)
+        return stand_ins
 
 
-# On the way to this leaf no gradient is ever asked for: a backward that comes by runs it only if it runs everything.
+# No gradient at this leaf is ever asked for: a backward runs its node only where it captures nothing.
 _UNASKED = torch.zeros((), requires_grad=True).view(())
 _UNASKED_NODE = _UNASKED.grad_fn
 
 
 class _Written(torch.autograd.Function):
-    """An input takes its new value, with the gradient of that. Unlike `copy_` it gives the old value no zeros, which
-    would be added to what comes to it on other ways, and -0.0 become 0.0."""
+    """An input takes its new value, with the gradient of that. `copy_` would give the old value a gradient of zeros:
+    added to its other gradients, they turn -0.0 into 0.0."""
 
     @staticmethod
     def forward(ctx: Any, target: Tensor, value: Tensor) -> Tensor:
@@ -122,10 +126,10 @@ def write(target: Tensor, value: Tensor) -> None:
 
 
 class Chain(Sequence[Tensor]):
-    """The computed outputs of one call, each, once it is asked for, with the node that links it to others.
+    """The computed outputs of one call. Each gets the node that links it to others when it is first read.
 
     outputs: as the program gave them, then the new values of `replaced`, inputs that they are written to. node: the
-    program's own. relay: the autograd function of those nodes. alone: gives the others a node of their own.
+    program's own. relay: the autograd function of linked outputs. own_node: gives another output a node of its own.
     """
 
     def __init__(
@@ -133,36 +137,36 @@ class Chain(Sequence[Tensor]):
         links: Links,
         outputs: list[Tensor],
         node: Any,
-        watch: Watch,
+        state: LinkState,
         replaced: Sequence[Tensor],
         relay: Any,
-        alone: Callable[[Tensor], Tensor],
+        own_node: Callable[[Tensor], Tensor],
     ):
-        self.links, self.watch, self.replaced, self.relay, self.alone = links, watch, replaced, relay, alone
-        self._given: list[Tensor | None] = list(outputs)
+        self.links, self.state, self.replaced, self.relay, self.own_node = links, state, replaced, relay, own_node
+        self._outputs: list[Tensor | None] = list(outputs)
         self._linked: dict[int, Tensor] = {}
         self._tensors: dict[int, Tensor] = {}
         self._make: Make | None = None
         self._node = node
 
     def __len__(self) -> int:
-        return len(self._given) - len(self.replaced)
+        return len(self._outputs) - len(self.replaced)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._linked.get(index)
-        if found is None:
-            given = self._given[index]
-            self._given[index] = None
+        tensor = self._linked.get(index)
+        if tensor is None:
+            value = self._outputs[index]
+            self._outputs[index] = None
             numbers = self.links.reached[index]
             tensors = [self._link(number) for number in numbers]
-            assert given is not None
+            assert value is not None
             if tensors:
                 with torch.enable_grad():
-                    found = self.relay.apply(self._node, self.watch, index, _UNASKED, given, *tensors)
+                    tensor = self.relay.apply(self._node, self.state, index, _UNASKED, value, *tensors)
             else:
-                found = self.alone(given)
-            self._linked[index] = found
-        return found
+                tensor = self.own_node(value)
+            self._linked[index] = tensor
+        return tensor
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
@@ -176,13 +180,13 @@ class Chain(Sequence[Tensor]):
         return self.replaced[i]
 
     def prepare(self, primal: Tensor) -> None:
-        """Before an input is looked at: it has its new value."""
+        """Before an input is read: it gets its new value."""
         for i, value in enumerate(self.replaced):
             if value is primal:
                 self.updated(i)
 
     def finish(self, make: Make) -> None:
-        """make: a tensor of the result, by its place, of these outputs. Everything is made, and let go of."""
+        """Makes all links. make: the tensor of the result at a position, made of these outputs; not kept."""
         self._make = make
         for i in range(len(self.replaced)):
             self.updated(i)
@@ -196,5 +200,5 @@ class Chain(Sequence[Tensor]):
             assert self._make is not None
             tensor = self._make(link.output) if link.output >= 0 else self.updated(link.computed - len(self))
             self._tensors[number] = tensor
-            self.watch.add(number, tensor)
+            self.state.add(number, tensor)
         return self._tensors[number]

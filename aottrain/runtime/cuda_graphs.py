@@ -3,8 +3,8 @@
 A recording reads and writes the same memory in every replay, so a call may only be a replay while nothing that an
 earlier call has left there is still referred to. Parameters and buffers are read where they are; what changes from call
 to call is copied into memory of the recording first. Outputs and gradients are copied out of it, into fresh memory.
-Residuals stay: until the last reference to one of them is gone, further calls run kernel by kernel, and so does the
-backward of such a call. Every call that is not replayed is counted, with the reason.
+Residuals stay in place. Until the last reference to one of them is gone, further calls run kernel by kernel, and so
+does the backward of such a call. Every call that is not replayed is counted, with the reason.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Replay = Callable[[], None]
 class Recorder(Protocol):
     """What records. For CUDA its stream capture; tests have one that runs the same again."""
 
-    def place(self) -> Hashable | None:
-        """Where a call's work is queued now; None where nothing can be recorded or replayed."""
+    def queue(self) -> Hashable | None:
+        """Which queue a call's work goes to now; None where nothing can be recorded or replayed."""
         ...
 
     def record(self, run: Runner, inputs: Sequence[Any]) -> tuple[list[Any], Replay]:
@@ -47,23 +47,23 @@ class Recorder(Protocol):
 class CudaRecorder:
     """Stream capture. Recordings on one stream share a memory pool: their temporaries are never in use at once."""
 
-    # By place, the pool and the graphs in it: a pool ends with the last of them, and must not be named again.
+    # By queue, the pool and the graphs in it: a pool ends with the last of them, and must not be named again.
     _pools: dict[Hashable, tuple[Any, weakref.WeakSet[torch.cuda.CUDAGraph]]] = {}
 
     def __init__(self, device: torch.device):
         self.device = device
 
-    def place(self) -> Hashable | None:
+    def queue(self) -> Hashable | None:
         if torch.cuda.is_current_stream_capturing():
             return None  # the caller records something larger
         return self.device.index, torch.cuda.current_stream(self.device).cuda_stream
 
     def record(self, run: Runner, inputs: Sequence[Any]) -> tuple[list[Any], Replay]:
-        place = self.place()
+        queue = self.queue()
         with torch.cuda.device(self.device):
-            pool, graphs = self._pools.get(place, (None, ()))
+            pool, graphs = self._pools.get(queue, (None, ()))
             if not len(graphs):
-                pool, graphs = self._pools[place] = torch.cuda.graph_pool_handle(), weakref.WeakSet()
+                pool, graphs = self._pools[queue] = torch.cuda.graph_pool_handle(), weakref.WeakSet()
             graph = torch.cuda.CUDAGraph()
             # Other threads, such as one that pins batches, may do as they like meanwhile.
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
@@ -81,21 +81,22 @@ class _Refused(Exception):
 
 @dataclass(frozen=True)
 class _Block:
-    """Memory that a recording writes and a result lives in. in_use: how many references it has when nobody else has
-    one; escapes: whether results in it leave the program."""
+    """Memory that a recording writes and a result lives in."""
 
     storage: torch.UntypedStorage
     escapes: bool
-    in_use: int
+    """Whether results in it leave the program."""
+    own_references: int
+    """How many references the storage has when no caller has one."""
 
     @property
     def is_free(self) -> bool:
-        return storage_use_count(self.storage) <= self.in_use
+        return storage_use_count(self.storage) <= self.own_references
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A result's type, and its place in a block (by number)."""
+class _Location:
+    """A result's type, and where in a block (by number) it is."""
 
     block: int
     dtype: torch.dtype
@@ -110,111 +111,117 @@ class _Place:
 
 @dataclass
 class _Recording:
-    """inputs: for each the address where it must be, a buffer that it is copied into, or None for None. results: for
-    each the number of the input that it is, its place, or None; the same object for the same tensor."""
+    """A recorded graph, and where its inputs and results are."""
 
-    at: Hashable
+    queue: Hashable
+    """That it was recorded for, see `Recorder.queue`."""
     replay: Replay
     inputs: list[int | Tensor | None]
-    results: list[int | _Place | None]
+    """For each the address where it must be, a buffer that it is copied into, or None for None."""
+    results: list[int | _Location | None]
+    """For each the number of the input that it is, its location, or None. The same tensor has the same object."""
     blocks: list[_Block]
     forward: _Recording | None = None
+    """Of a backward, the forward's recording that its residuals come from."""
 
-    def mismatch(self, given: Sequence[Tensor | None]) -> bool:
+    def mismatch(self, inputs: Sequence[Tensor | None]) -> bool:
         """Whether an input is elsewhere than it was."""
-        for known, value in zip(self.inputs, given, strict=True):
-            if (known is None) != (value is None):
+        for source, value in zip(self.inputs, inputs, strict=True):
+            if (source is None) != (value is None):
                 return True
-            if isinstance(known, int) and value is not None and value.data_ptr() != known:
+            if isinstance(source, int) and value is not None and value.data_ptr() != source:
                 return True
-            if isinstance(known, Tensor) and value is not None and value.shape != known.shape:
+            if isinstance(source, Tensor) and value is not None and value.shape != source.shape:
                 return True
         return False
 
-    def run(self, given: list[Tensor | None]) -> list[Any]:
-        self.load(given)
+    def run(self, inputs: list[Tensor | None]) -> list[Any]:
+        self.load(inputs)
         self.replay()
-        left = [_words(block.storage) for block in self.blocks if block.escapes]
-        fresh = [torch.empty_like(words) for words in left]
-        for dtype in {words.dtype for words in left}:  # of one type each, or it is a copy for each tensor
-            chosen = [pair for pair in zip(fresh, left, strict=True) if pair[0].dtype is dtype]
-            copy_all([new for new, _ in chosen], [old for _, old in chosen])
-        outside = iter(fresh)
-        memory = [next(outside).untyped_storage() if block.escapes else block.storage for block in self.blocks]
-        made: dict[int, Tensor] = {}
-        return [self._result(result, given, memory, made) for result in self.results]
+        escaping = [_words(block.storage) for block in self.blocks if block.escapes]
+        copies = [torch.empty_like(words) for words in escaping]
+        for dtype in {words.dtype for words in escaping}:  # of one type each, or it is a copy for each tensor
+            pairs = [pair for pair in zip(copies, escaping, strict=True) if pair[0].dtype is dtype]
+            copy_all([new for new, _ in pairs], [old for _, old in pairs])
+        copies_left = iter(copies)
+        storages = [next(copies_left).untyped_storage() if block.escapes else block.storage for block in self.blocks]
+        tensors: dict[int, Tensor] = {}
+        return [self._result(result, inputs, storages, tensors) for result in self.results]
 
-    def load(self, given: Sequence[Tensor | None]) -> None:
-        pairs = [(known, value) for known, value in zip(self.inputs, given, strict=True) if isinstance(known, Tensor)]
-        for known, value in pairs:
-            known.copy_(value)  # type: ignore[arg-type]
+    def load(self, inputs: Sequence[Tensor | None]) -> None:
+        pairs = [
+            (buffer, value) for buffer, value in zip(self.inputs, inputs, strict=True) if isinstance(buffer, Tensor)
+        ]
+        for buffer, value in pairs:
+            buffer.copy_(value)  # type: ignore[arg-type]
 
     @staticmethod
     def _result(
-        known: int | _Place | None, given: list[Tensor | None], memory: list[Any], made: dict[int, Tensor]
+        result: int | _Location | None, inputs: list[Tensor | None], storages: list[Any], tensors: dict[int, Tensor]
     ) -> Tensor | None:
-        if not isinstance(known, _Place):
-            return None if known is None else given[known]
-        if id(known) not in made:
-            made[id(known)] = known.tensor(memory[known.block])
-        return made[id(known)]
+        if not isinstance(result, _Location):
+            return None if result is None else inputs[result]
+        if id(result) not in tensors:
+            tensors[id(result)] = result.tensor(storages[result.block])
+        return tensors[id(result)]
 
 
 @dataclass
 class RecordedRunner:
-    """A runner of one graph, recorded once it has been called often enough.
-
-    stays: for each input whether it is read where it is. num_escaping: leading results that leave the program; the
-    others are residuals. forward: of a backward, whose first inputs are that one's residuals.
-    """
+    """A runner of one graph, recorded once it has been called often enough."""
 
     runner: Runner
     recorder: Recorder
     counts: Replays
     stays: Sequence[bool]
+    """Of each input, whether it is read where it is."""
     num_escaping: int
+    """How many leading results leave the program; the others are residuals."""
     forward: RecordedRunner | None = None
+    """Of a backward: the runner whose residuals are its first inputs."""
     recording: _Recording | None = None
     _num_calls: int = 0
     _num_recordings: int = 0
-    _off: str = ""
+    _disabled_reason: str = ""
+    """Why it is never recorded again."""
     _lock: Any = field(default_factory=threading.Lock)
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
         if not self._lock.acquire(blocking=False):
-            return self._plainly(inputs, "another thread runs it")
+            return self._run_plainly(inputs, "another thread runs it")
         try:
-            at = self.recorder.place()
-            if reason := self._obstacle(inputs, at):
-                return self._plainly(inputs, reason)
+            queue = self.recorder.queue()
+            if reason := self._obstacle(inputs, queue):
+                return self._run_plainly(inputs, reason)
             if self.recording is None:
                 try:
-                    self.recording = self._record(inputs, at)
+                    self.recording = self._record(inputs, queue)
                 except Exception as error:  # whatever it is: nothing has been computed yet, and the runner will tell
                     refused = isinstance(error, _Refused)
-                    self._off = str(error) if refused else f"recording failed: {type(error).__name__}: {_line(error)}"
-                    return self._plainly(inputs, self._off)
-            given = list(inputs)
+                    failure = f"recording failed: {type(error).__name__}: {_line(error)}"
+                    self._disabled_reason = str(error) if refused else failure
+                    return self._run_plainly(inputs, self._disabled_reason)
+            values = list(inputs)
             inputs.clear()
             self.counts.replays += 1
-            return self.recording.run(given)
+            return self.recording.run(values)
         finally:
             self._lock.release()
 
-    def _plainly(self, inputs: list[Any], reason: str) -> list[Any]:
+    def _run_plainly(self, inputs: list[Any], reason: str) -> list[Any]:
         self.counts.plain[reason] = self.counts.plain.get(reason, 0) + 1
         return self.runner(inputs)
 
-    def _obstacle(self, inputs: Sequence[Any], at: Hashable | None) -> str:
+    def _obstacle(self, inputs: Sequence[Any], queue: Hashable | None) -> str:
         """Why this call cannot be a replay, nor be recorded."""
-        if self._off:
-            return self._off
-        if at is None:
+        if self._disabled_reason:
+            return self._disabled_reason
+        if queue is None:
             return "a larger CUDA graph is being recorded"
         if self.forward is not None and self.recording and self.recording.forward is not self.forward.recording:
             self._forget()
         if self.recording is not None:
-            if self.recording.at != at:
+            if self.recording.queue != queue:
                 return "another stream"
             if not all(block.escapes or block.is_free for block in self.recording.blocks):
                 return "residuals of an earlier call are still alive"
@@ -245,44 +252,44 @@ class RecordedRunner:
     def _residual_addresses(self) -> list[int | None] | None:
         """For each residual where the forward's replays leave it; None where that changes from call to call."""
         assert self.forward is not None
-        known = self.forward.recording
-        if known is None:
+        recording = self.forward.recording
+        if recording is None:
             return None
-        found: list[int | None] = []
-        for result in known.results[self.forward.num_escaping :]:
-            if isinstance(result, _Place) and not known.blocks[result.block].escapes:
-                storage = known.blocks[result.block].storage
-                found.append(storage.data_ptr() + result.offset * result.dtype.itemsize)
+        addresses: list[int | None] = []
+        for result in recording.results[self.forward.num_escaping :]:
+            if isinstance(result, _Location) and not recording.blocks[result.block].escapes:
+                storage = recording.blocks[result.block].storage
+                addresses.append(storage.data_ptr() + result.offset * result.dtype.itemsize)
             else:
-                place = known.inputs[result] if isinstance(result, int) else None
-                found.append(place if isinstance(place, int) else None)
-        return found
+                address = recording.inputs[result] if isinstance(result, int) else None
+                addresses.append(address if isinstance(address, int) else None)
+        return addresses
 
-    def _record(self, inputs: Sequence[Any], at: Hashable) -> _Recording:
+    def _record(self, inputs: Sequence[Any], queue: Hashable) -> _Recording:
         stays = list(self.stays)
         if self.forward is not None:
             addresses = self._residual_addresses() or []
             stays = [*(address is not None for address in addresses), *stays[len(addresses) :]]
         self._num_recordings += 1
-        known = [_known(v, stay or isinstance(v, nn.Parameter)) for v, stay in zip(inputs, stays, strict=True)]
-        seen = [value if isinstance(place, int) else place for value, place in zip(inputs, known, strict=True)]
-        recording = _Recording(at, lambda: None, known, [], [], self.forward.recording if self.forward else None)
+        sources = [_input_source(v, stay or isinstance(v, nn.Parameter)) for v, stay in zip(inputs, stays, strict=True)]
+        values = [value if isinstance(source, int) else source for value, source in zip(inputs, sources, strict=True)]
+        recording = _Recording(queue, lambda: None, sources, [], [], self.forward.recording if self.forward else None)
         recording.load(inputs)
-        results, recording.replay = self.recorder.record(self.runner, seen)
-        _place_results(recording, results, seen, self.num_escaping)
+        results, recording.replay = self.recorder.record(self.runner, values)
+        _locate_results(recording, results, values, self.num_escaping)
         del results
         recording.blocks = [_Block(b.storage, b.escapes, storage_use_count(b.storage)) for b in recording.blocks]
         self.counts.recordings += 1
         return recording
 
 
-def _known(value: Any, stay: bool) -> int | Tensor | None:
+def _input_source(value: Any, stays: bool) -> int | Tensor | None:
     """Where a recording reads an input."""
     if value is None:
         return None
     if not isinstance(value, Tensor):
         raise _Refused("an input is no tensor")
-    if stay:
+    if stays:
         return value.data_ptr()
     if value.is_conj() or value.is_neg() or _overlaps(value):
         raise _Refused("an input overlaps itself, or is lazily conjugated or negated")
@@ -293,48 +300,52 @@ def _overlaps(value: Tensor) -> bool:
     return any(size > 1 and stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
-def _place_results(recording: _Recording, results: list[Any], seen: Sequence[Any], num_escaping: int) -> None:
+def _locate_results(recording: _Recording, results: list[Any], values: Sequence[Any], num_escaping: int) -> None:
     """Fill in where each result of a recorded run is. Raises _Refused where a replay could not give the same."""
-    given = {id(value): i for i, value in enumerate(seen) if value is not None}
-    owned = {value.untyped_storage().data_ptr() for value in seen if isinstance(value, Tensor) and value.numel()}
-    places: dict[int, _Place] = {}
-    numbers: dict[int, int] = {}
-    sides: dict[int, set[bool]] = {}
+    input_numbers = {id(value): i for i, value in enumerate(values) if value is not None}
+    input_storages = {
+        value.untyped_storage().data_ptr() for value in values if isinstance(value, Tensor) and value.numel()
+    }
+    locations: dict[int, _Location] = {}
+    block_numbers: dict[int, int] = {}
+    escapes_by_block: dict[int, set[bool]] = {}
     for position, value in enumerate(results):
-        if value is None or id(value) in given:
-            recording.results.append(None if value is None else given[id(value)])
+        if value is None or id(value) in input_numbers:
+            recording.results.append(None if value is None else input_numbers[id(value)])
             continue
-        if id(value) not in places:
-            places[id(value)] = _place_of(value, recording, numbers, owned)
-        place = places[id(value)]
-        sides.setdefault(place.block, set()).add(position < num_escaping)
-        recording.results.append(place)
-    shared = [block for block, found in sides.items() if len(found) > 1]
-    if any(sum(place.block == block for place in places.values()) > 1 for block in shared):
+        if id(value) not in locations:
+            locations[id(value)] = _location_of(value, recording, block_numbers, input_storages)
+        location = locations[id(value)]
+        escapes_by_block.setdefault(location.block, set()).add(position < num_escaping)
+        recording.results.append(location)
+    shared = [block for block, escapes in escapes_by_block.items() if len(escapes) > 1]
+    if any(sum(location.block == block for location in locations.values()) > 1 for block in shared):
         raise _Refused("an output shares its memory with what is saved for the backward")
-    recording.blocks = [_Block(b.storage, True in sides[i], 0) for i, b in enumerate(recording.blocks)]
+    recording.blocks = [_Block(b.storage, True in escapes_by_block[i], 0) for i, b in enumerate(recording.blocks)]
 
 
-def _place_of(value: Any, recording: _Recording, numbers: dict[int, int], owned: set[int]) -> _Place:
+def _location_of(
+    value: Any, recording: _Recording, block_numbers: dict[int, int], input_storages: set[int]
+) -> _Location:
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         raise _Refused("a result is no strided tensor")
     storage = value.untyped_storage()
     if storage.device != _device_of(recording, storage.device):
         raise _Refused(f"a result is on {storage.device}")
-    if value.numel() and storage.data_ptr() in owned:
+    if value.numel() and storage.data_ptr() in input_storages:
         raise _Refused("a result is a view of an input")
     if value.is_conj() or value.is_neg():
         raise _Refused("a result is lazily conjugated or negated")
-    number = numbers.setdefault(storage.data_ptr() or id(value), len(recording.blocks))
+    number = block_numbers.setdefault(storage.data_ptr() or id(value), len(recording.blocks))
     if number == len(recording.blocks):
         recording.blocks.append(_Block(storage, False, 0))
-    return _Place(number, value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
+    return _Location(number, value.dtype, value.storage_offset(), tuple(value.shape), value.stride())
 
 
 def _device_of(recording: _Recording, default: torch.device) -> torch.device:
     """That of the inputs which are copied, or of the first result."""
-    places = [known.device for known in recording.inputs if isinstance(known, Tensor)]
-    return places[0] if places else recording.blocks[0].storage.device if recording.blocks else default
+    devices = [source.device for source in recording.inputs if isinstance(source, Tensor)]
+    return devices[0] if devices else recording.blocks[0].storage.device if recording.blocks else default
 
 
 def _words(storage: torch.UntypedStorage) -> Tensor:

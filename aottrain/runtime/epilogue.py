@@ -24,54 +24,54 @@ def assemble(
 ) -> list[Any]:
     """The flat result; in `leaves`, symbolic numbers and shapes (tuples) are expressions of the sizes.
 
-    Views are made here, not inside the compiled function: autograd forbids writing to views that a
-    custom Function returned, and a view of an input must be one of the caller's own tensor."""
-    made: dict[int, Tensor] = {}
+    Views are made here, not inside the compiled function: autograd forbids writing to views that a custom Function
+    returned, and a view of an input must be one of the caller's own tensor."""
+    tensors: dict[int, Tensor] = {}
     splits: dict[Any, Sequence[Tensor]] = {}
 
     def make(number: int) -> Tensor:  # not recursive: a closure of itself is a cycle, and keeps the results alive
         twin = outputs[number].twin
         number = number if twin is None else twin
-        missing: list[int] = []
-        following: int | None = number
-        while following is not None and following not in made:
-            missing.append(following)
-            following = outputs[following].parent
-        for i in reversed(missing):
+        pending: list[int] = []
+        ancestor: int | None = number
+        while ancestor is not None and ancestor not in tensors:
+            pending.append(ancestor)
+            ancestor = outputs[ancestor].parent
+        for i in reversed(pending):
             info = outputs[i]
             if info.parent is not None:
-                source = made[info.parent]
+                source = tensors[info.parent]
             elif info.source is ResultSource.PRIMAL:
                 if isinstance(computed, Chain):
                     computed.prepare(primals[info.index])
                 source = primals[info.index]
             else:
                 source = computed[info.index]
-            made[i] = _make(info, source, sizes, splits)
-        return made[number]
+            tensors[i] = _make(info, source, sizes, splits)
+        return tensors[number]
 
     if isinstance(computed, Chain):
         computed.finish(make)
     result = list(leaves)
     numbers = iter(range(len(outputs)))
-    for place, flag in enumerate(is_tensor):
-        if flag:
-            result[place] = make(next(numbers))
-        elif isinstance(result[place], SizeExpression):
-            result[place] = result[place].of(sizes)
-        elif type(result[place]) is tuple:
-            result[place] = torch.Size(resolve(result[place], sizes))
+    for position, is_tensor_leaf in enumerate(is_tensor):
+        if is_tensor_leaf:
+            result[position] = make(next(numbers))
+        elif isinstance(result[position], SizeExpression):
+            result[position] = result[position].of(sizes)
+        elif type(result[position]) is tuple:
+            result[position] = torch.Size(resolve(result[position], sizes))
     return result
 
 
 def _make(info: OutputInfo, source: Tensor, sizes: Mapping[str, int], splits: dict[Any, Sequence[Tensor]]) -> Tensor:
     if info.split is not None:
-        lengths, dim, which = info.split
+        lengths, dim, part = info.split
         if (info.index, lengths, dim) not in splits:  # once, so that its parts have one node in autograd's graph
             split = torch.unsafe_split if isinstance(lengths, int) else torch.unsafe_split_with_sizes
             with torch.enable_grad():
                 splits[info.index, lengths, dim] = split(source, lengths, dim)
-        return splits[info.index, lengths, dim][which]
+        return splits[info.index, lengths, dim][part]
     if info.geometry is None:
         return source
     if not info.requires_grad and info.origin is None:

@@ -62,10 +62,10 @@ def render(graph: fx.Graph) -> tuple[str, dict[str, Any]]:
 
 
 def _laid_out(node: fx.Node, names: dict[str, Any]) -> list[str]:
-    """A statement that gives the node's value the strides that it was traced with, where a reader counts on them.
+    """A statement that gives the node's value the strides that it was traced with, where a reader relies on them.
 
-    Fakes and kernels disagree on some. What was traced as a copy less, because its input was laid out as an op needs
-    it, would read wrong numbers.
+    Fake tensors and kernels disagree on some strides. A trace leaves a copy out where its input is laid out as an op
+    needs it; with other strides that op would read wrong numbers.
     """
     spec = spec_of(node)
     if spec is None or not any(user.op == "call_function" and info(user).name in _BY_STRIDES for user in node.users):
@@ -96,11 +96,13 @@ def call_text(node: fx.Node, names: dict[str, Any]) -> str:
     names[name] = node.target
     arguments = [value_text(value, names) for value in node.args]
     # `self`, `from` and the like are legal names of ATen arguments, but not all of them of Python's.
-    plain = {key: value for key, value in node.kwargs.items() if key.isidentifier() and key not in ("from", "lambda")}
-    arguments += [f"{key}={value_text(value, names)}" for key, value in plain.items()]
-    odd = {key: value for key, value in node.kwargs.items() if key not in plain}
-    if odd:
-        arguments.append("**{" + ", ".join(f"{key!r}: {value_text(value, names)}" for key, value in odd.items()) + "}")
+    keywords = {
+        key: value for key, value in node.kwargs.items() if key.isidentifier() and key not in ("from", "lambda")
+    }
+    arguments += [f"{key}={value_text(value, names)}" for key, value in keywords.items()]
+    others = [f"{key!r}: {value_text(value, names)}" for key, value in node.kwargs.items() if key not in keywords]
+    if others:
+        arguments.append("**{" + ", ".join(others) + "}")
     return f"{name}({', '.join(arguments)})"
 
 

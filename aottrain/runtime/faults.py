@@ -9,23 +9,24 @@ from dataclasses import dataclass, field
 from aottrain.errors import BudgetError, CapacityError, ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, add_fallback
 
-# Not faults: they tell the caller something.
-_MEANT = (BudgetError, CapacityError, ConfigError, UnsupportedError)
+# Not faults: errors that are meant for the caller.
+_FOR_CALLER = (BudgetError, CapacityError, ConfigError, UnsupportedError)
 
 
 @dataclass
 class Faults:
-    """Of one program, where operators run one by one because making kernels of them failed. report: where they count.
+    """Of one program. Where making kernels failed, operators run one by one.
 
-    With AOTTRAIN_FAULTS=raise in the environment, as in our tests, they are raised instead.
+    With AOTTRAIN_FAULTS=raise in the environment, as in our tests, faults are raised instead.
     """
 
     reasons: list[str] = field(default_factory=list)
     report: CompileReport | None = None
+    """Where they are counted."""
 
     def note(self, stage: str, error: Exception) -> str:
         """Count it; the reason, in words. Raises what is meant for the caller."""
-        if isinstance(error, _MEANT) or os.environ.get("AOTTRAIN_FAULTS") == "raise":
+        if isinstance(error, _FOR_CALLER) or os.environ.get("AOTTRAIN_FAULTS") == "raise":
             raise error
         text = (str(error).strip().splitlines() or [""])[0]
         where = error.__traceback__

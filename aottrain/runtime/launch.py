@@ -72,22 +72,23 @@ def render(
         lines.append("    run_arena = run_layout.take()")
         views = [node.name for node in planned] + [f"run_scratch_{position}" for position in scratch]
         lines.append(f"    {', '.join(views)}, = run_layout.tensors(run_arena)")
-    unbound: set[fx.Node] = set()  # tuples whose items are written to memory that the call is given
+    unbound: set[fx.Node] = set()  # tuples whose items are written to planned memory, and which have no name
     for position, call in enumerate(schedule.calls):
-        own = f"run_scratch_{position}" if position in scratch else ""
+        scratch_name = f"run_scratch_{position}" if position in scratch else ""
         if isinstance(call, KernelCall):
             for node in call.writes:
-                taken = schedule.in_place.get(node)
+                operand = schedule.in_place.get(node)
                 lines += (
                     _allocate(node, node in planned, node in residuals, names)
-                    if taken is None
-                    else [f"    {node.name} = {_holder(schedule, call, taken).name}"]
+                    if operand is None
+                    else [f"    {node.name} = {_operand_in(schedule, call, operand).name}"]
                 )
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
-            lines.append(f"    {name}(({', '.join(node.name for node in call.buffers)},){own and ', ' + own})")
+            buffers = ", ".join(node.name for node in call.buffers)
+            lines.append(f"    {name}(({buffers},){scratch_name and ', ' + scratch_name})")
         elif any(node in planned or node in residuals for node in schedule.written(call)):
-            lines += _placed_call(call, schedule, planned, residuals, own, names)
+            lines += _placed_call(call, schedule, planned, residuals, scratch_name, names)
             unbound.update({call}.difference(schedule.written(call)))
         elif call.all_input_nodes[:1] and call.all_input_nodes[0] in unbound:
             pass  # an item, which is there
@@ -97,8 +98,8 @@ def render(
             lines.append(f"    {call.name} = {function}({call_text(call, names).split('(', 1)[1]}")
         else:
             lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
-        gone = [node for node in freed.get(position, ()) if not is_size(node)]
-        dead = [node.name for node in gone if node not in planned and node not in unbound]
+        dying = [node for node in freed.get(position, ()) if not is_size(node)]
+        dead = [node.name for node in dying if node not in planned and node not in unbound]
         if dead:
             lines.append(f"    del {', '.join(dead)}")
     if planned or scratch:
@@ -107,7 +108,7 @@ def render(
     return "\n".join(lines) + "\n", names
 
 
-def _holder(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:
+def _operand_in(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:
     """The operand of a kernel that lies in this memory: what was written there last."""
     return next(node for node in call.reads if schedule.in_place.get(node, node) is memory)
 
@@ -129,35 +130,35 @@ def _placed_call(
     scratch: str,
     names: dict[str, Any],
 ) -> list[str]:
-    """A library call that writes to memory that it is given."""
+    """A library call that writes to planned memory."""
     written = schedule.written(call)
     lines = [line for node in written for line in _allocate(node, node in planned, node in residuals, names)]
     arguments = call_text(call, names).split("(", 1)[1][:-1]
     if call in written:
-        function, given = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
+        function, out = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
         names[function] = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
     else:
         library = schedule.library(call)
-        function, places = re.sub(r"\W", "_", library) + "_out", {node.args[1]: node.name for node in written}
+        function, name_by_item = re.sub(r"\W", "_", library) + "_out", {node.args[1]: node.name for node in written}
         names[function] = ATTENTIONS[library]
-        items = ", ".join(str(places.get(i)) for i in range(len(value_of(call))))
-        given = f"out=({items},), scratch={scratch or None}"
-    return [*lines, f"    {function}({arguments}, {given})"]
+        items = ", ".join(str(name_by_item.get(i)) for i in range(len(value_of(call))))
+        out = f"out=({items},), scratch={scratch or None}"
+    return [*lines, f"    {function}({arguments}, {out})"]
 
 
 def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -> list[str]:
-    facts = spec_of(node)
-    assert facts is not None
+    spec = spec_of(node)
+    assert spec is not None
     if planned:
         return []
     if held:
-        names[f"t_{node.name}"] = facts
+        names[f"t_{node.name}"] = spec
         return [f"    {node.name} = run_residual(t_{node.name})"]
-    dtype = "k_" + str(facts.dtype).replace(".", "_")
-    names[dtype] = facts.dtype
-    device = "k_" + str(facts.device).replace(":", "_")
-    names[device] = facts.device
-    return [f"    {node.name} = run_empty({facts.shape}, {facts.stride}, dtype={dtype}, device={device})"]
+    dtype = "k_" + str(spec.dtype).replace(".", "_")
+    names[dtype] = spec.dtype
+    device = "k_" + str(spec.device).replace(":", "_")
+    names[device] = spec.device
+    return [f"    {node.name} = run_empty({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"]
 
 
 def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
@@ -167,14 +168,14 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
         names[function] = _LIBRARIES[library]
         text = f"{function}({text.split('(', 1)[1]}"
     lines = [f"    {node.name} = {text}"]
-    facts = spec_of(node)
-    if facts is None or facts.symbolic is not None or info(node).kind is OpKind.VIEW or not _is_strided(node):
+    spec = spec_of(node)
+    if spec is None or spec.symbolic is not None or info(node).kind is OpKind.VIEW or not _is_strided(node):
         return lines
-    # Kernels were made for this type and these strides; fakes and libraries disagree on some.
-    strides = "s_" + "_".join(map(str, facts.stride))
-    names[strides] = facts.stride
-    dtype = "k_" + str(facts.dtype).replace(".", "_")
-    names[dtype] = facts.dtype
+    # Kernels were made for this type and these strides; fake tensors and libraries disagree on some.
+    strides = "s_" + "_".join(map(str, spec.stride))
+    names[strides] = spec.stride
+    dtype = "k_" + str(spec.dtype).replace(".", "_")
+    names[dtype] = spec.dtype
     lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = run_laid_out({node.name}, {strides})")
     lines.append(f"    if {node.name}.dtype is not {dtype}: {node.name} = {node.name}.to({dtype})")
     return lines
@@ -185,21 +186,22 @@ def _is_strided(node: fx.Node) -> bool:
 
 
 def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launch:
-    """Runs `int function(void* const* p, char* scratch, int num_threads)`. draws: the numbers of the random draws that
-    it makes, whose address follows those of its buffers. It computes in `scratch`, by as many threads as that holds, or
-    in fresh memory. Raises IndexError where the kernel met an index outside of what it indexes.
+    """Runs `int function(void* const* p, char* scratch, int num_threads)`.
+
+    draws: the numbers of the random draws that it makes, whose address follows those of its buffers. It computes in
+    `scratch`, by as many threads as that holds, or in fresh memory. Raises IndexError for an index out of range.
     """
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
     function.restype = ctypes.c_int
     threads = torch.get_num_threads
     pointer = Tensor.data_ptr
-    numbers = (ctypes.c_int64 * len(draws))(*draws)
-    more = (ctypes.addressof(numbers),) if draws else ()
-    known = len(more)
+    draw_numbers = (ctypes.c_int64 * len(draws))(*draws)
+    extra = (ctypes.addressof(draw_numbers),) if draws else ()
+    num_extra = len(extra)
 
     def launch(buffers: Sequence[Tensor], scratch: Tensor | None = None) -> None:
         count = threads()
-        table = (ctypes.c_void_p * (len(buffers) + known))(*map(pointer, buffers), *more)
+        table = (ctypes.c_void_p * (len(buffers) + num_extra))(*map(pointer, buffers), *extra)
         if scratch is not None:
             count = min(count, scratch.numel() // scratch_bytes)
         elif scratch_bytes:
@@ -207,5 +209,5 @@ def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launc
         if function(table, None if scratch is None else scratch.data_ptr(), count):
             raise IndexError("index out of range in self")
 
-    launch.numbers = numbers  # type: ignore[attr-defined]  # lives as long as what reads it
+    launch.numbers = draw_numbers  # type: ignore[attr-defined]  # lives as long as what reads it
     return launch

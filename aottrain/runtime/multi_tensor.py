@@ -19,8 +19,8 @@ _PARALLEL_FROM = 32768
 class TensorTables:
     """Tables for tensors of known sizes: which tensor each block belongs to, pointers, numbers of the step, results.
 
-    program: what runs on them; sizes: elements of each tensor, for each segment. What the host writes in each step
-    (`given`, `settings`, `pointers`) are NumPy arrays; `upload` brings them to the device, which on a CPU they are on.
+    program: what runs on them. sizes: elements of each tensor, for each segment. The host writes `hyperparameters`,
+    `settings` and `pointers` in each step, as NumPy arrays. `upload` brings them to a device; a CPU has them already.
     """
 
     def __init__(self, program: MultiTensorIR, sizes: Sequence[Sequence[int]], device: torch.device):
@@ -60,7 +60,7 @@ class TensorTables:
         for name, part in zip(names, there, strict=False):
             self.tables[name] = part.view(torch.float64)
         self.settings = host[0].numpy().view(np.float64)
-        self.given = host[1].numpy().view(np.float64).reshape(self.num_tensors, -1)
+        self.hyperparameters = host[1].numpy().view(np.float64).reshape(self.num_tensors, -1)
         self.pointers = host[2].numpy().reshape(num_lists, self.num_tensors)
         self.device_pointers = there[2].view(num_lists, -1)
         self.counts = torch.zeros(self.num_blocks, dtype=torch.int64, device=self.device)

@@ -17,77 +17,85 @@ from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ops.random.philox import new_state
-from aottrain.runtime.chain import WHOLE, Chain, Look, Watch, write
+from aottrain.runtime.chain import WHOLE, Chain, LinkState, write
+from aottrain.runtime.double_backward import differentiable_at_links, differentiable_gradients
 from aottrain.runtime.executor import Runner, laid_out
 from aottrain.runtime.faults import Faults
 
 NO_SIZES: Mapping[str, int] = {}
 
 Pattern = tuple[bool, ...]
-Wanted = tuple[int, ...]  # of each link the number of parts of what comes to it, of each gradient 0 or 1
-# (the forward's inputs, tensors to go on with at some links) -> outputs
+Counts = tuple[int, ...]  # how many parts of each link's total, and of each gradient (0 or 1), a cut backward returns
+# (the forward's inputs, tensors that take the places of links, by number) -> outputs
 Replay = Callable[[Sequence[Tensor], Mapping[int, Tensor]], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
 class Backward:
-    """A backward for one pattern of defined tangents. reads: which residuals it reads; the others may be None."""
+    """A backward for one pattern of defined tangents."""
 
     run: Runner
     reads: tuple[bool, ...]
+    """Which residuals it reads; the others may be None."""
 
 
 @dataclass
 class Program:
-    """What runs for one set of guards.
-
-    forward: [primals, constants, sizes, rng] -> [outputs, updates, residuals]. build_backward(pattern): the backward
-    for calls in which only the tangents marked True are defined: [sizes, residuals, tangents] -> [gradients]; gradients
-    that no defined tangent reaches are None (law 6). size_names: the symbols of a program with symbolic sizes.
-    num_outputs counts the computed tensors and, after them, the new values of the primals `replaced`, which gradients
-    flow through. update_targets: the primal that each update is written to; unversioned: those written behind
-    autograd's back. gradient_targets: the primal of each gradient. cut_off: primals that require a gradient and never
-    get one, such as those that the program only detaches; autograd does not see that they are inputs. anchored: it
-    would see none at all, and outputs require gradients. isolated: outputs that require gradients which come to no
-    primal: they are no part of the backward. differentiable, output_specs: of each output; a tangent is brought to its
-    output's strides. viewed: outputs of which the caller gets views by their traced strides.
-    replay: the forward as differentiable ops, for a backward that is itself differentiated. faults: of the compiler.
-    links: results through which gradients of others pass; build_cut(defined, wanted): the backward cut at them:
-    [sizes, residuals, tangents, totals at links] -> [what has come to each link, gradients], None where unwanted.
-    """
+    """What runs for one set of guards."""
 
     forward: Runner
+    """[primals, constants, sizes, rng] -> [outputs, updates, residuals]."""
     build_backward: Callable[[Pattern], Backward] | None
+    """Given which tangents are defined: [sizes, residuals, defined tangents] -> [gradients]. A gradient that no defined
+    tangent reaches is None (law 6)."""
     num_outputs: int
+    """The computed tensors and, after them, the new values of `replaced`."""
     replaced: tuple[int, ...]
+    """The primals whose new values gradients flow through."""
     update_targets: tuple[int, ...]
+    """The primal that each update is written to."""
     unversioned: tuple[int, ...]
+    """The primals that are written without a new version, as by .data."""
     differentiable: tuple[bool, ...]
+    """Of each output."""
     gradient_targets: tuple[int, ...]
+    """The primal of each gradient."""
     cut_off: frozenset[int]
+    """Primals that require a gradient and never get one, as where the program only detaches them. Autograd does not see
+    that they are inputs."""
     isolated: frozenset[int]
+    """Outputs that require gradients which come to no primal. They are no part of the backward."""
     anchored: bool
+    """Outputs require gradients, and all primals are cut off: autograd would see no input at all."""
     output_specs: tuple[TensorSpec, ...]
+    """Of each output. A tangent is brought to its output's strides."""
     device: torch.device
     draws: bool
     constants: tuple[Tensor, ...] = ()
     replay: Replay | None = None
+    """The forward as differentiable ops, for a backward that is itself differentiated."""
     size_names: tuple[str, ...] = ()
+    """The symbols of a program with symbolic sizes."""
     viewed: frozenset[int] = frozenset()
+    """Outputs of which the caller gets views by their traced strides."""
     faults: Faults = field(default_factory=Faults)
+    """Of the compiler."""
     links: Links = NO_LINKS
-    build_cut: Callable[[Pattern, Wanted], Backward] | None = None
+    """Results through which gradients of others pass."""
+    build_cut: Callable[[Pattern, Counts], Backward] | None = None
+    """The backward cut at the links: [sizes, residuals, tangents, totals at links] -> [what has come to each link,
+    gradients]. What the counts leave out is None."""
     _backwards: dict[Any, Backward] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Outputs in autograd's order: those that require gradients first. One that does so alone stands where the only
         result of an op does; torch takes another's place for that one once it has been written to."""
         self._order = sorted(range(len(self.differentiable)), key=lambda i: not self.differentiable[i])
-        self._places = [self._order.index(i) for i in range(len(self._order))]
+        self._positions = [self._order.index(i) for i in range(len(self._order))]
 
     def __call__(self, primals: Sequence[Tensor], sizes: Mapping[str, int] = NO_SIZES) -> Sequence[Tensor]:
         """The outputs; state updates are written to their primals after everything has been computed."""
-        watch = Watch()
+        link_state = LinkState()
         state = new_state(self.device) if self.draws else None
         updates: list[Tensor] = []
         with disable_autocast():
@@ -95,14 +103,16 @@ class Program:
                 with torch.no_grad():
                     outputs = self.run_forward(state, sizes, primals, updates)[: self.num_outputs]
             else:
-                call = _Call(self, state, sizes, updates, watch, tuple((weakref.ref(v), v._version) for v in primals))
-                given = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
-                given += [torch.empty(0, requires_grad=True)] * self.anchored
+                call = _Call(
+                    self, state, sizes, updates, link_state, tuple((weakref.ref(v), v._version) for v in primals)
+                )
+                inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
+                inputs += [torch.empty(0, requires_grad=True)] * self.anchored
                 with torch.enable_grad():
-                    found = _CompiledFunction.apply(call, *given)
-                outputs = [found[place] for place in self._places]
+                    results = _CompiledFunction.apply(call, *inputs)
+                outputs = [results[position] for position in self._positions]
             for i in self.isolated:
-                outputs[i] = _isolated(outputs[i])
+                outputs[i] = _without_inputs(outputs[i])
             # Through .data only where the program did so: version counters must move, so that eager's errors on stale
             # saved values are raised.
             with torch.no_grad():
@@ -110,21 +120,21 @@ class Program:
                     (primals[target].data if target in self.unversioned else primals[target]).copy_(value)
             if self.links.links and self.build_backward is not None:
                 replaced = [primals[i] for i in self.replaced]
-                return Chain(self.links, outputs, found[0].grad_fn, watch, replaced, _Relay, _alone)
+                return Chain(self.links, outputs, results[0].grad_fn, link_state, replaced, _Relay, _with_own_node)
             for target, value in zip(self.replaced, outputs[self.num_outputs - len(self.replaced) :], strict=True):
                 write(primals[target], value)
-            return [_alone(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
+            return [_with_own_node(value) for value in outputs[: self.num_outputs - len(self.replaced)]]
 
     def run_forward(
         self, state: Tensor | None, sizes: Mapping[str, int], primals: Sequence[Tensor], updates: list[Tensor]
     ) -> list[Tensor]:
-        """Outputs, then residuals; the state updates go into the given list."""
+        """Outputs, then residuals. The state updates are added to `updates`."""
         results = self.forward([*primals, *self.constants, *self.symbols(sizes), state])
         end = self.num_outputs + len(self.update_targets)
         updates.extend(results[self.num_outputs : end])
         del results[self.num_outputs : end]
         for i in self.viewed:
-            # Fakes and kernels disagree on some strides.
+            # Fake tensors and kernels disagree on some strides.
             results[i] = _coerce(results[i], self.output_specs[i], sizes)
         return results
 
@@ -139,28 +149,31 @@ class Program:
         return backward
 
     @property
-    def wants_gradients(self) -> Pattern:
+    def only_gradients(self) -> Pattern:
+        """Counts of a cut backward that returns all gradients, and nothing for the links."""
         return (*(False for _ in self.links.links), *(True for _ in self.gradient_targets))
 
-    def cut_for(self, defined: Pattern, wanted: Wanted) -> Backward:
-        backward = self._backwards.get((defined, wanted))
+    def cut_for(self, defined: Pattern, counts: Counts) -> Backward:
+        backward = self._backwards.get((defined, counts))
         if backward is None:
             assert self.build_cut is not None
-            backward = self._backwards[defined, wanted] = self.build_cut(defined, wanted)
+            backward = self._backwards[defined, counts] = self.build_cut(defined, counts)
         return backward
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One call: (seed, offset) of its draws; where its state updates go; who looks at its links; its primals, with the
-    versions that they had."""
+    """One call of a program."""
 
     program: Program
     state: Tensor | None
+    """(seed, offset) of its random draws."""
     sizes: Mapping[str, int]
     updates: list[Tensor]
-    watch: Watch
+    """Where its state updates go."""
+    link_state: LinkState
     inputs: tuple[tuple[weakref.ref[Tensor], int], ...]
+    """Its primals, with the versions that they had."""
 
 
 class _CompiledFunction(torch.autograd.Function):
@@ -187,35 +200,41 @@ class _CompiledFunction(torch.autograd.Function):
         """None for the call, gradients of the primals, and None for what anchors it."""
         call: _Call = ctx.call
         program = call.program
-        tangents = tuple(tangents[place] for place in program._places)
-        look = call.watch.take() if program.links.links else WHOLE
+        tangents = tuple(tangents[position] for position in program._positions)
+        mode = call.link_state.pop_mode() if program.links.links else WHOLE
         if torch.is_grad_enabled():
-            return (None, *_differentiable_gradients(ctx, tangents, look), None)
-        given = [(t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d]
-        if look.cut:
-            # What has come to a link counts as its total; gradients of other results have passed through it already.
-            gradients = _run_cut(ctx, list(tangents), program.wants_gradients)
+            return (None, *differentiable_gradients(ctx, tangents, mode), None)
+        tangents_and_specs = [
+            (t, s) for t, s, d in zip(tangents, program.output_specs, program.differentiable, strict=True) if d
+        ]
+        if mode.cut:
+            # What has come to a link is its total: gradients of other results have passed through it already.
+            gradients = _run_cut(ctx, list(tangents), program.only_gradients)
             gradients = gradients[len(program.links.links) :]
             return (None, *_by_primal(call, gradients), None)
-        backward = program.backward_for(tuple(tangent is not None for tangent, _ in given))
+        backward = program.backward_for(tuple(tangent is not None for tangent, _ in tangents_and_specs))
         # Eager runs no formula of an unused output: what only those read may be stale, or its hook fail.
         inputs: list[Any] = [*program.symbols(call.sizes), *_unpacked(ctx, backward.reads)]
-        # Unless the graph is retained, autograd lets go of the residuals here, and each dies at its last use (law 7).
+        # Unless the graph is retained, autograd drops the residuals here, and each dies at its last use (law 7).
         ctx.maybe_clear_saved_tensors()
-        inputs += [None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in given]
-        del tangents, given
+        inputs += [
+            None if tangent is None else _coerce(tangent, spec, call.sizes) for tangent, spec in tangents_and_specs
+        ]
+        del tangents, tangents_and_specs
         with disable_autocast():
             gradients = backward.run(inputs)
         return (None, *_by_primal(call, gradients), None)
 
 
 class _Relay(torch.autograd.Function):
-    """Above a result whose gradient passes through links: hands its tangent to the program, and where somebody may look
-    at a link, what the tangent makes of the gradient there, to the link."""
+    """Above a result whose gradient passes through links. It hands its tangent to the program. Where the gradient at a
+    link can be observed, it also hands the link what the tangent adds to that gradient."""
 
     @staticmethod
-    def forward(ctx: Any, node: Any, watch: Watch, index: int, unasked: Tensor, value: Tensor, *links: Tensor) -> Any:
-        ctx.node, ctx.watch, ctx.index = node, watch, index
+    def forward(
+        ctx: Any, node: Any, link_state: LinkState, index: int, unasked: Tensor, value: Tensor, *links: Tensor
+    ) -> Any:
+        ctx.node, ctx.link_state, ctx.index = node, link_state, index
         ctx.set_materialize_grads(False)
         return value.detach()
 
@@ -227,23 +246,23 @@ class _Relay(torch.autograd.Function):
         reached = program.links.reached[ctx.index]
         if tangent is None:
             return (None,) * (5 + len(reached))
-        look = ctx.watch.look()
-        if not look.cut:
+        mode = ctx.link_state.mode()
+        if not mode.cut:
             return None, None, None, None, tangent, *(None for _ in reached)
         if torch.is_grad_enabled():
-            found = _differentiable_at_links(ctx.node, ctx.index, tangent, look)
+            values = differentiable_at_links(ctx.node, ctx.index, tangent, mode)
         else:
             tangents: list[Tensor | None] = [None] * len(program.output_specs)
             tangents[ctx.index] = tangent
-            wanted = tuple(reached.count(number) for number in range(len(program.links.links)))
-            parts = iter(_run_cut(ctx.node, tangents, (*wanted, *(0 for _ in program.gradient_targets))))
-            found = [[next(parts) for _ in range(max(count, 1))] for count in wanted]
-        at_links = (value for number in dict.fromkeys(reached) for value in found[number])
+            counts = tuple(reached.count(number) for number in range(len(program.links.links)))
+            parts = iter(_run_cut(ctx.node, tangents, (*counts, *(0 for _ in program.gradient_targets))))
+            values = [[next(parts) for _ in range(max(count, 1))] for count in counts]
+        at_links = (value for number in dict.fromkeys(reached) for value in values[number])
         return None, None, None, None, tangent, *at_links
 
 
-class _Pass(torch.autograd.Function):
-    """Above a result that is not the first of its node, or has none: hands its tangent on."""
+class _PassThrough(torch.autograd.Function):
+    """A node of its own for a result that is not the first of its node, or has no node: hands its tangent on."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, anchor: Tensor | None = None) -> Tensor:
@@ -255,20 +274,20 @@ class _Pass(torch.autograd.Function):
         return tangent, None
 
 
-def _alone(value: Tensor) -> Tensor:
+def _with_own_node(value: Tensor) -> Tensor:
     """A result as the only one of its node, as in eager: torch loses the hook of `retain_grad()` of any other where the
     caller writes to the tensor in place (an internal assertion)."""
     if not value.output_nr:
         return value
     with torch.enable_grad():
-        return _Pass.apply(value)
+        return _PassThrough.apply(value)
 
 
-def _isolated(value: Tensor) -> Tensor:
-    """A result whose gradients come to no input. With a way from it to inputs that a caller asks for, autograd would
-    capture its gradient before the hooks on it."""
+def _without_inputs(value: Tensor) -> Tensor:
+    """A result that requires gradients which come to no input. A path from it to the program's inputs would change what
+    autograd does there: a captured gradient passes a tensor's hooks first only where nothing lies behind it."""
     with torch.enable_grad():
-        return _Pass.apply(value, torch.empty(0, requires_grad=True))
+        return _PassThrough.apply(value, torch.empty(0, requires_grad=True))
 
 
 def _register_prehook(node: Any, hook: Any) -> Any:
@@ -284,7 +303,7 @@ def _register_hook(node: Any, hook: Any) -> Any:
 # Python asks these of the node that it holds; autograd itself calls neither.
 _ONE_NODE = "a compiled program is one node of autograd's graph, {}; Tensor.register_hook shows what it does in eager"
 _CompiledFunction._backward_cls.register_prehook = _register_prehook  # type: ignore[attr-defined]
-for _function in (_CompiledFunction, _Relay, _Pass):
+for _function in (_CompiledFunction, _Relay, _PassThrough):
     _function._backward_cls.register_hook = _register_hook  # type: ignore[attr-defined]
 
 
@@ -293,7 +312,7 @@ def _has_several_results(node: Any) -> bool:
 
 
 def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
-    """What the forward has saved. RuntimeError: a backward, maybe of other results, has come by already."""
+    """What the forward has saved. RuntimeError: a backward, maybe of other results, has run already."""
     try:
         return saved_tensors(node, reads)
     except RuntimeError as error:
@@ -303,7 +322,7 @@ def _unpacked(node: Any, reads: Sequence[bool]) -> list[Tensor | None]:
         raise RuntimeError(f"{error} {why}") from None
 
 
-def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Wanted) -> list[Tensor | None]:
+def _run_cut(node: Any, tangents: list[Tensor | None], counts: Counts) -> list[Tensor | None]:
     """What the cut backward makes of the outputs' tangents; that of an output which is a link is its total there."""
     call: _Call = node.call
     program = call.program
@@ -318,86 +337,25 @@ def _run_cut(node: Any, tangents: list[Tensor | None], wanted: Wanted) -> list[T
         for tangent, spec, flag in zip(tangents, program.output_specs, program.differentiable, strict=True)
         if flag
     ]
-    given = [*outputs, *at_links]
-    backward = program.cut_for(tuple(tangent is not None for tangent in given), wanted)
+    inputs = [*outputs, *at_links]
+    backward = program.cut_for(tuple(value is not None for value in inputs), counts)
     with disable_autocast():
-        return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *given])
+        return backward.run([*program.symbols(call.sizes), *_unpacked(node, backward.reads), *inputs])
 
 
 def _by_primal(call: _Call, gradients: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
-    known = dict(zip(call.program.gradient_targets, gradients, strict=True))
-    return (known.get(i) for i in range(len(call.inputs)))
+    by_primal = dict(zip(call.program.gradient_targets, gradients, strict=True))
+    return (by_primal.get(i) for i in range(len(call.inputs)))
 
 
 @cache
 def keep_dynamo_out() -> None:
-    """From now on a backward is not looked into by TorchDynamo, which does so in a function that calls .backward().
+    """From now on TorchDynamo does not trace a backward, which it does in a function that calls .backward().
 
     Only once it is in use: to import it takes a second that most programs need not spend.
     """
-    for function in (_CompiledFunction, _Relay, _Pass):
+    for function in (_CompiledFunction, _Relay, _PassThrough):
         function.backward = staticmethod(torch.compiler.disable(function.backward))
-
-
-def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
-    """The forward, run again as ordinary ops: its primals, and its outputs, which autograd can differentiate.
-
-    Raises UnsupportedError where the forward cannot be run again: see each message.
-    """
-    call: _Call = node.call
-    program = call.program
-    if program.replay is None:
-        raise UnsupportedError(
-            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
-        )
-    primals = []
-    for reference, version in call.inputs:
-        value = reference()
-        if value is None or value._version != version:
-            raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
-        # A view, at which the inner differentiation below ends: the caller's hooks are for the outer one.
-        primals.append(value.view_as(value) if value.requires_grad else value)
-    inputs = [*primals, *program.constants, *program.symbols(call.sizes), call.state]
-    return primals, program.replay(inputs, stand_ins)
-
-
-def _differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], look: Look) -> list[Tensor | None]:
-    """The gradients under create_graph=True. Raises UnsupportedError, as `_replayed`."""
-    with disable_autocast():
-        primals, outputs = _replayed(ctx, ctx.call.watch.stand_ins(look))
-        pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
-        wanted = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
-        if not wanted:
-            return [None] * len(primals)
-        gradients = torch.autograd.grad(
-            [output for output, _ in pairs],
-            [primals[i] for i in wanted],
-            [tangent for _, tangent in pairs],
-            create_graph=True,
-            allow_unused=True,
-        )
-    by_primal = dict(zip(wanted, gradients, strict=True))
-    return [by_primal.get(i) for i in range(len(primals))]
-
-
-def _differentiable_at_links(node: Any, index: int, tangent: Tensor, look: Look) -> list[list[Tensor | None]]:
-    """What an output's tangent makes of the gradient at each link that comes first, under create_graph=True, whole in
-    the first of its places."""
-    watch: Watch = node.call.watch
-    stand_ins = watch.stand_ins(look)
-    with disable_autocast():
-        output = _replayed(node, stand_ins)[1][index]
-        numbers = [n for n in dict.fromkeys(node.call.program.links.reached[index]) if n in stand_ins]
-        found: Sequence[Tensor | None] = ()
-        if numbers and output.requires_grad:
-            there = [stand_ins[number] for number in numbers]
-            found = torch.autograd.grad(output, there, tangent, create_graph=True, allow_unused=True)
-    known = dict(zip(numbers, found, strict=False))
-    reached = node.call.program.links.reached[index]
-    return [
-        [known.get(number), *[None] * (reached.count(number) - 1)]
-        for number in range(len(node.call.program.links.links))
-    ]
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:

@@ -69,21 +69,21 @@ def triton_launch(source: str) -> Launch:
     interpreted = _is_interpreted(module.LAUNCHES[0][0])
     steps: list[tuple[Any, list[int], dict[str, Any]]] = []
     for kernel, programs, warps, names in module.LAUNCHES:
-        places = [-1 - buffers.index(name) if name in buffers else int(name[1:]) for name in names]
-        known = {**options, "num_warps": warps}
+        positions = [-1 - buffers.index(name) if name in buffers else int(name[1:]) for name in names]
+        settings = {**options, "num_warps": warps}
         if interpreted:
-            steps.append((kernel[(programs, 1, 1)], places, known))
+            steps.append((kernel[(programs, 1, 1)], positions, settings))
         else:
-            steps.append((_Prepared(kernel, programs, known), places, {}))
+            steps.append((_Prepared(kernel, programs, settings), positions, {}))
     run = _interpreted if interpreted else _launched
     if not interpreted and not scratch and len(steps) == 1 and steps[0][1] == list(range(len(steps[0][1]))):
         start, *_ = steps[0]
         if torch.cuda.device_count() == 1:  # most kernels of a step, and a step starts hundreds
-            return lambda given: start(*given)
+            return lambda tensors: start(*tensors)
 
-    def launch(given: Sequence[Tensor]) -> None:
-        partials = [torch.empty(count, dtype=dtype, device=given[0].device) for dtype, count in scratch]
-        run(steps, [*given, *reversed(partials)])
+    def launch(tensors: Sequence[Tensor]) -> None:
+        scratch_tensors = [torch.empty(count, dtype=dtype, device=tensors[0].device) for dtype, count in scratch]
+        run(steps, [*tensors, *reversed(scratch_tensors)])
 
     return launch
 
@@ -92,8 +92,8 @@ class _Prepared:
     """One kernel on its grid. The first launch on a device goes through Triton, those after it directly.
 
     At every launch Triton binds the arguments, describes them and looks up what it compiled for such ones, which takes
-    several times as long as the launch. Here the answer is known: the types are the program's. Where an address is no
-    multiple of 16, which Triton compiles another kernel for, it is asked again.
+    several times as long as the launch. Here the types never change: they are the program's. Triton compiles another
+    kernel where an address is no multiple of 16, so such a launch goes through Triton again.
     """
 
     def __init__(self, kernel: Any, programs: int, options: Mapping[str, Any]):
@@ -102,7 +102,9 @@ class _Prepared:
 
         self.through_triton = partial(kernel[(programs, 1, 1)], **options)
         self.programs = programs
-        self.known: dict[int, tuple[Any, Any, Any]] = {}  # by device: what launches, the function, what Triton packed
+        self.compiled: dict[
+            int, tuple[Any, Any, Any]
+        ] = {}  # by device: what launches, the function, what Triton packed
         self.settings, self.driver = knobs.runtime, driver
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -111,13 +113,13 @@ class _Prepared:
         for address in addresses:
             bits |= address
         index = tensors[0].device.index
-        known = self.known.get(index)
-        if known is None or bits % 16 or self._is_watched():
-            compiled = self.through_triton(*tensors)
-            if bits % 16 == 0 and hasattr(compiled, "packed_metadata"):
-                self.known[index] = compiled.run, compiled.function, compiled.packed_metadata
+        compiled = self.compiled.get(index)
+        if compiled is None or bits % 16 or self._is_watched():
+            kernel = self.through_triton(*tensors)
+            if bits % 16 == 0 and hasattr(kernel, "packed_metadata"):
+                self.compiled[index] = kernel.run, kernel.function, kernel.packed_metadata
             return
-        start, function, metadata = known
+        start, function, metadata = compiled
         stream = self.driver.active.get_current_stream(index)
         start(self.programs, 1, 1, stream, function, metadata, None, None, None, *addresses)
 
@@ -133,15 +135,15 @@ def _launched(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
         with torch.cuda.device(device):
             _launched(steps, tensors)
         return
-    for start, places, options in steps:
-        start(*[tensors[place] for place in places], **options)
+    for start, positions, options in steps:
+        start(*[tensors[position] for position in positions], **options)
 
 
 def _interpreted(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
     with _interpreter, np.errstate(all="ignore"):
-        for start, places, options in steps:
+        for start, positions, options in steps:
             try:
-                start(*[tensors[place] for place in places], **options)
+                start(*[tensors[position] for position in positions], **options)
             except Exception as error:
                 if _failed_assertion(error):
                     raise IndexError("index out of range in self") from None
@@ -169,7 +171,7 @@ def load_module(source: str) -> ModuleType:
     path = path or _written(private_folder() / f"{name}.py", source)
     module = ModuleType(name)
     module.__file__ = str(path)  # where Triton reads its kernels' source
-    # Not by an import: that would run bytecode that lies beside the file, whoever wrote it.
+    # Not by an import: that would run bytecode beside the file, which another user may have written.
     exec(compile(source, str(path), "exec"), module.__dict__)
     return module
 
@@ -198,23 +200,25 @@ def multi_tensor_run(source: str, tables: TensorTables) -> Run:
     run_steps = _interpreted if _is_interpreted(module.STAGES[0][0]) else _launched
     lists, blocks = tables.program.lists, tables.segment_blocks
     steps: list[tuple[Any, dict[str, Any], bool]] = []
-    memory: list[list[Any]] = []
+    arguments_by_stage: list[list[Any]] = []
     for kernel, over, segment, warps, names in module.STAGES:
-        given = [tables.device_pointers[lists.index(n)] if n in lists else tables.tables[n] for n in names]
+        arguments = [tables.device_pointers[lists.index(n)] if n in lists else tables.tables[n] for n in names]
         options = {"enable_fp_fusion": False, "sanitize_overflow": False, "num_warps": warps}
         if over == "blocks":
             programs = blocks[segment + 1] - blocks[segment]
-            memory.append([tables.owner, tables.start, tables.counts, blocks[segment], *given])
+            arguments_by_stage.append([tables.owner, tables.start, tables.counts, blocks[segment], *arguments])
         else:
             programs = 1
-            memory.append([tables.num_tensors if over == "all tensors" else tables.num_blocks, *given])
+            arguments_by_stage.append([tables.num_tensors if over == "all tensors" else tables.num_blocks, *arguments])
         steps.append((kernel[(programs, 1, 1)] if programs else None, options, over == "blocks"))
 
     def run(_: object, first: int, last: int) -> None:
         alignment = 16 if not (tables.pointers % 16).any() else 1
-        for (start, options, over_blocks), given in zip(steps[first:last], memory[first:last], strict=True):
+        for (start, options, over_blocks), arguments in zip(
+            steps[first:last], arguments_by_stage[first:last], strict=True
+        ):
             if start is not None:
-                more = {"ALIGNMENT": alignment} if over_blocks else {}
-                run_steps([(start, range(len(given)), {**options, **more})], given)
+                alignment_option = {"ALIGNMENT": alignment} if over_blocks else {}
+                run_steps([(start, range(len(arguments)), {**options, **alignment_option})], arguments)
 
     return run

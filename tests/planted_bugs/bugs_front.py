@@ -97,7 +97,7 @@ HERE.edit(
     "tests/numerics/test_fuzz_findings.py::test_found_by_fuzzing["
     "what comes to a result from another one was added up before it came there]",
     links._parts,
-    "len(found) < count - 1 and",
+    "len(parts) < count - 1 and",
     "False and",
 )
 HERE.edit(

@@ -116,7 +116,7 @@ HERE.edit(
     "the law does not compare gradients",
     LAWS.two_gradients_swapped,
     verify.verify_partition,
-    "expressions.of(results(parts.backward)) == expressions.of(wanted)",
+    "expressions.of(results(parts.backward)) == expressions.of(expected_gradients)",
     "True",
 )
 HERE.edit(

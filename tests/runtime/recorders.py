@@ -29,7 +29,7 @@ class Again:
     def __init__(self, device=None):
         self.stream = 0
 
-    def place(self):
+    def queue(self):
         return self.stream
 
     def record(self, run, inputs):

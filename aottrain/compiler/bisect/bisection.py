@@ -1,9 +1,8 @@
 """bisect: which stage of the compiler, and which node of its graph, first gives another value than eager.
 
-The ladder is eager -> joint -> functional -> what each of the pipeline's PASSES gives -> partitioned -> scheduled
-(loop nests evaluated in plain torch) -> kernel (as they are compiled, each also held against its loop nest). Each rung
-runs on the same inputs, (seed, offset) and tangents; the first whose outputs, state updates or gradients differ is
-guilty.
+The stages are eager -> joint -> functional -> what each of the pipeline's PASSES gives -> partitioned -> scheduled
+(loop nests evaluated in plain torch) -> kernel (as they are compiled, each also compared with its loop nest). Each runs
+on the same inputs, (seed, offset) and tangents. The first whose outputs, state updates or gradients differ is guilty.
 """
 
 from __future__ import annotations
@@ -59,17 +58,20 @@ _TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, to
 
 @dataclass(frozen=True)
 class Guilty:
-    """The first difference. stage: "joint", "functional", ...; None where all agree with eager. what: the result that
-    differs; node: text of the first node whose inputs agree and whose value does not ("" where it cannot be told);
-    error: largest absolute difference; script: a file that shows the node's values without aottrain."""
+    """The first difference."""
 
     stage: str | None
+    """Such as "joint" or "functional"; None where all agree with eager."""
     what: str = ""
+    """The result that differs."""
     node: str = ""
+    """Text of the first node whose inputs agree and whose value does not ("" where it cannot be told)."""
     module: str = ""
     source: str = ""
     error: float = 0.0
+    """Largest absolute difference."""
     script: str = ""
+    """A file that shows the node's values without aottrain."""
 
     def __str__(self) -> str:
         if self.stage is None:
@@ -81,12 +83,15 @@ class Guilty:
 
 
 @dataclass(frozen=True)
-class _Rung:
+class _StageRun:
+    """What one stage gives."""
+
     name: str
     results: Results
     values: Values
     nodes: dict[str, fx.Node]
-    wrong_kernels: tuple[KernelIR, ...] = ()  # in the order in which they ran
+    wrong_kernels: tuple[KernelIR, ...] = ()
+    """Those that differ from their loop nests, in the order in which they ran."""
 
 
 def bisect(
@@ -127,29 +132,29 @@ def bisect(
     if isinstance(target, CompiledModule):
         target = target.compiled_call.module or target
     module = target if isinstance(target, nn.Module) else None
-    given = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-    step, _ = capture_whole(UserCall(target, module, given, {}, StateGuard(target)), options.rng, StageLog())
+    arguments = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+    step, _ = capture_whole(UserCall(target, module, arguments, {}, StateGuard(target)), options.rng, StageLog())
     return bisect_step(step, options, folder)
 
 
 def bisect_step(step: CapturedStep, options: CompileOptions, folder: str | Path | None = None) -> Guilty:
-    """Climb the ladder for one captured call. `folder`: where the reproducing script goes; None writes none."""
+    """The same for one captured call. `folder`: where the reproducing script goes; None writes none."""
     analysis = analyse(step)
     state = new_state(step.device)
     tangents = _make_tangents(step, analysis)
-    last = _Rung("eager", _run_eager(step, analysis, state, tangents), {}, {})
+    previous = _StageRun("eager", _run_eager(step, analysis, state, tangents), {}, {})
     with deciding(options.decisions):
-        for build in _ladder(step, analysis, options, state, tangents):
-            rung = build()
-            found = _compare(last, rung, folder)
-            if found is not None:
-                return found
-            last = rung
+        for build in _stage_runs(step, analysis, options, state, tangents):
+            run = build()
+            guilty = _compare(previous, run, folder)
+            if guilty is not None:
+                return guilty
+            previous = run
     return Guilty(None)
 
 
 def _make_tangents(step: CapturedStep, analysis: Analysis) -> list[Tensor]:
-    specs = [known.spec for known in analysis.computed if known.requires_grad]
+    specs = [output.spec for output in analysis.computed if output.requires_grad]
     specs += [step.inputs[i].spec for i in analysis.replaced]
     generator = torch.Generator().manual_seed(0)
     made = []
@@ -161,11 +166,11 @@ def _make_tangents(step: CapturedStep, analysis: Analysis) -> list[Tensor]:
 
 def _copies(step: CapturedStep) -> list[Tensor]:
     """Leaves with the primals' values and strides: what a run mutates is not the caller's."""
-    found = []
+    copies = []
     for value in step.primals:
         copy = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-        found.append(copy.copy_(value.detach()).requires_grad_(value.requires_grad))
-    return found
+        copies.append(copy.copy_(value.detach()).requires_grad_(value.requires_grad))
+    return copies
 
 
 def _run_eager(step: CapturedStep, analysis: Analysis, state: Tensor, tangents: Sequence[Tensor]) -> Results:
@@ -177,22 +182,22 @@ def _run_eager(step: CapturedStep, analysis: Analysis, state: Tensor, tangents: 
     results: Results = {f"output {i}": value.detach() for i, value in enumerate(outputs[: len(analysis.computed)])}
     results |= {f"update of {step.inputs[i].name}": primals[i].detach() for i in analysis.mutated}
     if analysis.needs_gradient:
-        wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad]
-        chosen = [value for value, known in zip(outputs, _differentiable(analysis), strict=True) if known]
+        targets = [i for i, spec in enumerate(step.inputs) if spec.requires_grad]
+        chosen = [value for value, flag in zip(outputs, _differentiable(analysis), strict=True) if flag]
         with disable_autocast():
-            gradients = torch.autograd.grad(chosen, [leaves[i] for i in wanted], list(tangents), allow_unused=True)
-        results |= {f"gradient of {step.inputs[i].name}": g for i, g in zip(wanted, gradients, strict=True)}
+            gradients = torch.autograd.grad(chosen, [leaves[i] for i in targets], list(tangents), allow_unused=True)
+        results |= {f"gradient of {step.inputs[i].name}": g for i, g in zip(targets, gradients, strict=True)}
     return results
 
 
 def _differentiable(analysis: Analysis) -> list[bool]:
-    return [known.requires_grad for known in analysis.computed] + [True] * len(analysis.replaced)
+    return [output.requires_grad for output in analysis.computed] + [True] * len(analysis.replaced)
 
 
-def _ladder(
+def _stage_runs(
     step: CapturedStep, analysis: Analysis, options: CompileOptions, state: Tensor, tangents: Sequence[Tensor]
-) -> Iterator[Callable[[], _Rung]]:
-    """Each rung is to be climbed before the next is asked for: it starts from what the last one made."""
+) -> Iterator[Callable[[], _StageRun]]:
+    """One function for each stage. It must run before the next is asked for, which starts from what it made."""
     stages: dict[str, Any] = {}
 
     def last() -> JointGraph:
@@ -204,26 +209,26 @@ def _ladder(
     def inputs(joint: JointGraph) -> list[Tensor]:
         return [*(value.detach() for value in _copies(step)), *joint.constants, state, *tangents]
 
-    def whole(name: str, make: Callable[[], JointGraph]) -> Callable[[], _Rung]:
-        def climb() -> _Rung:
+    def whole(name: str, make: Callable[[], JointGraph]) -> Callable[[], _StageRun]:
+        def run() -> _StageRun:
             joint = stages[name] = make()
-            given = inputs(joint)
-            values, outputs = _record(joint.graph, given)
+            arguments = inputs(joint)
+            values, outputs = _record(joint.graph, arguments)
             results = _named(joint, outputs)
             for i in analysis.mutated:  # before functionalization an update is a write to the input
-                results.setdefault(f"update of {step.inputs[i].name}", given[i])
-            return _Rung(name, results, values, {node.name: node for node in joint.graph.nodes})
+                results.setdefault(f"update of {step.inputs[i].name}", arguments[i])
+            return _StageRun(name, results, values, {node.name: node for node in joint.graph.nodes})
 
-        return climb
+        return run
 
     @cache
     def planned() -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
         """The plan that runs: as rewritten for kernels, or, where a budget has no room for them, of what was before."""
         ready = last()
         with suppress(BudgetError):
-            found = plan_of(ready)
-            if found[2].kernel == options.kernel or ready is base:
-                return found
+            plan = plan_of(ready)
+            if plan[2].kernel == options.kernel or ready is base:
+                return plan
         return plan_of(base)
 
     def plan_of(joint: JointGraph) -> tuple[JointGraph, PartitionedGraph, KernelPlan]:
@@ -231,12 +236,12 @@ def _ladder(
         parts = apply_partition(joint, plan)
         return joint, parts, plan_kernels(joint, plan, parts, options)
 
-    def halves(name: str, kernel: Kernel) -> Callable[[], _Rung]:
-        def climb() -> _Rung:
+    def halves(name: str, kernel: Kernel) -> Callable[[], _StageRun]:
+        def run() -> _StageRun:
             joint, parts, kernels = planned()
             return _run_halves(name, joint, parts, kernels, kernel, inputs(joint))
 
-        return climb
+        return run
 
     yield whole("joint", lambda: trace_joint(step, analysis))
     yield whole("functional", lambda: functionalize(stages["joint"]))
@@ -256,10 +261,10 @@ def _ladder(
 
 
 def _run_halves(
-    name: str, joint: JointGraph, parts: PartitionedGraph, kernels: KernelPlan, kernel: Kernel, given: list[Tensor]
-) -> _Rung:
-    tangents = len(joint.inputs_of(InputKind.TANGENT))
-    primals, late = given[: len(given) - tangents], given[len(given) - tangents :]
+    name: str, joint: JointGraph, parts: PartitionedGraph, kernels: KernelPlan, kernel: Kernel, arguments: list[Tensor]
+) -> _StageRun:
+    num_tangents = len(joint.inputs_of(InputKind.TANGENT))
+    primals, tangents = arguments[: len(arguments) - num_tangents], arguments[len(arguments) - num_tangents :]
     nodes = {node.name: node for node in parts.forward.nodes}
     wrong: list[KernelIR] = []
     if kernel == "aten":
@@ -275,24 +280,24 @@ def _run_halves(
         for node in parts.backward.nodes:
             nodes.setdefault(node.name, node)
         if kernel == "aten":
-            more, gradients = _record(parts.backward, [*residuals.values(), *late])
+            more, gradients = _record(parts.backward, [*residuals.values(), *tangents])
             values |= more
         else:
             runner = fused[1].runner() if fused else build_runner(parts.backward, kernel)
-            gradients = runner([*residuals.values(), *late])
+            gradients = runner([*residuals.values(), *tangents])
         flat += list(gradients)
     results = _named(joint, flat) | {f"residual {key}": value for key, value in residuals.items() if kernel != "aten"}
-    return _Rung(name, results, values | residuals, nodes, tuple(wrong))
+    return _StageRun(name, results, values | residuals, nodes, tuple(wrong))
 
 
 def _kernels(plan: KernelPlan, evaluated: bool, wrong: list[KernelIR]) -> list[FusedGraph]:
     """Both graphs, run by kernels. wrong: gets each kernel that does not give what its evaluation gives."""
-    known = {call.kernel.name: call.kernel for _, _, schedule in plan.planned for call in schedule.kernels}
+    kernels = {call.kernel.name: call.kernel for _, _, schedule in plan.planned for call in schedule.kernels}
     if evaluated:
-        launches = {name: _evaluated(kernel) for name, kernel in known.items()}
+        launches = {name: _evaluated(kernel) for name, kernel in kernels.items()}
         return [FusedGraph(graph, schedule, None, launches, 0, "", "evaluate") for graph, _, schedule in plan.planned]
     made = make_kernels(plan)
-    checked = {name: _checked(kernel, made[0].launches[name], wrong) for name, kernel in known.items()}
+    checked = {name: _checked(kernel, made[0].launches[name], wrong) for name, kernel in kernels.items()}
     return [replace(one, launches=checked) for one in made]
 
 
@@ -317,11 +322,11 @@ def _checked(kernel: KernelIR, run: Launch, wrong: list[KernelIR]) -> Launch:
 
 def _named(joint: JointGraph, outputs: Sequence[Any]) -> Results:
     words = {OutputKind.OUTPUT: "output", OutputKind.GRADIENT: "gradient of"}
-    found: Results = {}
+    results: Results = {}
     for spec, value in zip(joint.signature.outputs, outputs, strict=True):
         label = spec.target if spec.kind is OutputKind.OUTPUT else spec.name
-        found[f"{words.get(spec.kind, 'update of')} {label}"] = value
-    return found
+        results[f"{words.get(spec.kind, 'update of')} {label}"] = value
+    return results
 
 
 def _record(graph: fx.Graph, inputs: Sequence[Tensor]) -> tuple[Values, list[Any]]:
@@ -339,34 +344,36 @@ def _record(graph: fx.Graph, inputs: Sequence[Tensor]) -> tuple[Values, list[Any
     return values, list(outputs)
 
 
-def _compare(last: _Rung, rung: _Rung, folder: str | Path | None) -> Guilty | None:
-    for what, value in rung.results.items():
-        known = last.results.get(what, last.values.get(what.removeprefix("residual "), _UNKNOWN))
-        error = 0.0 if known is _UNKNOWN else _difference(known, value)
+def _compare(previous: _StageRun, run: _StageRun, folder: str | Path | None) -> Guilty | None:
+    for what, value in run.results.items():
+        expected = previous.results.get(what, previous.values.get(what.removeprefix("residual "), _UNKNOWN))
+        error = 0.0 if expected is _UNKNOWN else _difference(expected, value)
         if error:
-            return _blame(last, rung, what, error, folder)
+            return _blame(previous, run, what, error, folder)
     return None
 
 
 _UNKNOWN = object()
 
 
-def _blame(last: _Rung, rung: _Rung, what: str, error: float, folder: str | Path | None) -> Guilty:
-    """The first node, in program order, whose inputs agree with the rung before and whose value does not; of kernels
+def _blame(previous: _StageRun, run: _StageRun, what: str, error: float, folder: str | Path | None) -> Guilty:
+    """The first node, in program order, whose inputs agree with the stage before and whose value does not; of kernels
     the first to run that does not give what its loop nest says."""
-    if rung.wrong_kernels:
-        kernel = rung.wrong_kernels[0]
+    if run.wrong_kernels:
+        kernel = run.wrong_kernels[0]
         ops = ", ".join(line.split(" = ")[0] for line in kernel.sources)
-        return Guilty(rung.name, what, f"{kernel.name} ({ops})", error=error)
+        return Guilty(run.name, what, f"{kernel.name} ({ops})", error=error)
     wrong = {
-        name for name, value in rung.values.items() if name in last.values and _difference(last.values[name], value)
+        name
+        for name, value in run.values.items()
+        if name in previous.values and _difference(previous.values[name], value)
     }
-    for name, node in rung.nodes.items():
+    for name, node in run.nodes.items():
         if name in wrong and not any(source.name in wrong for source in node.all_input_nodes):
-            known = rung.name, node, last.values, rung.values[name]
-            script = "" if folder is None else write_script(Path(folder), *known)
-            return Guilty(rung.name, what, node_text(node), module_of(node), source_of(node), error, script)
-    return Guilty(rung.name, what, error=error)
+            values = previous.values, run.values[name]
+            script = "" if folder is None else write_script(Path(folder), run.name, node, *values)
+            return Guilty(run.name, what, node_text(node), module_of(node), source_of(node), error, script)
+    return Guilty(run.name, what, error=error)
 
 
 def _difference(a: Any, b: Any) -> float:

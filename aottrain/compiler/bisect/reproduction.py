@@ -13,14 +13,14 @@ from aottrain.ir.graph import info
 from aottrain.ir.text import node_text
 
 
-def write_script(folder: Path, stage: str, node: fx.Node, known: Mapping[str, Any], found: Any) -> str:
+def write_script(folder: Path, stage: str, node: fx.Node, expected_values: Mapping[str, Any], value: Any) -> str:
     """Writes reproduce.py and the values that it reads; the script's path.
 
-    known: the values by node name, this node's among them, that the stage before `stage` gave; found: this node's now.
+    expected_values: by node name, this node's among them, as the stage before `stage` gave them. value: this node's.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    inputs = {source.name: known.get(source.name) for source in node.all_input_nodes}
-    torch.save({"inputs": inputs, "expected": known[node.name], "found": found}, folder / "values.pt")
+    inputs = {source.name: expected_values.get(source.name) for source in node.all_input_nodes}
+    torch.save({"inputs": inputs, "expected": expected_values[node.name], "found": value}, folder / "values.pt")
     path = folder / "reproduce.py"
     path.write_text(
         f'"""Stage {stage}: {node_text(node)}"""\n'

@@ -20,7 +20,7 @@ _MODULES = {
     "time", "datetime", "_datetime", "_io", "io", "os", "posix", "nt", "logging", "warnings", "_warnings", "random",
     "_random", "secrets", "uuid", "tempfile", "shutil", "pathlib", "subprocess", "socket", "gc",
 }  # fmt: skip
-# Of a module that otherwise looks at its arguments alone: who calls, and from where.
+# The functions of a module that look at the caller's stack; its others look at their arguments alone.
 _STACK = {("inspect", name) for name in ("stack", "trace", "currentframe", "getouterframes", "getinnerframes")}
 # What no guard holds of torch's and Python's settings; all of torch.backends, too.
 _SETTINGS = {
@@ -38,39 +38,39 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
     its locks.
     """
     packages = _packages(function, module)
-    theirs: dict[int, bool] = {}  # by the identity of a module's globals, which `kept` keeps alive
-    kept: list[Any] = []
+    is_users_module: dict[int, bool] = {}  # by the identity of a module's globals, which `modules` keeps alive
+    modules: list[Any] = []
 
-    def is_theirs(frame: FrameType) -> bool:
+    def is_users(frame: FrameType) -> bool:
         """Nearly all that runs is torch's: this comes first, and must cost nothing."""
         key = id(frame.f_globals)
-        known = theirs.get(key)
-        if known is None:
-            kept.append(frame.f_globals)
-            known = theirs[key] = _package(frame) in packages
-        return known
+        answer = is_users_module.get(key)
+        if answer is None:
+            modules.append(frame.f_globals)
+            answer = is_users_module[key] = _package(frame) in packages
+        return answer
 
     def check(frame: FrameType, event: str, called: Any) -> None:
         if event == "c_call":
-            if not is_theirs(frame):
+            if not is_users(frame):
                 return
-            if called in _BUILTINS or _home(called) in _MODULES or called.__name__ in _SETTINGS:
+            if called in _BUILTINS or _module_of(called) in _MODULES or called.__name__ in _SETTINGS:
                 raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
-        elif event == "call" and frame.f_back is not None and is_theirs(frame.f_back):
-            home = _package(frame)
+        elif event == "call" and frame.f_back is not None and is_users(frame.f_back):
+            package = _package(frame)
             name = frame.f_code.co_name
-            if home == "torch" and _is_setting(frame):
+            if package == "torch" and _is_setting(frame):
                 raise UnsupportedError(f"the program reads a setting of torch, {name}")
-            if home in _MODULES or (home, name) in _STACK:
-                raise UnsupportedError(f"the program calls {home}.{name}, which each call would do again")
+            if package in _MODULES or (package, name) in _STACK:
+                raise UnsupportedError(f"the program calls {package}.{name}, which each call would do again")
 
-    before = sys.getprofile()
+    profiler = sys.getprofile()
     if packages:
         sys.setprofile(check)
     try:
         yield
     finally:
-        sys.setprofile(before)
+        sys.setprofile(profiler)
 
 
 def _is_setting(frame: FrameType) -> bool:
@@ -82,15 +82,15 @@ def _packages(function: Any, module: nn.Module | None) -> set[str]:
         function = function.func
     owners = [function, type(function), getattr(function, "__self__", None)]
     owners += [] if module is None else [type(child) for child in module.modules()]
-    homes = {str(getattr(owner, "__module__", "")).partition(".")[0] for owner in owners}
-    return homes - {"", "torch", "aottrain", "builtins"}
+    packages = {str(getattr(owner, "__module__", "")).partition(".")[0] for owner in owners}
+    return packages - {"", "torch", "aottrain", "builtins"}
 
 
 def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
-def _home(function: Any) -> str:
+def _module_of(function: Any) -> str:
     """The module of a builtin function, or of the class whose method it is."""
     owner = getattr(function, "__self__", None)
     if owner is None or type(owner).__name__ == "module":

@@ -30,9 +30,9 @@ from aottrain.compiler.capture.checkpoint_regions import (
 )
 from aottrain.compiler.capture.dynamic import SymbolicSizes
 from aottrain.compiler.capture.indexing import IndexingGradients
-from aottrain.compiler.capture.replaced_ops import KNOWN_PURE, MUTATION_RULES, SIZE_RULES, hidden_writes
+from aottrain.compiler.capture.replaced_ops import MUTATION_RULES, PURE_VARIANTS, SIZE_RULES, hidden_writes
 from aottrain.compiler.capture.substitutes import contained, installed, swapping
-from aottrain.compiler.graphs.source_locations import Place, tell_source, told_place, user_line
+from aottrain.compiler.graphs.source_locations import SourceLocation, noted_location, tell_source, user_line
 from aottrain.errors import UnsupportedError, none_caught, note_refusal
 from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_in_backward, set_marks, set_provenance
 from aottrain.ir.ops import hidden_mutation, op_info, uses_generator
@@ -48,28 +48,29 @@ _DEVICE = torch.ops.prim.device.default
 
 @dataclass(frozen=True)
 class CapturedStep:
-    """One call as a pure function: `call(primals)` runs the user's code on flat tensors and gives its raw result.
-
-    primals: the real tensors, each once: parameters, buffers and captured tensors (the state), then the batch.
-    inputs: what each is. is_leaf, is_view: autograd's view of each. shared: primals whose storage another one shares.
-    notes: what was met while the code ran, e.g. CUSTOM_FUNCTION. sizes: the symbols by name, of a step with symbolic
-    sizes, whose batch is then given as fakes; shape_env: where guards on them are kept. watching: to be entered around
-    code of the user's.
-    """
+    """One call as a pure function."""
 
     call: Callable[[Sequence[Tensor]], Any]
+    """Runs the user's code on the primals, or what stands for them, and gives its raw result."""
     primals: tuple[Tensor, ...]
+    """The real tensors, each once: parameters, buffers and captured tensors (the state), then the batch."""
     inputs: tuple[InputSpec, ...]
+    """What each primal is."""
     module: nn.Module | None
     num_state: int
     is_leaf: tuple[bool, ...]
     is_view: tuple[bool, ...]
     shared: frozenset[int]
+    """Primals whose storage another one shares."""
     notes: set[str] = field(default_factory=set)
+    """What was met while the code ran, e.g. CUSTOM_FUNCTION."""
     rng: str = "philox"
     sizes: Mapping[str, torch.SymInt] = field(default_factory=dict)
+    """The symbols by name, of a step with symbolic sizes; its batch is then fake tensors."""
     shape_env: Any = None
+    """Where guards on symbolic sizes are kept."""
     watching: Callable[[], AbstractContextManager[None]] = nullcontext
+    """To be entered around code of the user's."""
 
     @property
     def device(self) -> torch.device:
@@ -91,19 +92,19 @@ def capture(
 
     `function` is what runs; where it is a module, `module` is that same object and its parameters and buffers become
     inputs. `captured`: tensors that it reads from elsewhere (closures, globals, attributes); they become inputs too.
-    Raises UnsupportedError for inputs that this door cannot describe (tensor subclasses, sparse tensors).
+    Raises UnsupportedError for inputs that it cannot describe (tensor subclasses, sparse tensors).
     """
     state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
     num_named = len(state) - len(captured)
     leaves, tree = flatten_values((tuple(args), kwargs))
     entries, index = list(state), {id(tensor): i for i, (_, _, tensor) in enumerate(state)}
-    places = {}
-    for place, leaf in enumerate(leaves):
+    entry_by_position = {}
+    for position, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             if id(leaf) not in index:
                 index[id(leaf)] = len(entries)
                 entries.append((InputKind.BATCH, f"input{len(entries) - len(state)}", leaf))
-            places[place] = index[id(leaf)]
+            entry_by_position[position] = index[id(leaf)]
     notes: set[str] = set()
     inputs, traced = [], []
     for kind, name, tensor in entries:
@@ -115,8 +116,8 @@ def capture(
 
     def call(primals: Sequence[Tensor]) -> Any:
         filled = list(leaves)
-        for place, i in places.items():
-            filled[place] = primals[i]
+        for position, i in entry_by_position.items():
+            filled[position] = primals[i]
         call_args, call_kwargs = tree_unflatten(filled, tree)
         table = {id(real): primals[num_named + i] for i, real in enumerate(captured)}
         stand_ins = swapping(table, {id(value) for value in primals}, notes)
@@ -130,8 +131,8 @@ def capture(
         after, tree_after = flatten_values((call_args, call_kwargs))
         if tree_after != tree or any(one is not other for one, other in zip(after, filled, strict=True)):
             raise UnsupportedError("the program changes a list or dictionary that it was given")
-        given, returned = list(_containers((call_args, call_kwargs))), list(_containers(result))
-        if len({*given, *returned}) < len({*given}) + len(returned) or any(one in containers for one in returned):
+        old, new = list(_containers((call_args, call_kwargs))), list(_containers(result))
+        if len({*old, *new}) < len({*old}) + len(new) or any(one in containers for one in new):
             raise UnsupportedError("the program returns a list or dictionary that it was given or keeps, or one twice")
         return result
 
@@ -203,8 +204,8 @@ def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
 
 
 def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
-    known = isinstance(value, FakeTensor)
-    fake = _fake_again(value, mode, static) if known else mode.from_tensor(value.detach(), static_shapes=True)
+    is_fake = isinstance(value, FakeTensor)
+    fake = _fake_again(value, mode, static) if is_fake else mode.from_tensor(value.detach(), static_shapes=True)
     if not (value.requires_grad and value.is_leaf and value._is_view()):
         return fake
     with mode, torch.enable_grad():
@@ -229,9 +230,8 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
     that they may be mutated, and gradients are still taken with respect to the value that came in."""
     copied = set(cloned)
     for value, real in zip(leaves, step.primals, strict=True):
-        if not isinstance(
-            real, FakeTensor
-        ):  # a parameter is one to isinstance, and has the attributes that it was given
+        if not isinstance(real, FakeTensor):
+            # isinstance() tells a parameter by `_is_param`, and a parameter may have attributes of its owner's.
             vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
     with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
         return [
@@ -247,7 +247,7 @@ class CaptureMode(PhiloxMode):
         super().__init__(state)
         self.provenance = provenance
         self.rng = rng
-        self.read_in_regions: Storages = {}  # that come into a checkpointed region from outside
+        self.read_in_regions: Storages = {}  # from outside a checkpointed region, by its ops
         self.indexing = IndexingGradients()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -266,7 +266,7 @@ class CaptureMode(PhiloxMode):
             sys.setprofile(profile)
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        place = self.provenance.current()
+        location = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)
         rule = MUTATION_RULES.get(func) or SIZE_RULES.get(func)
@@ -277,7 +277,7 @@ class CaptureMode(PhiloxMode):
         if rule is not None:
             out = rule(func, args, kwargs)
         elif out is None:
-            if hidden_mutation(func) and func not in KNOWN_PURE:
+            if hidden_mutation(func) and func not in PURE_VARIANTS:
                 raise UnsupportedError(f"{func} mutates an argument though its schema denies it")
             if self.rng == "eager" and uses_generator(func):
                 if _in_backward():
@@ -287,17 +287,17 @@ class CaptureMode(PhiloxMode):
                 out = super().__torch_dispatch__(func, types, args, kwargs)
         if _in_backward():
             # What the gradient of a region's op makes of its values is never saved by eager's checkpoint.
-            marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in place.regions)
+            marks: Marks = tuple((number, Mark.MUST_RECOMPUTE) for number in location.regions)
         else:
             marks = tuple((region.number, region.mark(func, args, kwargs, out)) for region in regions)
-        self.provenance.mark(place, marks)
+        self.provenance.mark(location, marks)
         return out
 
     def _check_regions(self, regions: Sequence[Region], func: Any, args: Any, kwargs: Any) -> None:
-        places = op_info(func).writes or hidden_writes(func, args)
-        if not (regions or (places and self.read_in_regions)):
+        written_positions = op_info(func).writes or hidden_writes(func, args)
+        if not (regions or (written_positions and self.read_in_regions)):
             return
-        written = storages_of(_arguments_at(func, places, args, kwargs))
+        written = storages_of(_arguments_at(func, written_positions, args, kwargs))
         if written.keys() & self.read_in_regions.keys():
             raise UnsupportedError("memory that torch.utils.checkpoint reads when it runs again is overwritten")
         for region in regions:
@@ -318,10 +318,10 @@ def _in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def _arguments_at(func: Any, places: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
+def _arguments_at(func: Any, positions: Sequence[int], args: Any, kwargs: Any) -> list[Any]:
     """The arguments at these places of the schema."""
     names = [argument.name for argument in func._schema.arguments]
-    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in places]
+    return [args[i] if i < len(args) else kwargs.get(names[i]) for i in positions]
 
 
 class Provenance:
@@ -333,7 +333,7 @@ class Provenance:
         self.roots: list[nn.Module] = []  # kept alive, so that no other module takes the identity
         self.stack: list[tuple[str, int]] = []
         self.runs: Counter[str] = Counter()
-        self.by_sequence: dict[int, Place] = {}
+        self.by_sequence: dict[int, SourceLocation] = {}
         self.last: fx.Node | None = None
         self.graph: fx.Graph | None = None  # that is recorded; else that of torch's tracer
 
@@ -368,21 +368,21 @@ class Provenance:
         for name, child in module.named_modules():
             self.names.setdefault(id(child), f"{root}.{name}" if name else root)
 
-    def current(self) -> Place:
-        """The place of the op that is about to run."""
+    def current(self) -> SourceLocation:
+        """Where the op that is about to run comes from."""
         node = torch._C._current_autograd_node()
         if node is not None:
-            return self.by_sequence.get(node._sequence_nr(), Place())
-        told = told_place()
-        if told is None:
-            told = Place(tuple(self.stack), user_line())
-        place = told._replace(regions=tuple(region.number for region in open_regions()))
+            return self.by_sequence.get(node._sequence_nr(), SourceLocation())
+        location = noted_location()
+        if location is None:
+            location = SourceLocation(tuple(self.stack), user_line())
+        location = location._replace(regions=tuple(region.number for region in open_regions()))
         # The autograd kernel above has numbered this op's gradient node already.
-        self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, place)
-        return place
+        self.by_sequence.setdefault(torch.autograd._get_sequence_nr() - 1, location)
+        return location
 
-    def mark(self, place: Place, marks: Marks) -> None:
-        """Note the place and the marks on the nodes that were added since the last call."""
+    def mark(self, location: SourceLocation, marks: Marks) -> None:
+        """Note the location and the marks on the nodes that were added since the last call."""
         graph = self.graph
         if graph is None and (mode := get_proxy_mode()) is not None:
             graph = mode.tracer.graph
@@ -392,7 +392,7 @@ class Provenance:
         newest = node
         while node is not self.last and node.op != "root":
             if node.op == "call_function":
-                set_provenance(node, place.modules, place.source, torch.is_grad_enabled())
+                set_provenance(node, location.modules, location.source, torch.is_grad_enabled())
                 set_marks(node, marks)
                 if _in_backward():
                     set_in_backward(node)

@@ -30,27 +30,24 @@ _numbers = itertools.count()
 
 
 class Region:
-    """One run of a checkpointed body. policy: of selective checkpointing; None: compute everything again.
-
-    made: storages of the values that the region's own ops have made; held: those that the policy saves.
-    """
+    """One run of a checkpointed body. policy: of selective checkpointing; None: compute everything again."""
 
     def __init__(self, policy: Policy | None, preserves_rng: bool):
         self.number = next(_numbers)
         self.policy = policy
         self.preserves_rng = preserves_rng
-        self.made: Storages = {}
-        self.held: Storages = {}
+        self.made: Storages = {}  # of the values that the region's own ops have made
+        self.saved: Storages = {}  # of those that the policy saves
 
     def mark(self, func: Any, args: Any, kwargs: Any, out: Any) -> Mark:
         """The mark of an op that has run in the region."""
         mark = Mark.MUST_RECOMPUTE if self.policy is None else self._ask(func, args, kwargs, out)
         storages = storages_of(out)
-        facts = op_info(func)
-        if facts.view_of is None and not facts.writes:
+        op = op_info(func)
+        if op.view_of is None and not op.writes:
             self.made.update(storages)
         if mark >= Mark.PREFER_SAVE:
-            self.held.update(storages)
+            self.saved.update(storages)
         return mark
 
     def _ask(self, func: Any, args: Any, kwargs: Any, out: Any) -> Mark:
@@ -68,7 +65,7 @@ class Region:
         for storage in storages:
             if storage not in self.made:
                 raise UnsupportedError("torch.utils.checkpoint runs its function twice, and it writes to outer memory")
-            if storage in self.held:
+            if storage in self.saved:
                 raise UnsupportedError("a value that a policy of torch.utils.checkpoint saves is overwritten")
 
 
@@ -139,5 +136,5 @@ def inlined_checkpoints() -> Iterator[None]:
 def storages_of(values: Any) -> Storages:
     """The memory of the tensors among the values."""
     tensors = [value for value in tree_flatten(values)[0] if isinstance(value, Tensor)]
-    found = [value.untyped_storage() if value.layout == torch.strided else value for value in tensors]
-    return {getattr(memory, "_cdata", id(memory)): memory for memory in found}
+    memories = [value.untyped_storage() if value.layout == torch.strided else value for value in tensors]
+    return {getattr(memory, "_cdata", id(memory)): memory for memory in memories}

@@ -19,13 +19,18 @@ def cov(
     """As torch.cov: (variables, observations) -> (variables, variables), op by op."""
     weights = [weight for weight in (fweights, aweights) if weight is not None]
     count = input.shape[-1] if input.dim() else 1
-    if input.dim() > 2 or not count or any(weight.shape != (count,) for weight in weights) or not _known(fweights):
+    if (
+        input.dim() > 2
+        or not count
+        or any(weight.shape != (count,) for weight in weights)
+        or not _are_integers(fweights)
+    ):
         return torch.cov(input, correction=correction, fweights=fweights, aweights=aweights)
     if not weights and count <= correction:
         return torch.cov(input, correction=correction)
     x = input.reshape(1, -1) if input.dim() < 2 else input
-    for known in weights:
-        check_values(known.min() >= 0, "cov(): weights cannot be negative")
+    for weight_tensor in weights:
+        check_values(weight_tensor.min() >= 0, "cov(): weights cannot be negative")
     weight = weights[0] * weights[1] if len(weights) == 2 else next(iter(weights), None)
     total = torch.scalar_tensor(count, dtype=torch.int64, device=x.device) if weight is None else weight.sum()
     if weight is not None:
@@ -54,8 +59,8 @@ def corrcoef(input: Tensor) -> Tensor:
     return torch.complex(c.real.clip(-1, 1), c.imag.clip(-1, 1)) if c.is_complex() else c.clip(-1, 1)
 
 
-def _known(fweights: Tensor | None) -> bool:
+def _are_integers(fweights: Tensor | None) -> bool:
     return fweights is None or fweights.dtype in (torch.int64, torch.int32)
 
 
-STAND_INS: dict[Any, Any] = {torch.cov: cov, Tensor.cov: cov, torch.corrcoef: corrcoef, Tensor.corrcoef: corrcoef}
+REPLACEMENTS: dict[Any, Any] = {torch.cov: cov, Tensor.cov: cov, torch.corrcoef: corrcoef, Tensor.corrcoef: corrcoef}

@@ -21,16 +21,16 @@ Place = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class SymbolicSizes:
-    """What is symbolic in a call.
-
-    symbols: by name. places: where each is read at a call. fakes: the tensors with symbolic sizes that stand for real
-    ones, by id; TorchDynamo's examples are fakes themselves.
-    """
+    """What is symbolic in a call."""
 
     shape_env: Any
     symbols: Mapping[str, torch.SymInt]
+    """By name."""
     places: Mapping[str, Place]
+    """Where each symbol is read at a call."""
     fakes: Mapping[int, Tensor] = field(default_factory=dict)
+    """The fake tensors with symbolic sizes that stand for real ones, by id. TorchDynamo's examples are fakes themselves
+    and are not among them."""
 
     def read(self, args: Sequence[Any]) -> dict[str, int]:
         """The symbols' values in a call."""
@@ -55,8 +55,8 @@ def symbolic_sizes(tensors: Sequence[Tensor], dynamic: bool) -> SymbolicSizes | 
         return None
     mode = symbolic_mode()
     fakes = {i: symbolic_fake(mode, tensor, dims[i], _name(i)) for i, tensor in enumerate(tensors) if dims[i]}
-    stand_ins = {id(tensors[i]): fake for i, fake in fakes.items()}
-    return SymbolicSizes(mode.shape_env, *_find([fakes.get(i) for i in range(len(tensors))]), stand_ins)
+    fakes_by_id = {id(tensors[i]): fake for i, fake in fakes.items()}
+    return SymbolicSizes(mode.shape_env, *_find([fakes.get(i) for i in range(len(tensors))]), fakes_by_id)
 
 
 def example_sizes(examples: Sequence[Any]) -> SymbolicSizes | None:
@@ -70,8 +70,8 @@ def example_sizes(examples: Sequence[Any]) -> SymbolicSizes | None:
 
 def size_guard(sizes: SymbolicSizes, tensors: Sequence[Tensor]) -> SizeGuard:
     """Everything that tracing assumed about the sizes. To be asked for when nothing is traced any more."""
-    known = [i for i, tensor in enumerate(tensors) if id(tensor) in sizes.fakes]
-    text = shape_guard(sizes.shape_env, [_name(i) for i in known], [sizes.fakes[id(tensors[i])] for i in known])
+    dynamic = [i for i, tensor in enumerate(tensors) if id(tensor) in sizes.fakes]
+    text = shape_guard(sizes.shape_env, [_name(i) for i in dynamic], [sizes.fakes[id(tensors[i])] for i in dynamic])
     return SizeGuard(sizes, compile(text, "<aottrain size guard>", "eval"))
 
 
@@ -80,11 +80,11 @@ def _find(values: Sequence[Any]) -> tuple[dict[str, torch.SymInt], dict[str, Pla
     symbols: dict[str, torch.SymInt] = {}
     places: dict[str, Place] = {}
     for i, value in enumerate(values):
-        found: list[tuple[Any, Place]] = [(value, (i, "", 0))]
+        numbers: list[tuple[Any, Place]] = [(value, (i, "", 0))]
         if isinstance(value, Tensor):
-            found = [(size, (i, "shape", dim)) for dim, size in enumerate(value.shape)]
-            found += [(step, (i, "stride", dim)) for dim, step in enumerate(value.stride())]
-        for number, place in found:
+            numbers = [(size, (i, "shape", dim)) for dim, size in enumerate(value.shape)]
+            numbers += [(step, (i, "stride", dim)) for dim, step in enumerate(value.stride())]
+        for number, place in numbers:
             size = size_of(number) if is_symbolic(number) else None
             if isinstance(size, SizeExpression) and (size.text,) == size.names and size.text not in symbols:
                 if not isinstance(number, torch.SymInt):

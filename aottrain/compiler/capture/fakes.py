@@ -1,9 +1,9 @@
 """Fake tensors as kernels give them.
 
-Torch's fakes differ from the CPU's kernels in the strides of a few results, found by running every operator of torch's
-own database on inputs of all layouts: by them an op downstream chooses its formula, and so how it rounds. And in types:
-of a bfloat16 or float16 input with float32 parameters, as under autocast, norms on a CPU keep their statistics in
-float32.
+Torch's fakes differ from the CPU's kernels in the strides of a few results. An op downstream chooses its formula by
+strides, and so how it rounds. The differences were found by running every operator of torch's own database on inputs of
+all layouts. Fakes also differ in types: of a bfloat16 or float16 input with float32 parameters, as under autocast,
+norms on a CPU keep their statistics in float32.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def _as_a_sum(args: Sequence[Any], out: Tensor) -> Tensor:
 
 
 def _as_transformed(args: Sequence[Any], out: Tensor) -> Tensor:
-    """MKL's real transform: the other dimensions first, then the transformed ones, both as far as their steps are long;
-    the last one named is the innermost."""
+    """MKL's real transform: the other dimensions first, then the transformed ones, both by descending stride; the last
+    one named is the innermost."""
     if not torch.backends.mkl.is_available():
         return _contiguous(args, out)
     value, dims = args[0], args[1]
 
-    def by_step(some: Sequence[int]) -> list[int]:
-        return sorted(some, key=lambda dim: -value.stride(dim))
+    def by_stride(group: Sequence[int]) -> list[int]:
+        return sorted(group, key=lambda dim: -value.stride(dim))
 
-    order = [*by_step([dim for dim in range(out.dim()) if dim not in dims]), *by_step(dims[:-1]), dims[-1]]
+    order = [*by_stride([dim for dim in range(out.dim()) if dim not in dims]), *by_stride(dims[:-1]), dims[-1]]
     inverse = sorted(range(out.dim()), key=order.__getitem__)
     return torch.empty([out.shape[dim] for dim in order], device=out.device).permute(inverse)
 
@@ -149,8 +149,8 @@ class KernelFakes(FakeTensorMode):
             return out
         types = {i: args[place].dtype for i, place in _SAME_TYPE.get(func, {}).items()}
         parameters, statistics = _STATISTICS.get(func, (range(0), ()))
-        given = [args[place] for place in parameters if place < len(args)]
-        if args[0].dtype in _LOW and any(isinstance(v, Tensor) and v.dtype is torch.float32 for v in given):
+        values = [args[place] for place in parameters if place < len(args)]
+        if args[0].dtype in _LOW and any(isinstance(v, Tensor) and v.dtype is torch.float32 for v in values):
             types |= dict.fromkeys(statistics, torch.float32)
         with self:
             return tuple(

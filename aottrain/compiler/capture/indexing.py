@@ -17,8 +17,8 @@ _ops = torch.ops.aottrain
 class IndexingGradients:
     """Sees the ops of the backward and takes the place of those that a trace cannot run.
 
-    autograd's node of index_fill calls unique(index), index_select(grad, dim, that) and sum(that): the first gives the
-    index itself here, the last is what is wanted.
+    autograd's node of index_fill calls unique(index), index_select(grad, dim, that) and sum(that). Here the first gives
+    the index itself, and the last is replaced by one op.
     """
 
     def __init__(self) -> None:
@@ -42,9 +42,9 @@ class IndexingGradients:
             self._selected = selected, args
             return selected
         if func is aten.sum.default and self._selected is not None and args[0] is self._selected[0]:
-            wanted = self._selected[1]
+            arguments = self._selected[1]
             self._index = self._selected = None
-            return _ops.index_fill_value_grad(*wanted)
+            return _ops.index_fill_value_grad(*arguments)
         return None
 
     def check(self) -> None:

@@ -28,16 +28,14 @@ _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
 class Recorder(TorchDispatchMode):
-    """Innermost of the modes but for the fakes: it sees what the others make of the user's ops.
-
-    graph: what was recorded. constants: tensors that are neither inputs nor computed, by the target of their node.
-    """
+    """Innermost of the modes but for the fakes: it sees what the others make of the user's ops."""
 
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph()
+        # Tensors that are neither inputs nor computed, by the target of their node.
         self.constants: dict[str, Tensor] = {}
-        # By identity and weakly: whether the program has let go of a tensor of its own must stay to be seen.
+        # By identity and weakly: whether the program has dropped a tensor of its own must stay visible.
         self._nodes = WeakTensorKeyDictionary()
 
     def add_input(self, name: str, value: Tensor) -> None:
@@ -60,9 +58,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)  # of a constant: the number that comes of it is in the arguments of later ops
         # The program may write to what it makes of a constant, and the constant must stay what it is.
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
-        given, named = map_aggregate((args, kwargs), self._argument)
+        node_args, node_kwargs = map_aggregate((args, kwargs), self._argument)
         name = self.graph._target_to_str(target.overloadpacket.__name__)
-        node = self.graph.create_node("call_function", target, given, named, name)
+        node = self.graph.create_node("call_function", target, node_args, node_kwargs, name)
         out = func(*args, **kwargs)
         self._note(out, node)
         return out
@@ -83,7 +81,7 @@ class Recorder(TorchDispatchMode):
         return self._constant(value) if node is None else node
 
     def _constant(self, value: Tensor) -> fx.Node:
-        target = next((target for target, known in self.constants.items() if known is value), None)
+        target = next((target for target, constant in self.constants.items() if constant is value), None)
         if target is None:
             target = f"_tensor_constant{len(self.constants)}"
             self.constants[target] = value

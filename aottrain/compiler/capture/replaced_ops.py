@@ -20,13 +20,13 @@ aten = torch.ops.aten
 
 def _batch_norm(func: Any, args: Any, kwargs: Any) -> Any:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    mean, var = given["running_mean"], given["running_var"]
-    if not given["training"] or mean is None:
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    mean, var = arguments["running_mean"], arguments["running_var"]
+    if not arguments["training"] or mean is None:
         return func(*args, **kwargs)
-    x, weight, bias = given["input"], given["weight"], given["bias"]
+    x, weight, bias = arguments["input"], arguments["weight"], arguments["bias"]
     out, save_mean, save_invstd, new_mean, new_var = aten._native_batch_norm_legit_functional(
-        x, weight, bias, mean, var, True, given["momentum"], given["eps"]
+        x, weight, bias, mean, var, True, arguments["momentum"], arguments["eps"]
     )
     mean.copy_(new_mean)
     var.copy_(new_var)
@@ -43,9 +43,9 @@ def _batch_norm_with_update(func: Any, args: Any, kwargs: Any) -> Any:
 def _cudnn_batch_norm(_: Any, args: Any, kwargs: Any) -> Any:
     """As the native op, whose results it shares but for what cuDNN's own backward would read."""
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-    given = {**dict(zip(names, args, strict=False)), **_native_names(kwargs)}
-    values = tuple(given[name] for name in names)
-    if given["training"] and given["running_mean"] is None:
+    arguments = {**dict(zip(names, args, strict=False)), **_native_names(kwargs)}
+    values = tuple(arguments[name] for name in names)
+    if arguments["training"] and arguments["running_mean"] is None:
         results = aten._native_batch_norm_legit.no_stats(*values[:3], *values[5:])
     else:
         results = _batch_norm(aten.native_batch_norm.default, values, {})
@@ -53,27 +53,27 @@ def _cudnn_batch_norm(_: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _native_names(kwargs: Any) -> dict[str, Any]:
-    known = {"exponential_average_factor": "momentum", "epsilon": "eps"}
-    return {known.get(name, name): value for name, value in kwargs.items()}
+    new_names = {"exponential_average_factor": "momentum", "epsilon": "eps"}
+    return {new_names.get(name, name): value for name, value in kwargs.items()}
 
 
 def _cudnn_batch_norm_backward(_: Any, args: Any, kwargs: Any) -> Any:
     """Of training alone: elsewhere autograd calls the native op."""
     names = ("input", "grad_output", "weight", "running_mean", "running_var", "save_mean", "save_var", "epsilon")
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    x, gradient, weight, *statistics, epsilon = (given[name] for name in names)
+    arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+    x, gradient, weight, *statistics, epsilon = (arguments[name] for name in names)
     return aten.native_batch_norm_backward(gradient, x, weight, *statistics, True, epsilon, [True, True, True])
 
 
 def _ctc_loss(func: Any, args: Any, kwargs: Any) -> Any:
     """On a CPU: elsewhere other libraries may compute it."""
     names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank", "zero_infinity")
-    given = {"blank": 0, "zero_infinity": False, **dict(zip(names, args, strict=False)), **kwargs}
-    if given["log_probs"].device.type != "cpu":
+    arguments = {"blank": 0, "zero_infinity": False, **dict(zip(names, args, strict=False)), **kwargs}
+    if arguments["log_probs"].device.type != "cpu":
         return func(*args, **kwargs)
-    lengths = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (given[name] for name in names[2:4])]
-    rest = given["blank"], given["zero_infinity"]
-    return torch.ops.aottrain.ctc_loss.default(given["log_probs"], given["targets"], *lengths, *rest)
+    lengths = [torch.tensor(v) if isinstance(v, (list, tuple)) else v for v in (arguments[name] for name in names[2:4])]
+    rest = arguments["blank"], arguments["zero_infinity"]
+    return torch.ops.aottrain.ctc_loss.default(arguments["log_probs"], arguments["targets"], *lengths, *rest)
 
 
 def _ctc_loss_backward(func: Any, args: Any, kwargs: Any) -> Any:
@@ -86,11 +86,11 @@ def _ctc_loss_backward(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _lstsq(func: Any, args: Any, kwargs: Any) -> Any:
     names = ("self", "b", "rcond", "driver")
-    given = {"rcond": None, "driver": None, **dict(zip(names, args, strict=False)), **kwargs}
-    a, b, driver = given["self"], given["b"], given["driver"] or "gelsy"
+    arguments = {"rcond": None, "driver": None, **dict(zip(names, args, strict=False)), **kwargs}
+    a, b, driver = arguments["self"], arguments["b"], arguments["driver"] or "gelsy"
     if a.device.type != "cpu" or b.dim() != a.dim() or b.shape[:-1] != a.shape[:-1]:
         return func(*args, **kwargs)
-    return torch.ops.aottrain.lstsq.default(a, b, given["rcond"], driver)
+    return torch.ops.aottrain.lstsq.default(a, b, arguments["rcond"], driver)
 
 
 def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ MUTATION_RULES: dict[Any, Callable[..., Any]] = {
     aten.cudnn_batch_norm.default: _cudnn_batch_norm,
     aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
 }
-KNOWN_PURE = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
+PURE_VARIANTS = {aten._native_batch_norm_legit.no_stats, aten._native_batch_norm_legit_functional.default}
 # Of ops whose results have sizes that depend on values.
 SIZE_RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.Tensor: _ctc_loss,

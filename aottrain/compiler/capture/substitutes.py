@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import map_values, no_onednn, no_saved_tensor_hooks
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
-from aottrain.compiler.capture.covariance import STAND_INS
+from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
 from aottrain.errors import UnsupportedError, note_refusal
 from aottrain.ops.checks import values_checked
@@ -73,10 +73,10 @@ def installed(module: nn.Module, table: dict[int, Tensor]) -> Iterator[None]:
     """
     owners = {id(vars(child)): vars(child) for child in module.modules()}.values()
     slots = [
-        (attributes, kind, PerThread(known, {name: _stand_in(table, value) for name, value in known.items()}))
+        (attributes, kind, PerThread(tensors, {name: _stand_in(table, value) for name, value in tensors.items()}))
         for attributes in owners
         for kind in ("_parameters", "_buffers")
-        if (known := attributes[kind])
+        if (tensors := attributes[kind])
     ]
     # Recurrent layers keep a list of their weights, which they make anew when they see the stand-ins.
     recurrent = [
@@ -202,10 +202,10 @@ def _ctc_loss(
     return torch.nn.functional.ctc_loss(log_probs, targets, inputs, outputs, *more, **named)
 
 
-_WRITTEN_OUT: dict[Any, Any] = {
+_REPLACEMENTS: dict[Any, Any] = {
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.ctc_loss: _ctc_loss,
-    **STAND_INS,
+    **REPLACEMENTS,
 }
 
 
@@ -221,8 +221,8 @@ class _StandInMode(TorchFunctionMode):
         try:
             of_input = bool(args) and (id(args[0]) in self.inputs or id(args[0]) in self.table)
             if func in _UNKNOWN or (of_input and func in _UNKNOWN_OF_INPUTS):
-                known = getattr(func, "__self__", func)
-                raise UnsupportedError(f"the program uses Tensor.{known.__name__}, which a trace cannot know")
+                method = getattr(func, "__self__", func)
+                raise UnsupportedError(f"the program uses Tensor.{method.__name__}, which a trace cannot know")
             if func == _SET_DATA:
                 raise UnsupportedError("the program puts other memory behind a tensor by .data")
             if self.table:
@@ -238,7 +238,7 @@ class _StandInMode(TorchFunctionMode):
 
     @staticmethod
     def _run(func: Any, args: Any, kwargs: Any) -> Any:
-        stand_in = _WRITTEN_OUT.get(func)
+        stand_in = _REPLACEMENTS.get(func)
         if stand_in is not None:
             return stand_in(*args, **kwargs)
         if func is torch.nn.functional.gaussian_nll_loss:

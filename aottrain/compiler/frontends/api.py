@@ -117,9 +117,9 @@ class CompiledCall:
     def _compile(self, key: Any, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Bound:
         self._check_refused(key)
         with tracing_alone(), refusals_unlogged, collection_paused():
-            found = self._find(key, tensors)
-            if found is not None:
-                return found
+            bound = self._find(key, tensors)
+            if bound is not None:
+                return bound
             self._check_refused(key)
             guard = None
             try:
@@ -142,12 +142,12 @@ class CompiledCall:
         error.source = error.source or raised_at(error)
         self._num_refused += 1
         self._last_reason = error.reason
-        known = [refusal for refusal in self._refused.get(key, ()) if not refusal.guard.lost]
+        refusals = [refusal for refusal in self._refused.get(key, ()) if not refusal.guard.lost]
         if guard is not None:
             guard.release()
-            known.append(Refusal(guard, error.reason, error.source))
-        if known:
-            self._refused[key] = known
+            refusals.append(Refusal(guard, error.reason, error.source))
+        if refusals:
+            self._refused[key] = refusals
 
     def _trace(
         self, guard: StateGuard, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]
@@ -236,7 +236,7 @@ class DynamoCall:
         raise ConfigError("capture='dynamo' cannot compile without running; prepare() needs capture='trace'")
 
 
-_DOORS = {"trace": CompiledCall, "dynamo": DynamoCall}
+_FRONT_ENDS = {"trace": CompiledCall, "dynamo": DynamoCall}
 
 
 class CompiledModule:
@@ -266,7 +266,7 @@ class CompiledModule:
 
 def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
     original = type(module)
-    call = _DOORS[options.capture](module, module, options)
+    call = _FRONT_ENDS[options.capture](module, module, options)
     namespace = {"compiled_call": call, "__module__": original.__module__}
     wrapper = type(f"Compiled{original.__name__}", (CompiledModule, original), namespace)
     compiled: Any = object.__new__(wrapper)
@@ -364,7 +364,7 @@ def _compiled(target: Any, options: CompileOptions) -> Any:
     target = getattr(target, "_torchdynamo_orig_callable", target)  # what torch.compile was given
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
-    call: Any = _DOORS[options.capture](target, None, options)
+    call: Any = _FRONT_ENDS[options.capture](target, None, options)
 
     @functools.wraps(target)
     def compiled(*args: Any, **kwargs: Any) -> Any:

@@ -18,10 +18,10 @@ def raise_as_python(graph: fx.GraphModule) -> None:
     for part in graph.modules():
         if not isinstance(part, fx.GraphModule):
             continue
-        found = [node for node in part.graph.nodes if _is_statement(node)]
-        for node in found:
+        statements = [node for node in part.graph.nodes if _is_statement(node)]
+        for node in statements:
             node.target = assert_true
-        if found:
+        if statements:
             part.recompile()
 
 

@@ -1,4 +1,4 @@
-"""The Dynamo door: TorchDynamo traces any Python into graphs and guards them; each graph goes through our pipeline.
+"""The TorchDynamo front end: it traces any Python into graphs and guards them; each graph goes through our pipeline.
 
 `backend` is registered as an entry point of torch, so that `torch.compile(model, backend="aottrain",
 options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.compile(..., capture="dynamo")` uses.
@@ -50,7 +50,7 @@ from aottrain.compiler.frontends.memory_guards import (
 from aottrain.compiler.frontends.reentry import host_of_graph
 from aottrain.compiler.frontends.refusals import count_fallback, new_report, refusals_unlogged, shared_report
 from aottrain.compiler.frontends.seeding import seeding_shown
-from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, place_of, raised_at, written_at
+from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, location_of, raised_at, written_at
 from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
@@ -81,10 +81,10 @@ def backend(graph: fx.GraphModule, example_inputs: Sequence[Any], *, options: An
     return compile_graph(chosen, report, graph, example_inputs)
 
 
-def refuse(options: Any, found: GraphBreak) -> Callable[[], None]:
+def refuse(options: Any, graph_break: GraphBreak) -> Callable[[], None]:
     """For a call of code that `backend` is not asked about, because an op in it refuses its arguments."""
-    error = UnsupportedError(found.reason, line_at(found.file, found.line))
-    return partial(_Counted(options_from_dict(options or {}), new_report(error.source), _Calls()).tell, error)
+    error = UnsupportedError(graph_break.reason, line_at(graph_break.file, graph_break.line))
+    return partial(_EagerCounter(options_from_dict(options or {}), new_report(error.source), _Calls()).note, error)
 
 
 _SETTERS = ("set_default_dtype", "_set_default_dtype", "_set_deterministic", "use_deterministic", "set_num_threads")
@@ -95,16 +95,16 @@ NO_GRAPH = "TorchDynamo gave no graph to compile for this call"
 
 
 class _Calls(threading.local):
-    """The call that this thread is in. ran: whether a graph was run; eager: why something ran eagerly, in order."""
+    """The call that this thread is in."""
 
     inside = False
-    ran = False
+    ran = False  # whether a graph was run
 
     def __init__(self) -> None:
-        self.eager: list[UnsupportedError] = []
+        self.eager: list[UnsupportedError] = []  # why something ran eagerly, in order
 
 
-class _Watch:
+class _FrameLog:
     """What TorchDynamo does with the frames of one target: past the recompile limit it runs code eagerly, and says so
     only once."""
 
@@ -126,8 +126,8 @@ class _Watch:
             self._num_skipped += frame.skipped
             if frame.failed is not None:
                 self._eagerly(frame.failed.reason, line_at(frame.failed.file, frame.failed.line))
-            for found in frame.breaks:
-                add_graph_break(self._report, found.reason, line_at(found.file, found.line))
+            for graph_break in frame.breaks:
+                add_graph_break(self._report, graph_break.reason, line_at(graph_break.file, graph_break.line))
             if frame.breaks and self._options.partition == "budget":
                 say_once(self._report.breaks_text)  # other graphs of the same step follow
         else:
@@ -157,23 +157,23 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
 
     Hooks on modules are guarded, which Dynamo skips by default. What runs eagerly, in part or as a whole, is counted as
-    a fallback; where Dynamo breaks graphs is told in the report.
+    a fallback; where Dynamo breaks graphs stands in the report.
     """
     calls = _Calls()
-    watch = _Watch(options, report, calls)
-    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, watch)
+    frame_log = _FrameLog(options, report, calls)
+    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, frame_log)
     settings = _settings()
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        around, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
-        watch.begin()
+        outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
+        frame_log.begin()
         try:
             with settings, refusals_unlogged, seeding_shown(options.rng):
                 out = compiled(*args, **kwargs)
-            watch.check_ran()
+            frame_log.check_ran()
         finally:
             eager = calls.eager
-            calls.inside, calls.ran, calls.eager = around
+            calls.inside, calls.ran, calls.eager = outer
             for error in eager:
                 count_fallback(report, error, 4)
         return out
@@ -183,7 +183,7 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
 
 @cache
 def _settings() -> Any:
-    """One for the process: where all threads see the same options, who leaves last puts them back."""
+    """One for the process: where all threads see the same options, the last to leave puts them back."""
     return dynamo_settings(
         skip_nnmodule_hook_guards=False,
         recompile_limit=RECOMPILE_LIMIT,
@@ -205,29 +205,30 @@ def compile_graph(
     keep_dynamo_out()
     drop_shadows(graph)
     raise_as_python(graph)
-    eager = _Eager(graph, _Counted(options, report, calls or _Calls()))
+    eager = _Eager(graph, _EagerCounter(options, report, calls or _Calls()))
     try:
         return _compile_graph(options, graph, example_inputs, eager)
     except UnsupportedError as error:
         if options.on_unsupported == "error":
             raise handed_on(error) from None
-        return _leave(graph, example_inputs, error, eager)
+        return _uncompiled(graph, example_inputs, error, eager)
     except AottrainError as error:
         raise handed_on(error) from None
 
 
-def _leave(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
+def _uncompiled(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
     """What runs a graph that is not compiled; where its inputs overlap, Python is to run the code."""
     try:
         if isinstance(error, OverlapError):
             raise error
         keep_all_apart(graph, tensors_at(example_inputs))
         return eager.because(error)
-    except OverlapError as found:
+    except OverlapError as overlap:
         # Dynamo has followed the code past the place where eager raises, and left its `except` out.
-        tell = partial(eager.counted.tell_once, UnsupportedError(found.reason, found.source or raised_at(found)))
-        tell()
-        raise left_to_python(found.reason, tell) from None
+        counted = UnsupportedError(overlap.reason, overlap.source or raised_at(overlap))
+        note = partial(eager.counted.note_once, counted)
+        note()
+        raise left_to_python(overlap.reason, note) from None
 
 
 def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
@@ -239,19 +240,19 @@ def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Seque
         entry, sizes = _compile(_Inliner(graph).run, graph, examples, options, example_sizes(examples))
     program, step, analysis, graph_report = entry
     report, calls = eager.counted.report, eager.counted.calls
-    places, state = tensors_at(examples), step.primals[: step.num_state]
-    keep_apart(graph, places, state, analysis.mutated)
+    tensor_indices, state = tensors_at(examples), step.primals[: step.num_state]
+    keep_apart(graph, tensor_indices, state, analysis.mutated)
     report.graphs.append(without_state(graph_report, graph, inputs))
     program.faults.count_in(report)
     num_batch = len(step.primals) - step.num_state
     forward_mode, overlapping, moved = map(eager.because, map(UnsupportedError, (FORWARD_MODE, OVERLAP, STARTS)))
 
     def run(*args: Any) -> Any:
-        if from_start and any(args[i].storage_offset() for i in places):
+        if from_start and any(args[i].storage_offset() for i in tensor_indices):
             return moved(*args)
         if in_dual_level():
             return forward_mode(*args)
-        batch = {id(args[i]): args[i] for i in places}
+        batch = {id(args[i]): args[i] for i in tensor_indices}
         primals = [*state, *batch.values()]
         # Guarded is that they lie apart: parts of one memory may, of which a program knows nothing.
         if len(batch) != num_batch or (analysis.mutated and not is_disjoint(primals, analysis.mutated)):
@@ -297,26 +298,26 @@ def _compile(
     return compile_call(UserCall(function, None, examples, {}, StateGuard(graph)), options), None
 
 
-class _Counted:
-    """What runs eagerly is counted in the report, or an error. It holds no graph: TorchDynamo's callback keeps it."""
+class _EagerCounter:
+    """Counts in the report what runs eagerly, or raises. It holds no graph: TorchDynamo's callback keeps it."""
 
     def __init__(self, options: CompileOptions, report: CompileReport, calls: _Calls):
         self.report, self.calls = report, calls
         self._refuses = options.on_unsupported == "error"
 
-    def tell(self, error: UnsupportedError) -> None:
+    def note(self, error: UnsupportedError) -> None:
         if self._refuses:
             raise error
         self.count(error)
 
-    def tell_once(self, error: UnsupportedError) -> None:
-        """Not again in the same call: code that Python runs may call more that is left to it."""
-        if not any((known.reason, known.source) == (error.reason, error.source) for known in self.calls.eager):
-            self.tell(error)
+    def note_once(self, error: UnsupportedError) -> None:
+        """Not again in the same call: code that Python runs may call other code that it also runs."""
+        if not any((counted.reason, counted.source) == (error.reason, error.source) for counted in self.calls.eager):
+            self.note(error)
 
     def count(self, error: UnsupportedError) -> None:
         self.calls.ran = True
-        if self.calls.inside:  # told at the end of the call
+        if self.calls.inside:  # counted at the end of the call
             self.calls.eager.append(error)
         else:
             count_fallback(self.report, error, 5)
@@ -325,7 +326,7 @@ class _Counted:
 class _Eager:
     """What runs where a graph is not compiled, or not for these inputs: counted, or an error."""
 
-    def __init__(self, graph: fx.GraphModule, counted: _Counted):
+    def __init__(self, graph: fx.GraphModule, counted: _EagerCounter):
         self.graph, self.counted = graph, counted
         self.host = host_of_graph()
         self._restored = False
@@ -335,7 +336,7 @@ class _Eager:
         return lambda *args: self._run(UnsupportedError(reason, source), args)
 
     def _run(self, error: UnsupportedError, args: Sequence[Any]) -> Any:
-        self.counted.tell(error)
+        self.counted.note(error)
         return self.host.leave(lambda function: function(), partial(self.by_operators, *args))
 
     def by_operators(self, *args: Any) -> Any:
@@ -348,7 +349,7 @@ class _Eager:
 
 def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
     """Dynamo's fakes of the inputs, and symbolic numbers."""
-    found = []
+    examples = []
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
     parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
     for node in (node for part in parts for node in part.graph.nodes):
@@ -365,8 +366,8 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
             raise UnsupportedError("an input is a nested tensor")
         if isinstance(value, torch.SymInt) and value.node.is_nested_int():
             raise UnsupportedError("an input is the size of a nested tensor")
-        found.append(value)
-    return found
+        examples.append(value)
+    return examples
 
 
 class _Inliner(fx.Interpreter):
@@ -387,7 +388,7 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            with written_at(place_of(n)):
+            with written_at(location_of(n)):
                 return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         preserves_rng = kwargs.get("preserve_rng_state", True)

@@ -8,8 +8,8 @@ from aottrain.compat import OPTIONS_PER_THREAD
 
 
 def drop_shadows(graph: torch.fx.GraphModule) -> None:
-    """A custom Function's output written in place stands twice in TorchDynamo's graph before torch 2.13: as it is, and
-    as it was before, which nobody reads but autograd, which then gives it the gradient."""
+    """A custom Function's output that is written in place stands twice in TorchDynamo's graph before torch 2.13: as it
+    is, and as it was before. Only autograd reads the latter, and gives it the gradient."""
     for part in graph.modules():
         for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
             if OPTIONS_PER_THREAD or node.target is not torch.ops.higher_order.autograd_function_apply:

@@ -36,7 +36,7 @@ def is_state(node: fx.Node) -> tuple[bool, ...]:
 def close_over(
     function: Callable[..., Any], inputs: Sequence[Any], closed: Sequence[bool]
 ) -> tuple[Callable[..., Any], list[Any]]:
-    """A function of the other inputs: checkpoint keeps those that it is given, and lets its function find the rest."""
+    """The function with some inputs closed over, and the other inputs: checkpoint keeps only its direct arguments."""
 
     def partially(*direct: Any) -> Any:
         rest = iter(direct)

@@ -23,8 +23,8 @@ from aottrain.runtime.program import NO_SIZES, Program
 
 
 class Entry:
-    """One compiled program with what it needs to be called. It keeps no parameter or buffer alive: one that is replaced
-    is let go, and this program with it."""
+    """One compiled program with what it needs to be called. It keeps no parameter or buffer alive: where one is
+    replaced, it is freed, and this program with it."""
 
     def __init__(
         self, program: Program, step: CapturedStep, analysis: Analysis, guard: StateGuard, report: GraphReport
@@ -35,32 +35,32 @@ class Entry:
         self.guard = guard
         state = step.primals[: step.num_state]
         self._state = tuple(map(weakref.ref, state))
-        self._places_of_state = {id(tensor): i for i, tensor in enumerate(state)}
+        self._index_in_state = {id(tensor): i for i, tensor in enumerate(state)}
         self.num_batch = len(step.primals) - step.num_state
-        # Where each distinct tensor argument stands among the state, which is one input then, not two; else -1.
-        self.places: tuple[int, ...] = ()
+        # The index in the state of each distinct tensor argument that is part of it; else -1.
+        self.state_indices: tuple[int, ...] = ()
         # Where the key leaves sizes open: the guard of a program with symbolic sizes, or the only sizes that it is for.
         self.size_guard: SizeGuard | None = None
         self.shapes: tuple[Any, ...] | None = None
 
-    def state_places(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    def _find_state_indices(self, tensors: Sequence[Tensor]) -> tuple[int, ...]:
         """Which state each argument is, or -1: a parameter that is passed to its own module is one input, not two."""
-        return tuple(map(self._places_of_state.get, map(id, tensors), repeat(-1)))
+        return tuple(map(self._index_in_state.get, map(id, tensors), repeat(-1)))
 
     def bind(self, tensors: Sequence[Tensor]) -> list[Tensor] | None:
         """The primals of a call that this program is for; None where it is not."""
         if not self._accepts_sizes(tensors) or not self.guard.holds():
             return None
-        places = self.state_places(tensors)
-        primals = self._primals(tensors, places)
-        if places != self.places or primals is None:
+        state_indices = self._find_state_indices(tensors)
+        primals = self._primals(tensors, state_indices)
+        if state_indices != self.state_indices or primals is None:
             return None
         return primals if not self.analysis.mutated or is_disjoint(primals, self.analysis.mutated) else None
 
     def settle(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The primals of the call that was compiled. From now on what is guarded may be let go."""
-        self.places = self.state_places(tensors)
-        primals = self._primals(tensors, self.places)
+        """The primals of the call that was compiled. From now on guarded objects may be freed."""
+        self.state_indices = self._find_state_indices(tensors)
+        primals = self._primals(tensors, self.state_indices)
         assert primals is not None
         self.guard.release()
         return primals
@@ -70,19 +70,19 @@ class Entry:
             return self.size_guard.holds(tensors)
         return self.shapes is None or self.shapes == tuple(map(describe, tensors))
 
-    def _primals(self, tensors: Sequence[Tensor], places: Sequence[int]) -> list[Tensor] | None:
+    def _primals(self, tensors: Sequence[Tensor], state_indices: Sequence[int]) -> list[Tensor] | None:
         state = [value for reference in self._state if (value := reference()) is not None]
         if len(state) < len(self._state):
             return None
-        batch = {id(tensor): tensor for tensor, place in zip(tensors, places, strict=True) if place < 0}
+        batch = {id(tensor): tensor for tensor, index in zip(tensors, state_indices, strict=True) if index < 0}
         return [*state, *batch.values()]
 
     def __call__(self, tensors: Sequence[Tensor], primals: list[Tensor]) -> Any:
         sizes = NO_SIZES if self.size_guard is None else self.size_guard.sizes.read(tensors)
         computed = self.program(primals, sizes)
-        known = self.analysis
-        leaves = assemble(known.outputs, known.leaves, known.is_tensor, computed, primals, sizes)
-        return tree_unflatten(leaves, known.out_tree)
+        analysis = self.analysis
+        leaves = assemble(analysis.outputs, analysis.leaves, analysis.is_tensor, computed, primals, sizes)
+        return tree_unflatten(leaves, analysis.out_tree)
 
 
 Bound = tuple[Entry, list[Tensor]]

@@ -31,7 +31,7 @@ def tensors_at(inputs: Sequence[Any]) -> list[int]:
     return [i for i, value in enumerate(inputs) if isinstance(value, Tensor)]
 
 
-def keep_apart(graph: fx.GraphModule, places: Sequence[int], state: Sequence[Tensor], written: Sequence[int]) -> None:
+def keep_apart(graph: fx.GraphModule, indices: Sequence[int], state: Sequence[Tensor], written: Sequence[int]) -> None:
     """Have it guarded that what the program writes lies apart; OverlapError where it does not now.
 
     places: of the tensors among the graph's inputs; written: which of `state` and those inputs, each counted once.
@@ -42,10 +42,10 @@ def keep_apart(graph: fx.GraphModule, places: Sequence[int], state: Sequence[Ten
         return _lie_apart([*state, *distinct.values()], written)
 
     if written:
-        _keep(graph, places, lie_apart)
+        _keep(graph, indices, lie_apart)
 
 
-def keep_all_apart(graph: fx.GraphModule, places: Sequence[int]) -> None:
+def keep_all_apart(graph: fx.GraphModule, indices: Sequence[int]) -> None:
     """The same for a graph that runs op by op, of which it is not known which input it writes."""
 
     def lie_apart(values: Sequence[Any]) -> bool:
@@ -53,16 +53,16 @@ def keep_all_apart(graph: fx.GraphModule, places: Sequence[int]) -> None:
         return _lie_apart(distinct, range(len(distinct)))
 
     if _may_write(graph):
-        _keep(graph, places, lie_apart)
+        _keep(graph, indices, lie_apart)
 
 
-def _keep(graph: fx.GraphModule, places: Sequence[int], lie_apart: Any) -> None:
-    inputs = inputs_of(graph, places)
+def _keep(graph: fx.GraphModule, indices: Sequence[int], lie_apart: Any) -> None:
+    inputs = inputs_of(graph, indices)
     if inputs is None:
         return  # called by hand: the program itself checks each call
     if not lie_apart(inputs):
         raise OverlapError(OVERLAP)
-    guard_inputs(graph, places, lie_apart)
+    guard_inputs(graph, indices, lie_apart)
 
 
 def _lie_apart(values: Sequence[Any], written: Sequence[int]) -> bool:

@@ -22,42 +22,44 @@ import torch
 
 from aottrain.compat_dynamo import compiling, leave_out, on_new_code
 
-# Calls what it is given: the program's code, or what stands for it.
-Around = Callable[[Callable[[], Any]], Any]
+# Calls its argument: the program's code, or what stands for it.
+Wrapper = Callable[[Callable[[], Any]], Any]
 
 
 class _LeftToPython(Exception):
     """Signal, not an error: nothing of the code has happened yet, and Python is to run it."""
 
-    def __init__(self, host: HostCode, around: Around):
+    def __init__(self, host: HostCode, wrapper: Wrapper):
         super().__init__("TorchDynamo's code is called by other code than was put around it")
-        self.host, self.around = host, around
+        self.host, self.wrapper = host, wrapper
 
 
 class HostCode:
-    """The code that holds one graph. It does not keep the program's code alive, which keeps this.
-
-    draws: Python's random numbers, which TorchDynamo draws before it runs the graph. num_plain: arguments by position;
-    names: of those by keyword alone; then there may be a tuple and a dict of more.
-    """
+    """The code that holds one graph. It does not keep the program's code alive, which keeps this."""
 
     draws = False
+    """Whether TorchDynamo draws Python's random numbers before it runs the graph."""
     num_plain = 0
+    """How many arguments it takes by position."""
     names: tuple[str, ...] = ()
-    has_more = has_more_names = False
+    """Of the arguments that it takes by keyword alone."""
+    has_more = False
+    """Whether it takes a tuple of more arguments."""
+    has_more_names = False
+    """Whether it takes a dict of more arguments."""
 
     def __init__(self) -> None:
         self.num_graphs = 1
         self._written: Callable[[], types.CodeType | None] | None = None
 
-    def leave(self, around: Around, otherwise: Callable[[], Any]) -> Any:
-        """From within the graph, before anything is written. otherwise: runs the graph alone, where Python cannot run
-        the code that it is in."""
+    def leave(self, wrapper: Wrapper, otherwise: Callable[[], Any]) -> Any:
+        """From within the graph, before anything is written: leave the call to Python. otherwise: runs the graph alone,
+        where Python cannot run the code that it is in."""
         if self._written is None:
-            return around(otherwise)
-        raise _LeftToPython(self, around)
+            return wrapper(otherwise)
+        raise _LeftToPython(self, wrapper)
 
-    def put_around(self, written: types.CodeType, compiled: types.CodeType) -> types.CodeType:
+    def wrap(self, written: types.CodeType, compiled: types.CodeType) -> types.CodeType:
         self._written = weakref.ref(written)
         self.draws = any(name.startswith("__gen_rand_values") for name in compiled.co_names)
         self.num_plain = written.co_argcount
@@ -75,70 +77,72 @@ class HostCode:
         return code
 
 
-class _Now(threading.local):
-    """The last graph that this thread's TorchDynamo gave to the backend: the code that it is in, the number of the
-    compilation, and the attempt, of which a compilation may make several."""
+class _LastGraph(threading.local):
+    """The last graph that this thread's TorchDynamo gave to the backend."""
 
     host: HostCode | None = None
+    """The code that it is in."""
     number: Any = None
+    """Of the compilation."""
     attempt: Callable[[], Any] | None = None
+    """A weak reference; a compilation may make several attempts."""
 
 
-_now = _Now()
+_last = _LastGraph()
 
 
 def host_of_graph() -> HostCode:
-    """From a backend: the code that the graph that it is given will be in."""
+    """From a backend: the code that its graph will be in."""
     number, attempt = compiling()
     if number is None or attempt is None:
         return HostCode()
     _watch()
-    if _now.host is not None and _now.number == number and _now.attempt is not None and _now.attempt() is attempt:
-        _now.host.num_graphs += 1
+    if _last.host is not None and _last.number == number and _last.attempt is not None and _last.attempt() is attempt:
+        _last.host.num_graphs += 1
     else:
-        _now.host, _now.number, _now.attempt = HostCode(), number, weakref.ref(attempt)
-    return _now.host
+        _last.host, _last.number, _last.attempt = HostCode(), number, weakref.ref(attempt)
+    return _last.host
 
 
 @cache
 def _watch() -> None:
-    on_new_code(_put_around)
+    on_new_code(_wrap)
 
 
-def _put_around(written: types.CodeType, compiled: types.CodeType) -> types.CodeType | None:
+def _wrap(written: types.CodeType, compiled: types.CodeType) -> types.CodeType | None:
     """Not where one code holds several graphs of ours: another may have written before this one raises."""
-    host, _now.host = _now.host, None
-    if host is None or host.num_graphs > 1 or _now.number != compiling()[0]:
+    host, _last.host = _last.host, None
+    if host is None or host.num_graphs > 1 or _last.number != compiling()[0]:
         return None
-    return host.put_around(written, compiled)
+    return host.wrap(written, compiled)
 
 
 def _of_its_layout(code: types.CodeType, run: Callable[..., Any]) -> types.CodeType:
     """Code with the arguments, cells and free variables of this one that gives `run` its free variables' cells and its
     arguments, in the order in which code names them."""
-    num_given = code.co_argcount + code.co_kwonlyargcount
-    num_given += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    num_arguments = code.co_argcount + code.co_kwonlyargcount
+    num_arguments += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     # Python orders cells and free variables by name.
     cells = {name: f"c{i:06}" for i, name in enumerate(code.co_cellvars)}
     free = [f"f{i:06}" for i in range(len(code.co_freevars))]
-    given = [cells.get(name, f"given{i}") for i, name in enumerate(code.co_varnames[:num_given])]
-    own = [name for name in cells.values() if name not in given]
+    names = [cells.get(name, f"argument{i}") for i, name in enumerate(code.co_varnames[:num_arguments])]
+    own = [name for name in cells.values() if name not in names]
     unused = f"0 and ({''.join(f'{name} := None, ' for name in own)} lambda: ({', '.join(cells.values())}));"
     closure = f"(lambda: ({', '.join(free)})).__closure__ or ()"
-    call = f"run = 'run'; return run({closure}, ({''.join(f'{name}, ' for name in given)}))"
+    call = f"run = 'run'; return run({closure}, ({''.join(f'{name}, ' for name in names)}))"
     text = f"""
 def outer():
     {" = ".join([*free, "free"])} = None
-    def code({", ".join(given)}): {unused} {call}
+    def code({", ".join(names)}): {unused} {call}
     return code.__code__
 """
     namespace: dict[str, Any] = {}
     exec(text, namespace)
     made: types.CodeType = namespace["outer"]()
-    names = (*code.co_varnames[:num_given], *(f"<{name}>" for name in made.co_varnames[num_given:]))
+    variables = (*code.co_varnames[:num_arguments], *(f"<{name}>" for name in made.co_varnames[num_arguments:]))
     return made.replace(
         co_consts=tuple(run if value == "run" else value for value in made.co_consts),
-        co_varnames=names,
+        co_varnames=variables,
         co_cellvars=code.co_cellvars,
         co_freevars=code.co_freevars,
         co_name=code.co_name,
@@ -152,29 +156,29 @@ def _run(
     compiled: types.CodeType,
     in_python: Callable[..., Any],
     cells: tuple[types.CellType, ...],
-    given: Sequence[Any],
+    arguments: Sequence[Any],
 ) -> Any:
     """It calls no other function of ours: TorchDynamo would look at that."""
     namespace = sys._getframe(1).f_globals
     state = random.getstate() if host.draws else None
-    if len(given) == host.num_plain:
-        args, kwargs = given, {}
+    if len(arguments) == host.num_plain:
+        args, kwargs = arguments, {}
     else:
         end = host.num_plain + len(host.names)
-        args, kwargs = given[: host.num_plain], dict(zip(host.names, given[host.num_plain : end], strict=True))
+        args, kwargs = arguments[: host.num_plain], dict(zip(host.names, arguments[host.num_plain : end], strict=True))
         if host.has_more:
-            args = (*args, *given[end])
+            args = (*args, *arguments[end])
         if host.has_more_names:
-            kwargs.update(given[-1])
+            kwargs.update(arguments[-1])
     try:
         return types.FunctionType(compiled, namespace, None, None, cells)(*args, **kwargs)
     except _LeftToPython as signal:
         if signal.host is not host:
             raise
-        around = signal.around
+        wrapper = signal.wrapper
     if state is not None:
         random.setstate(state)
-    return in_python(around, types.FunctionType(host.written, namespace, None, None, cells), args, kwargs)
+    return in_python(wrapper, types.FunctionType(host.written, namespace, None, None, cells), args, kwargs)
 
 
 @cache
@@ -183,5 +187,5 @@ def _in_python() -> Callable[..., Any]:
     return torch.compiler.disable(_call)
 
 
-def _call(around: Around, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    return around(partial(function, *args, **kwargs))
+def _call(wrapper: Wrapper, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return wrapper(partial(function, *args, **kwargs))

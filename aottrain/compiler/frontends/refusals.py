@@ -1,4 +1,4 @@
-"""What runs eagerly is counted, and said once for each reason; and the reports of all that is compiled."""
+"""The reports of all that is compiled. What runs eagerly is counted there, and a warning for each new reason."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _shared: weakref.WeakValueDictionary[Any, CompileReport] = weakref.WeakValueDict
 
 
 class _Unlogged:
-    """Torch logs a traceback for each operator that refuses its fake arguments, as those of a wrong shape. Who traces
-    answers for the error: the program runs otherwise, or raises it itself."""
+    """Torch logs a traceback for each operator that refuses its fake arguments, as those of a wrong shape. The log is
+    off: the program runs in another way, or raises the error itself."""
 
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
@@ -42,7 +42,7 @@ def reports() -> list[CompileReport]:
 
 
 def new_report(target: Any) -> CompileReport:
-    """An empty report for a module, a function, or what has this name; `reports` lists it while anyone holds it."""
+    """An empty report for a module, a function, or a name; `reports` lists it while anyone holds it."""
     report = CompileReport(target=target if isinstance(target, str) else _name(target))
     number = next(_numbers)
     _reports[number] = weakref.ref(report, lambda _: _reports.pop(number, None))
@@ -51,10 +51,10 @@ def new_report(target: Any) -> CompileReport:
 
 def shared_report(code: Any, target: str) -> CompileReport:
     """One report for all that is compiled of the same code, while anyone holds it."""
-    found = _shared.get(code)
-    if found is None or code is None:
-        found = _shared[code] = new_report(target)
-    return found
+    report = _shared.get(code)
+    if report is None or code is None:
+        report = _shared[code] = new_report(target)
+    return report
 
 
 def _name(target: Any) -> str:
@@ -63,9 +63,9 @@ def _name(target: Any) -> str:
 
 def count_fallback(report: CompileReport, error: UnsupportedError, stacklevel: int) -> None:
     """Count a call that runs eagerly; a new reason is a warning, `stacklevel` callers above this function's."""
-    known = any(fallback.reason == error.reason for fallback in report.fallbacks)
+    is_known = any(fallback.reason == error.reason for fallback in report.fallbacks)
     # Where it is about the whole call, its line is the caller's.
-    source = error.source or ("" if known else user_line())
-    if add_fallback(report, error.reason, source) and not known:
+    source = error.source or ("" if is_known else user_line())
+    if add_fallback(report, error.reason, source) and not is_known:
         place = f" ({source})" if source else ""
         warnings.warn(f"aottrain runs this call eagerly: {error.reason}{place}", stacklevel=stacklevel + 1)

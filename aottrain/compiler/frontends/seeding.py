@@ -70,7 +70,7 @@ class _Shown:
             self._num_inside += 1
             if self._num_inside == 1:
                 load_dynamo_rules()  # by name: of torch's own functions
-                for place, name, function in _places():
+                for place, name, function in _replacements():
                     self._before.append((place, name, getattr(place, name)))
                     setattr(place, name, function)
         try:
@@ -82,13 +82,13 @@ class _Shown:
                     setattr(*self._before.pop())
 
 
-def _places() -> list[tuple[Any, str, Callable[..., Any]]]:
+def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
     functions = (get_rng_state, set_rng_state, manual_seed)
-    found: list[tuple[Any, str, Any]] = [(torch, function.__name__, function) for function in functions]
-    found += [(torch.random, "fork_rng", fork_rng)]
+    replacements: list[tuple[Any, str, Any]] = [(torch, function.__name__, function) for function in functions]
+    replacements += [(torch.random, "fork_rng", fork_rng)]
     if testing := sys.modules.get("torch.testing._utils"):
-        found.append((testing, "freeze_rng_state", fork_rng))
-    return found
+        replacements.append((testing, "freeze_rng_state", fork_rng))
+    return replacements
 
 
 shown = _Shown()

@@ -1,4 +1,4 @@
-"""Effects are never dead code: what eager would raise, a compiled program raises, and in the half in which eager does.
+"""Effects are never dead code: what eager raises, a compiled program raises, in the forward or backward as eager does.
 
 An effect (an assertion, a check of a factorisation) runs because of what it is. An operator that also computes, such as
 a lookup, is anchored: an effect reads its result, so that no pass takes it for dead, and the forward runs it though the
@@ -59,25 +59,25 @@ def _hold_back(joint: JointGraph) -> None:
     """What a gradient formula or a hook checks of the forward's values alone is made to depend on the tangents: it
     stays in the backward, as in eager."""
     tangents = joint.inputs_of(InputKind.TANGENT)
-    late = descendants(tangents)
+    from_tangents = descendants(tangents)
     for node in effects_of(joint.graph):
-        if node in late or not made_in_backward(node) or not tangents:
+        if node in from_tangents or not made_in_backward(node) or not tangents:
             continue
-        given = [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
-        if given:
+        operands = [source for source in node.all_input_nodes if isinstance(value_of(source), torch.Tensor)]
+        if operands:
             with joint.graph.inserting_before(node):
-                node.replace_input_with(given[0], add_call(node, _HELD_BACK, (given[0], tangents)))
+                node.replace_input_with(operands[0], add_call(node, _HELD_BACK, (operands[0], tangents)))
 
 
 def drop_anchors(joint: JointGraph) -> None:
-    """Remove, in place, each anchor of what its own half of the program computes anyway."""
-    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    """Remove, in place, each anchor of what its graph, forward or backward, computes anyway."""
+    in_backward = descendants(joint.inputs_of(InputKind.TANGENT))
     anchors = [node for node in calls(joint.graph) if node.target is _ANCHOR]
     others = [node for node in effects_of(joint.graph) if node.target is not _ANCHOR]
-    early = ancestors([*joint.outputs_of(*FORWARD_OUTPUTS), *(node for node in others if node not in late)])
-    backward = ancestors([*joint.outputs_of(OutputKind.GRADIENT), *(node for node in others if node in late)])
+    in_forward = ancestors([*joint.outputs_of(*FORWARD_OUTPUTS), *(node for node in others if node not in in_backward)])
+    backward = ancestors([*joint.outputs_of(OutputKind.GRADIENT), *(node for node in others if node in in_backward)])
     for anchor in reversed(anchors):
-        needed = backward if anchor in late else early
+        needed = backward if anchor in in_backward else in_forward
         source = _held(anchor)
         if source in needed or (made_in_backward(anchor) and source in backward):
             _erase(anchor)

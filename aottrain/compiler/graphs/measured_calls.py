@@ -29,12 +29,12 @@ def workspaces_of(*graphs: fx.Graph) -> Workspace:
 
     The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0.
     """
-    found = _measured(node for graph in graphs for node in calls(graph))
+    bytes_by_node = _measured(node for graph in graphs for node in calls(graph))
 
     def workspace(node: fx.Node) -> int:
-        if node not in found:
-            found.update(_measured([node]))
-        return found[node]
+        if node not in bytes_by_node:
+            bytes_by_node.update(_measured([node]))
+        return bytes_by_node[node]
 
     return workspace
 
@@ -45,8 +45,8 @@ def kept_by_libraries(joint: JointGraph) -> int:
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
     if device.type != "cuda":
         return 0
-    late = descendants(joint.inputs_of(InputKind.TANGENT))
-    halves = {node in late for node in calls(joint.graph) if info(node).label in _PRODUCTS}
+    in_backward = descendants(joint.inputs_of(InputKind.TANGENT))
+    halves = {node in in_backward for node in calls(joint.graph) if info(node).label in _PRODUCTS}
     return len(halves) * product_workspace_bytes(device) if halves else 0
 
 
@@ -60,11 +60,11 @@ def call_of(node: fx.Node) -> OpCall | None:
 
 def _measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
     alike = once_for_alike(call_of)
-    found = {node: alike(node) for node in nodes}
-    calls = list({id(call): call for call in found.values() if call is not None}.values())
+    calls_by_node = {node: alike(node) for node in nodes}
+    calls = list({id(call): call for call in calls_by_node.values() if call is not None}.values())
     sizes = workspace_bytes(calls).num_bytes
     by_call = {id(call): size for call, size in zip(calls, sizes, strict=True)}
-    return {node: 0 if call is None else by_call[id(call)] for node, call in found.items()}
+    return {node: 0 if call is None else by_call[id(call)] for node, call in calls_by_node.items()}
 
 
 def _layout(argument: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Calls that are alike, as in the repeated blocks of a model: what is found of one of them holds for all."""
+"""Calls that are alike, as in the repeated blocks of a model: what is computed for one of them holds for all."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Kinds:
         """None for a call that is like no other, as far as is known."""
         try:
             kwargs = [(name, self._part(value)) for name, value in node.kwargs.items()]
-            found = node.target, len(node.all_input_nodes), self._part(node), self._part(node.args), *kwargs
-            hash(found)
+            key = node.target, len(node.all_input_nodes), self._part(node), self._part(node.args), *kwargs
+            hash(key)
         except TypeError:  # a symbolic size, or another argument that has no hash
             return None
-        return found
+        return key
 
     def _part(self, value: Any) -> Hashable:
         if isinstance(value, fx.Node):
@@ -47,14 +47,14 @@ class Kinds:
 def once_for_alike(function: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
     """The function, called once for calls that are alike."""
     kinds = Kinds()
-    found: dict[Hashable, T] = {}
+    results: dict[Hashable, T] = {}
 
     def of(node: fx.Node) -> T:
         key = kinds.key(node)
         if key is None:
             return function(node)
-        if key not in found:
-            found[key] = function(node)
-        return found[key]
+        if key not in results:
+            results[key] = function(node)
+        return results[key]
 
     return of

@@ -18,12 +18,12 @@ from aottrain.ir.tensor import TensorSpec
 aten = torch.ops.aten
 
 
-def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str | None = None, **more: Any) -> fx.Node:
+def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str | None = None, **kwargs: Any) -> fx.Node:
     """A call where the graph inserts now, with the value that it gives for fakes; written by the user where `like`,
     a node of the same graph, was."""
-    node = like.graph.create_node("call_function", target, arguments, more, name)
+    node = like.graph.create_node("call_function", target, arguments, kwargs, name)
     copy_provenance(like, node)
-    set_value(node, fake_result(target, arguments, more))
+    set_value(node, fake_result(target, arguments, kwargs))
     return node
 
 
@@ -40,48 +40,48 @@ def producer_of(node: fx.Node) -> fx.Node:
     return node
 
 
-def fake_result(target: Any, arguments: tuple[Any, ...], more: dict[str, Any]) -> Any:
+def fake_result(target: Any, arguments: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What a call gives for the fakes of its operands."""
-    given, named = tree_map(lambda v: value_of(v) if isinstance(v, fx.Node) else v, (arguments, more))
-    fakes = (value for value in tree_flatten((given, named))[0] if hasattr(value, "fake_mode"))
+    fake_args, fake_kwargs = tree_map(lambda v: value_of(v) if isinstance(v, fx.Node) else v, (arguments, kwargs))
+    fakes = (value for value in tree_flatten((fake_args, fake_kwargs))[0] if hasattr(value, "fake_mode"))
     with getattr(next(fakes, None), "fake_mode", nullcontext()):
-        return target(*given, **named)
+        return target(*fake_args, **fake_kwargs)
 
 
 def laid_out_as(value: fx.Node, old: fx.Node) -> fx.Node | None:
-    """The value in the layout of the node whose place it is to take, copied if need be: what reads that node goes by
-    its strides and its start. None where no copy has that layout."""
-    wanted = spec_of(old)
-    assert wanted is not None
-    if _lies_as(value, wanted, value_of(old).storage_offset()):
+    """The value in the layout of the node that it is to replace, copied if need be: readers of that node go by its
+    strides and its start. None where no copy has that layout."""
+    spec = spec_of(old)
+    assert spec is not None
+    if _lies_as(value, spec, value_of(old).storage_offset()):
         return value
-    order = sorted(range(len(wanted.shape)), key=lambda d: (-wanted.stride[d], d))
+    order = sorted(range(len(spec.shape)), key=lambda d: (-spec.stride[d], d))
     turned = add_call(value, aten.permute.default, (value, order))
     copy = add_call(value, aten.clone.default, (turned,), memory_format=torch.contiguous_format)
     back = add_call(value, aten.permute.default, (copy, sorted(range(len(order)), key=order.__getitem__)))
-    return back if _lies_as(back, wanted, value_of(old).storage_offset()) else None
+    return back if _lies_as(back, spec, value_of(old).storage_offset()) else None
 
 
-def _lies_as(node: fx.Node, wanted: TensorSpec, start: int) -> bool:
-    facts = spec_of(node)
-    return facts is not None and facts.same_layout(wanted) and value_of(node).storage_offset() == start
+def _lies_as(node: fx.Node, spec: TensorSpec, start: int) -> bool:
+    actual = spec_of(node)
+    return actual is not None and actual.same_layout(spec) and value_of(node).storage_offset() == start
 
 
 def verify_views(joint: JointGraph) -> None:
     """Raises VerificationError unless each view lies in memory where its op puts it, going by what it is a view of. A
     rewrite may have put another value there: generated kernels would then read other memory."""
-    known: set[Hashable] = set()
+    verified: set[Hashable] = set()
     for node in calls(joint.graph):
         source = view_source(node)
         if source is None or info(node).kind is OpKind.STRUCTURE or not isinstance(value_of(node), torch.Tensor):
             continue
-        places = tree_map(lambda v: _place(v) if isinstance(v, fx.Node) else v, (node.args, node.kwargs))
-        key = node.target, repr(places), repr(_place(node))
-        if key in known:  # in a model of equal blocks most are
+        operands = tree_map(lambda v: _place(v) if isinstance(v, fx.Node) else v, (node.args, node.kwargs))
+        key = node.target, repr(operands), repr(_place(node))
+        if key in verified:  # in a model of equal blocks most are
             continue
-        known.add(key)
-        found = fake_result(node.target, node.args, node.kwargs)
-        if (tuple(found.shape), found.stride(), found.storage_offset()) != _place(node)[:3]:
+        verified.add(key)
+        expected = fake_result(node.target, node.args, node.kwargs)
+        if (tuple(expected.shape), expected.stride(), expected.storage_offset()) != _place(node)[:3]:
             raise VerificationError(f"{node.name} is not where {node.target} of {source.name} lies")
 
 

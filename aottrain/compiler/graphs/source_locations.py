@@ -19,31 +19,33 @@ import aottrain
 from aottrain.ir.graph import ModuleStack
 
 
-class Place(NamedTuple):
-    """modules: whose calls it is within; source: "file.py:line"; regions: numbers of the checkpointed regions around
-    it."""
+class SourceLocation(NamedTuple):
+    """Where an op comes from."""
 
     modules: ModuleStack = ()
+    """Whose calls it is within."""
     source: str = ""
+    """As `file.py:line`."""
     regions: tuple[int, ...] = ()
+    """Numbers of the checkpointed regions around it."""
 
 
-_told = threading.local()
+_noted = threading.local()
 
 
-def told_place() -> Place | None:
-    return getattr(_told, "place", None)
+def noted_location() -> SourceLocation | None:
+    return getattr(_noted, "location", None)
 
 
 @contextmanager
-def written_at(place: Place) -> Iterator[None]:
+def written_at(location: SourceLocation) -> Iterator[None]:
     """Inside, this thread's ops come from there: for what runs a graph of the user's code in its stead."""
-    before = told_place()
-    _told.place = place
+    before = noted_location()
+    _noted.location = location
     try:
         yield
     finally:
-        _told.place = before
+        _noted.location = before
 
 
 def _owners() -> dict[str, bool]:
@@ -73,22 +75,22 @@ def user_line() -> str:
     """The innermost line of the stack that is the user's."""
     frame = sys._getframe(1)
     while frame is not None:
-        if found := line_at(frame.f_code.co_filename, frame.f_lineno):
-            return found
+        if line := line_at(frame.f_code.co_filename, frame.f_lineno):
+            return line
         frame = frame.f_back  # type: ignore[assignment]
     return ""
 
 
 def raised_at(error: BaseException) -> str:
     """The innermost line of the program that an error came from, or one that it was raised for."""
-    found, traceback = "", error.__traceback__
+    line, traceback = "", error.__traceback__
     while traceback is not None:
-        found = line_at(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno) or found
+        line = line_at(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno) or line
         traceback = traceback.tb_next
-    told = getattr(error, "source", "")
-    if isinstance(told, str) and told:
-        return told
-    return found if found or error.__cause__ is None else raised_at(error.__cause__)
+    source = getattr(error, "source", "")
+    if isinstance(source, str) and source:
+        return source
+    return line if line or error.__cause__ is None else raised_at(error.__cause__)
 
 
 def tell_source(error: BaseException, source: str) -> None:
@@ -112,21 +114,21 @@ _ITEM = re.compile(r"(?:\._modules)?\['?(\w+)'?\]")
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def place_of(node: fx.Node) -> Place:
-    """The place that TorchDynamo notes on a node of its graph. Its paths start at a variable: `L['self'].blocks.0`."""
-    noted: dict[Any, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
+def location_of(node: fx.Node) -> SourceLocation:
+    """What TorchDynamo notes on a node of its graph. Its paths start at a variable: `L['self'].blocks.0`."""
+    stack: dict[Any, tuple[str, Any]] = node.meta.get("nn_module_stack") or {}
     modules = []
-    for key, (text, _) in noted.items():
+    for key, (text, _) in stack.items():
         number = str(key).rpartition("@")[2] if "@" in str(key) else ""
         modules.append((_path(str(text)), int(number) if number.isdigit() else 0))
     lines = _LINE.findall(node.meta.get("stack_trace") or "")
     users = [f"{os.path.basename(file)}:{line}" for file, line in lines if _is_users(file)]
-    return Place(tuple(modules), users[-1] if users else "")
+    return SourceLocation(tuple(modules), users[-1] if users else "")
 
 
 def first_line(graph: fx.Graph) -> str:
     """The first line of the program that is in a graph of TorchDynamo's."""
-    return next((source for node in graph.nodes if (source := place_of(node).source)), "")
+    return next((source for node in graph.nodes if (source := location_of(node).source)), "")
 
 
 def _path(text: str) -> str:

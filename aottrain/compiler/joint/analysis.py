@@ -30,33 +30,35 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the traced program must honour.
-
-    outputs: how each tensor leaf of the result is made; computed: the fresh tensors that the program returns for that.
-    leaves: the flat result with None in the places of tensors; out_tree rebuilds the result from its flat leaves.
-    mutated: primals whose data the call writes. replaced: those of them through which gradients flow: their new value
-    is a differentiable output of the program. unversioned: those that are written through .data only, which eager's
-    version counters do not see. viewed: computed tensors of which outputs are views by their strides. links: results
-    through which gradients of others pass.
-    """
+    """What the traced program must honour."""
 
     outputs: tuple[OutputInfo, ...]
+    """How each tensor leaf of the result is made."""
     computed: tuple[ComputedInfo, ...]
+    """The fresh tensors that the program returns for that."""
     leaves: tuple[Any, ...]
+    """The flat result with None in the places of tensors."""
     is_tensor: tuple[bool, ...]
+    """Of each leaf."""
     out_tree: Any
+    """Rebuilds the result from its flat leaves."""
     mutated: tuple[int, ...]
+    """Primals whose data the call writes."""
     replaced: tuple[int, ...]
+    """Mutated primals through which gradients flow: their new value is a differentiable output of the program."""
     unversioned: tuple[int, ...]
+    """Mutated primals that are written through .data only, which eager's version counters do not see."""
     needs_gradient: bool
     viewed: frozenset[int] = frozenset()
+    """Computed tensors of which outputs are views by their strides."""
     links: Links = NO_LINKS
+    """Results through which gradients of others pass."""
 
     def computed_outputs(self, leaves: Sequence[Any]) -> list[Tensor]:
         """Of a flat result, the fresh tensors that the program returns."""
         tensors = [leaf for leaf, is_tensor in zip(leaves, self.is_tensor, strict=True) if is_tensor]
-        found = [(tensors[known.position], known.is_base) for known in self.computed]
-        return [value._base if is_base and value._base is not None else value for value, is_base in found]
+        values = [(tensors[output.position], output.is_base) for output in self.computed]
+        return [value._base if is_base and value._base is not None else value for value, is_base in values]
 
 
 class CapturedTensors(Exception):
@@ -76,8 +78,9 @@ _SCATTERS = (
 )
 
 
-class _WatchMode(CaptureMode):
-    """Capture's mode, which also notes the storage of every argument that an op writes, and every foreign tensor."""
+class _AnalysisMode(CaptureMode):
+    """Capture's mode, which also notes the storage of every argument that an op writes, and every tensor that is no
+    input."""
 
     def __init__(self, state: Tensor, rng: str, fake_mode: KernelFakes):
         super().__init__(state, Provenance(None), rng)
@@ -102,7 +105,7 @@ class _WatchMode(CaptureMode):
         if func is aten.as_strided.default:
             self.addressed.add(_storage_key(args[0]))
             if args[0].requires_grad and _storage_key(args[0]) not in self.of_inputs and not _is_whole(args[0]):
-                # Its gradient goes by the strides of a fake, which kernels may choose otherwise: runners lay it out so.
+                # Its gradient relies on the strides of the fake tensor, and kernels may choose others.
                 raise UnsupportedError("as_strided of a computed tensor that requires gradients")
         if func not in (aten.lift_fresh.default, aten.lift_fresh_copy.default):
             for value in tensors_among((args, kwargs)):
@@ -123,8 +126,8 @@ class _WatchMode(CaptureMode):
 
 
 def analyse(step: CapturedStep) -> Analysis:
-    """Raises UnsupportedError where the front half has no proven treatment, and CapturedTensors where tensors that are
-    not inputs are read: the caller then makes inputs of them and starts again."""
+    """Raises UnsupportedError where there is no proven treatment, and CapturedTensors where tensors that are not inputs
+    are read: the caller then makes inputs of them and starts again."""
     fake_mode = KernelFakes(allow_non_fake_inputs=True, shape_env=step.shape_env)
     leaves_in = fake_primals(step, fake_mode)
     grad_mode = torch.is_grad_enabled()
@@ -133,13 +136,13 @@ def analyse(step: CapturedStep) -> Analysis:
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
         versions, histories = [value._version for value in primals], [value.grad_fn for value in primals]
-        with _WatchMode(state, step.rng, fake_mode) as watch, autocast_cache(torch.is_autocast_cache_enabled()):
-            watch.of_inputs = {_storage_key(value) for value in primals}
+        with _AnalysisMode(state, step.rng, fake_mode) as mode, autocast_cache(torch.is_autocast_cache_enabled()):
+            mode.of_inputs = {_storage_key(value) for value in primals}
             result = step.call(primals)
-    if watch.foreign:
-        raise CapturedTensors(list(watch.foreign.values()))
+    if mode.foreign:
+        raise CapturedTensors(list(mode.foreign.values()))
     leaves, out_tree = flatten_values(result)
-    mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in watch.written)
+    mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in mode.written)
     for i, value in enumerate(primals):
         _check_input_state(step, i, before[i], value, i in mutated)
     unversioned = tuple(i for i in mutated if primals[i]._version == versions[i])
@@ -150,28 +153,35 @@ def analyse(step: CapturedStep) -> Analysis:
     is_tensor = tuple(isinstance(leaf, Tensor) for leaf in leaves)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     outputs, computed = _classify_outputs(tensors, primals)
-    viewed = {known.index for known in outputs if known.source is ResultSource.COMPUTED and known.geometry is not None}
-    viewed -= {i for i, known in enumerate(computed) if _storage_key(tensors[known.position]) in watch.addressed}
-    constants = tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True))
-    needs_gradient = any(known.requires_grad for known in computed) or bool(replaced)
-    written = mutated, replaced, unversioned
-    known = outputs, computed, constants, is_tensor, out_tree, *written, needs_gradient, frozenset(viewed)
-    found = Analysis(*known)
-    fresh = found.computed_outputs(leaves)
+    viewed = {info.index for info in outputs if info.source is ResultSource.COMPUTED and info.geometry is not None}
+    viewed -= {i for i, info in enumerate(computed) if _storage_key(tensors[info.position]) in mode.addressed}
+    analysis = Analysis(
+        outputs=outputs,
+        computed=computed,
+        leaves=tuple(None if flag else _constant(leaf) for leaf, flag in zip(leaves, is_tensor, strict=True)),
+        is_tensor=is_tensor,
+        out_tree=out_tree,
+        mutated=mutated,
+        replaced=replaced,
+        unversioned=unversioned,
+        needs_gradient=any(info.requires_grad for info in computed) or bool(replaced),
+        viewed=frozenset(viewed),
+    )
+    fresh = analysis.computed_outputs(leaves)
     links = find_links(outputs, tensors, fresh, [primals[i] for i in replaced])
-    return _isolate(replace(found, links=links), isolated(fresh, leaves_in))
+    return _isolate(replace(analysis, links=links), isolated(fresh, leaves_in))
 
 
-def _isolate(found: Analysis, indices: set[int]) -> Analysis:
+def _isolate(analysis: Analysis, indices: set[int]) -> Analysis:
     """Computed outputs from which no gradient comes to an input are no part of the backward."""
-    if any(to and i in indices for i, to in enumerate(found.links.reached)):
+    if any(to and i in indices for i, to in enumerate(analysis.links.reached)):
         raise UnsupportedError("gradients pass between results, and reach none of the inputs")
     computed = tuple(
-        replace(known, requires_grad=False, isolated=True) if i in indices else known
-        for i, known in enumerate(found.computed)
+        replace(output, requires_grad=False, isolated=True) if i in indices else output
+        for i, output in enumerate(analysis.computed)
     )
-    needs_gradient = any(known.requires_grad for known in computed) or bool(found.replaced)
-    return replace(found, computed=computed, needs_gradient=needs_gradient)
+    needs_gradient = any(output.requires_grad for output in computed) or bool(analysis.replaced)
+    return replace(analysis, computed=computed, needs_gradient=needs_gradient)
 
 
 def _is_whole(value: Tensor) -> bool:
@@ -214,42 +224,42 @@ def _classify_outputs(
     for i, value in enumerate(primals):
         owners.setdefault(_storage_key(value), []).append(i)
     groups: dict[int, list[int]] = {}
-    found: dict[int, OutputInfo] = {}
+    outputs: dict[int, OutputInfo] = {}
     for position, value in enumerate(tensors):
         _check_output(position, value)
         identity = next((i for i, primal in enumerate(primals) if value is primal), None)
         key = _storage_key(value)
         if identity is not None:
-            found[position] = OutputInfo(ResultSource.PRIMAL, identity, value.requires_grad)
+            outputs[position] = OutputInfo(ResultSource.PRIMAL, identity, value.requires_grad)
         elif key in owners:
             if len(owners[key]) > 1:
                 raise UnsupportedError(f"output {position} is a view of memory that several inputs share")
-            found[position] = _view(ResultSource.PRIMAL, owners[key][0], value, primals[owners[key][0]])
+            outputs[position] = _view(ResultSource.PRIMAL, owners[key][0], value, primals[owners[key][0]])
         else:
             groups.setdefault(key if hint(value.untyped_storage().nbytes()) else -1 - position, []).append(position)
     computed: list[ComputedInfo] = []
     for members in groups.values():
-        _classify_group(members, tensors, found, computed)
-    _find_parents(tensors, found)
+        _classify_group(members, tensors, outputs, computed)
+    _find_parents(tensors, outputs)
     first: dict[int, int] = {}
     for position, value in enumerate(tensors):  # one object that is returned twice is one view, not two
-        if first.setdefault(id(value), position) != position and found[position].geometry is not None:
-            found[position] = replace(found[position], twin=first[id(value)])
-    return tuple(found[position] for position in range(len(tensors))), tuple(computed)
+        if first.setdefault(id(value), position) != position and outputs[position].geometry is not None:
+            outputs[position] = replace(outputs[position], twin=first[id(value)])
+    return tuple(outputs[position] for position in range(len(tensors))), tuple(computed)
 
 
-def _find_parents(tensors: Sequence[Tensor], found: dict[int, OutputInfo]) -> None:
+def _find_parents(tensors: Sequence[Tensor], outputs: dict[int, OutputInfo]) -> None:
     """Views of results that are views: made from those, so that their gradients pass through them as in eager."""
-    views = [i for i, info in found.items() if info.geometry is not None or info.split is not None]
+    views = [i for i, info in outputs.items() if info.geometry is not None or info.split is not None]
     views = sorted((i for i in views if tensors[i].requires_grad), reverse=True)
     edges = {(tensors[i].grad_fn, tensors[i].output_nr): i for i in views}  # of one view in two places, the first
     for position in views:
-        if found[position].geometry is not None:
+        if outputs[position].geometry is not None:
             parent = _next_among(edges, tensors[position])
             if parent is not None:
-                known = found[position]
-                info = _view(known.source, known.index, tensors[position], tensors[parent])
-                found[position] = replace(info, origin=known.origin, parent=parent)
+                output = outputs[position]
+                info = _view(output.source, output.index, tensors[position], tensors[parent])
+                outputs[position] = replace(info, origin=output.origin, parent=parent)
 
 
 def _next_among(edges: dict[Any, int], value: Tensor) -> int | None:
@@ -273,7 +283,7 @@ def _check_output(position: int, value: Tensor) -> None:
 
 
 def _classify_group(
-    members: Sequence[int], tensors: Sequence[Tensor], found: dict[int, OutputInfo], computed: list[ComputedInfo]
+    members: Sequence[int], tensors: Sequence[Tensor], outputs: dict[int, OutputInfo], computed: list[ComputedInfo]
 ) -> None:
     """Outputs that live in one fresh storage: the program returns their base, and each is made from it outside."""
     bases = {id(_base(tensors[p])): p for p in reversed(members) if tensors[p].requires_grad}
@@ -288,9 +298,9 @@ def _classify_group(
         if value.requires_grad and value.is_leaf:
             raise UnsupportedError(f"output {position} is a new leaf")
         if value is base:
-            found[position] = OutputInfo(ResultSource.COMPUTED, len(computed), value.requires_grad)
+            outputs[position] = OutputInfo(ResultSource.COMPUTED, len(computed), value.requires_grad)
         else:
-            found[position] = _view(ResultSource.COMPUTED, len(computed), value, base)
+            outputs[position] = _view(ResultSource.COMPUTED, len(computed), value, base)
     computed.append(ComputedInfo(tensor_spec(base), base.requires_grad, first, base is not tensors[first]))
 
 

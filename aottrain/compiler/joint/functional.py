@@ -87,9 +87,9 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
     inputs = tuple(replace(value, mutated=value.mutated or i in updated) for i, value in enumerate(signature.inputs))
     changed = replace(signature, inputs=inputs, outputs=(*outputs, *updates, *gradients))
     functional = replace(joint, graph=graph, signature=changed)
-    late = descendants(functional.inputs_of(InputKind.TANGENT))
+    from_tangents = descendants(functional.inputs_of(InputKind.TANGENT))
     for node in functional.outputs_of(OutputKind.UPDATE):
-        if node in late:
+        if node in from_tangents:
             raise UnsupportedError("the backward writes to an input or buffer")
     return functional
 
@@ -97,8 +97,8 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
 def _check_written_view(node: fx.Node) -> None:
     """Raises UnsupportedError where functionalization would bring a write back to the memory below by arithmetic: it
     sums the copies of an expanded element, x + (y - x), and the windows of an unfolded one, which rounds."""
-    for place in info(node).writes:
-        source = node.args[place] if place < len(node.args) else None
+    for position in info(node).writes:
+        source = node.args[position] if position < len(node.args) else None
         for view in source if isinstance(source, (list, tuple)) else [source]:
             while isinstance(view, fx.Node):
                 if view.target is aten.unfold.default or (view.target is aten.expand.default and not _keeps(view)):
@@ -161,16 +161,16 @@ class _Replay(fx.Interpreter):
     def run_node(self, node: fx.Node) -> Any:
         mode = get_proxy_mode()
         assert mode is not None
-        last = mode.tracer.graph._root._prev
+        last_node = mode.tracer.graph._root._prev
         out = super().run_node(node)
         if node.op == "call_function":
-            for place in info(node).writes:
+            for position in info(node).writes:
                 if torch.Tag.inplace_view in node.target.tags:  # type: ignore[union-attr]
-                    self.layouts[storage_root(node.args[place])] = value_of(node)  # type: ignore[arg-type]
+                    self.layouts[storage_root(node.args[position])] = value_of(node)  # type: ignore[arg-type]
                 else:
-                    self._keep_layout(node.args[place] if place < len(node.args) else None)
+                    self._keep_layout(node.args[position] if position < len(node.args) else None)
         new = mode.tracer.graph._root._prev
-        while new is not last and new.op != "root":
+        while new is not last_node and new.op != "root":
             if new.op == "call_function":
                 copy_provenance(node, new)
             new = new._prev

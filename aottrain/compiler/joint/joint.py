@@ -39,11 +39,11 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
     provenance = Provenance(step.module)
     fake_mode = KernelFakes(shape_env=step.shape_env)
     modes: list[CaptureMode] = []
-    wanted = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
-    specs_out = [known.spec for known in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
-    flags = [known.requires_grad for known in analysis.computed] + [True] * len(analysis.replaced)
+    target_indices = [i for i, spec in enumerate(step.inputs) if spec.requires_grad] if analysis.needs_gradient else []
+    specs_out = [output.spec for output in analysis.computed] + [step.inputs[i].spec for i in analysis.replaced]
+    flags = [output.requires_grad for output in analysis.computed] + [True] * len(analysis.replaced)
     differentiable = [i for i, flag in enumerate(flags) if flag]
-    links = analysis.links.links if linked and wanted else ()
+    links = analysis.links.links if linked and target_indices else ()
     caches_casts = torch.is_autocast_cache_enabled()
 
     def joint(
@@ -57,24 +57,26 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
             outputs = [*analysis.computed_outputs(leaves), *(primals[i] for i in analysis.replaced)]
             gradients: Sequence[Tensor | None] = ()
             at_links = LinkedTensors(links, analysis, leaves, outputs)
-            if wanted:
+            if target_indices:
                 _check_autograd_graph(outputs, leaves_in, step)
                 with disable_autocast(), step.watching():
                     gradients = torch.autograd.grad(
                         [*(outputs[i] for i in differentiable), *at_links.tensors],
                         # Links, too: autograd runs nothing, and so no hook, on a way that ends at no input.
-                        [*(leaves_in[i] for i in wanted), *at_links.tensors],
+                        [*(leaves_in[i] for i in target_indices), *at_links.tensors],
                         grad_outputs=tangents,
                         allow_unused=True,
-                    )[: len(wanted)]
+                    )[: len(target_indices)]
                 mode.indexing.check()
         return [*outputs, *gradients, *at_links.totals, *at_links.tensors]
 
     primals = fake_primals(step, fake_mode)
     with fake_mode:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
-        given = [*(specs_out[i] for i in differentiable), *(link.spec for link in links)] if wanted else []
-        tangents = [spec.empty(step.sizes) for spec in given]
+        tangent_specs = [*(specs_out[i] for i in differentiable), *(link.spec for link in links)]
+        if not target_indices:
+            tangent_specs = []
+        tangents = [spec.empty(step.sizes) for spec in tangent_specs]
         specs = [tensor_spec(value) for value in tangents]
         try:
             if step.shape_env is None:
@@ -86,7 +88,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
             raise _explain(error) from error
     lifted = _lift_constants(graph, constants, fake_mode)
     _move_after_primals(graph, len(step.sizes))
-    signature = linked_signature(_signature(step, analysis, wanted, specs, lifted), len(links))
+    signature = linked_signature(_signature(step, analysis, target_indices, specs, lifted), len(links))
     _name_placeholders(graph, signature)
     return JointGraph(graph, signature, modes[-1].num_draws, tuple(lifted), step.rng)
 
@@ -112,7 +114,7 @@ def _record(
 
 def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], step: CapturedStep) -> None:
     """Note custom Functions; refuse gradients that flow to tensors which are not inputs: they would be lost."""
-    known = {id(leaf) for leaf in leaves}
+    leaf_ids = {id(leaf) for leaf in leaves}
     stack = [output.grad_fn for output in outputs if output.grad_fn is not None]
     several = sum(output.requires_grad for output in outputs) > 1
     seen = set(stack)
@@ -121,12 +123,12 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             step.notes.add(CUSTOM_FUNCTION)
             if several and len(node._input_metadata) > 1:
-                # It may be given None, or zeros, for some: what it makes of that cannot be cut out of one trace.
+                # Tangents that it gets may be None, or zeros: what it makes of these cannot be cut out of one trace.
                 raise UnsupportedError("a custom autograd.Function with several results, of which some may go unused")
         if node.name().startswith("ProdBackward") and node._input_metadata[0].dtype in _HALVES:
             # Eager looks for zeros, and divides by the factor where there is none; a trace cannot look.
             raise UnsupportedError("the gradient of prod in half precision")
-        if hasattr(node, "variable") and id(node.variable) not in known and not _is_forgotten(node):
+        if hasattr(node, "variable") and id(node.variable) not in leaf_ids and not _is_forgotten(node):
             raise UnsupportedError("a gradient flows to a tensor that is not an input of the program")
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
@@ -135,8 +137,8 @@ def _check_autograd_graph(outputs: Sequence[Tensor], leaves: Sequence[Tensor], s
 
 
 def _is_forgotten(node: Any) -> bool:
-    """Whether the leaf of an AccumulateGrad is one that the program made itself and let go of: then autograd alone
-    holds it, as it does the leaf made here, and nobody can ask for its gradient."""
+    """Whether the leaf of an AccumulateGrad is one that the program made itself and dropped: then autograd alone holds
+    it, as it does the leaf made here, and its gradient cannot be asked for."""
     made: Any = torch.ones((), requires_grad=True).add(1).grad_fn
     hooks = node.variable._backward_hooks or node.variable._post_accumulate_grad_hooks
     return not hooks and _num_references(node) <= _num_references(made.next_functions[0][0])
@@ -146,25 +148,25 @@ def _num_references(node: Any) -> int:
     return sys.getrefcount(node.variable)
 
 
-def _lift_constants(graph: fx.Graph, known: Mapping[str, Any], fake_mode: KernelFakes) -> list[Tensor]:
+def _lift_constants(graph: fx.Graph, values: Mapping[str, Any], fake_mode: KernelFakes) -> list[Tensor]:
     """Make inputs, after the primals, of the tensors that the traced code made from Python numbers."""
-    found: dict[str, fx.Node] = {}
+    placeholders_by_name: dict[str, fx.Node] = {}
     constants: list[Tensor] = []
     nodes = list(graph.nodes)
     first_after_primals = next(node for node in nodes if node.op == "placeholder" and node.name.startswith("state"))
     for node in nodes:
         if node.op != "get_attr":
             continue
-        if node.target not in found:
-            value = known[node.target]
+        if node.target not in placeholders_by_name:
+            value = values[node.target]
             if isinstance(value, FakeTensor) or not isinstance(value, Tensor):
                 raise UnsupportedError(f"the program makes a constant of type {type(value).__name__}")
             with graph.inserting_before(first_after_primals):
-                found[node.target] = graph.placeholder(f"constant{len(constants)}")
+                placeholders_by_name[node.target] = graph.placeholder(f"constant{len(constants)}")
             # TorchDynamo's trace around ours has left a fake of its own mode.
-            found[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
+            placeholders_by_name[node.target].meta["val"] = fake_mode.from_tensor(value, static_shapes=True)
             constants.append(value)
-        node.replace_all_uses_with(found[node.target])
+        node.replace_all_uses_with(placeholders_by_name[node.target])
         graph.erase_node(node)
     return constants
 
@@ -185,7 +187,11 @@ def _explain(error: AssertionError) -> Exception:
 
 
 def _signature(
-    step: CapturedStep, analysis: Analysis, wanted: Sequence[int], specs: Sequence[Any], constants: Sequence[Tensor]
+    step: CapturedStep,
+    analysis: Analysis,
+    target_indices: Sequence[int],
+    specs: Sequence[Any],
+    constants: Sequence[Tensor],
 ) -> GraphSignature:
     inputs = [replace(spec, mutated=i in analysis.replaced) for i, spec in enumerate(step.inputs)]
     inputs += [InputSpec(InputKind.CONSTANT, f"constant{i}", tensor_spec(v)) for i, v in enumerate(constants)]
@@ -196,7 +202,7 @@ def _signature(
     inputs += [InputSpec(InputKind.TANGENT, f"tangent{i}", spec) for i, spec in enumerate(specs)]
     outputs = [OutputSpec(OutputKind.OUTPUT, f"output{i}", i) for i in range(len(analysis.computed))]
     outputs += [OutputSpec(OutputKind.REPLACEMENT, step.inputs[i].name, i) for i in analysis.replaced]
-    outputs += [OutputSpec(OutputKind.GRADIENT, step.inputs[i].name, i) for i in wanted]
+    outputs += [OutputSpec(OutputKind.GRADIENT, step.inputs[i].name, i) for i in target_indices]
     return GraphSignature(tuple(inputs), tuple(outputs))
 
 

@@ -3,9 +3,9 @@
 Of `return hidden, loss` the loss's gradient goes through `hidden`. Eager adds up there what comes from the loss and
 from the caller, runs the caller's hooks on the sum and goes on with what they return; one autograd node for both
 results would hide it. So each result whose gradient passes through a link gets a node of its own (`runtime.chain`).
-As long as nobody looks at a link that node hands its tangent on, and the program's backward runs as a whole. Where
-somebody does, cuts of it run: from one tangent to the gradients that it has at the next links, and from all totals to
-the primals.
+As long as no gradient at a link is observed, that node hands its tangent on, and the program's backward runs as a
+whole. Where one is, cuts of it run: from one tangent to the gradients that it has at the next links, and from all
+totals to the primals.
 
 Links are numbered. In the traced program each has a tangent of its own, added up with the others there: so what has
 passed through a link is known from what has not, whatever is rewritten later. It is dropped before planning.
@@ -62,14 +62,14 @@ def find_links(
     if not links:
         return NO_LINKS
     numbers = {edge: i for i, edge in enumerate(links)}
-    found = tuple(tuple(sorted(numbers[edge] for edge in edges)) for edges in reached)
-    return Links(tuple(candidates[edge] for edge in links), found)
+    reached_links = tuple(tuple(sorted(numbers[edge] for edge in edges)) for edges in reached)
+    return Links(tuple(candidates[edge] for edge in links), reached_links)
 
 
 def isolated(values: Sequence[Tensor], leaves: Sequence[Tensor]) -> set[int]:
     """The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad."""
-    known = {id(leaf) for leaf in leaves}
-    return {i for i, value in enumerate(values) if value.grad_fn is not None and not _reaches(value.grad_fn, known)}
+    leaf_ids = {id(leaf) for leaf in leaves}
+    return {i for i, value in enumerate(values) if value.grad_fn is not None and not _reaches(value.grad_fn, leaf_ids)}
 
 
 def _reaches(start: Any, leaves: set[int]) -> bool:
@@ -89,19 +89,19 @@ def _edge(value: Tensor) -> Edge:
 
 
 def _first_reached(value: Tensor, candidates: dict[Edge, Link]) -> list[Edge]:
-    """The candidates that a gradient of the value comes to, without those behind them; each for every way into it."""
-    found: list[Edge] = []
+    """The candidates that a gradient of the value comes to first; each once for every path into it."""
+    edges: list[Edge] = []
     if value.grad_fn is None:
-        return found
+        return edges
     seen, stack = {value.grad_fn}, [value.grad_fn]
     while stack:
         for edge in stack.pop().next_functions:
             if edge in candidates:
-                found.append(edge)
+                edges.append(edge)
             elif edge[0] is not None and edge[0] not in seen:
                 seen.add(edge[0])
                 stack.append(edge[0])
-    return found
+    return edges
 
 
 class LinkedTensors:
@@ -172,24 +172,28 @@ def _outputs(joint: JointGraph, kind: OutputKind) -> list[fx.Node | None]:
 
 @dataclass
 class CutBackward:
-    """The backward of a planned program, cut at its links. joint: the program with links."""
+    """The backward of a planned program, cut at its links."""
 
     joint: JointGraph
+    """The program with links."""
     parts: PartitionedGraph
-    whole: fx.Graph | None = None
+    cut: fx.Graph | None = None
+    """The cut backward for all tangents; made at the first use."""
 
-    def graph(self, defined: Sequence[bool], wanted: Sequence[int]) -> fx.Graph:
-        """(sizes, residuals, tangents, totals at links) -> (what has come to each link, gradients), of which the others
-        than `wanted` are None. What comes in as a link's total goes on from there; what comes to it ends. Where several
-        are wanted of a link, it is the parts that autograd adds up there, in their order."""
-        if self.whole is None:
-            self.whole = self._cut()
+    def graph(self, defined: Sequence[bool], counts: Sequence[int]) -> fx.Graph:
+        """(sizes, residuals, tangents, totals at links) -> (what has come to each link, gradients).
+
+        What comes in as a link's total goes on from there; what comes to a link ends there. counts: how many values of
+        each result to return: 0 is None; several of a link are the parts that autograd adds up there, in their order.
+        """
+        if self.cut is None:
+            self.cut = self._cut()
         num_held = self.parts.signature.num_sizes + len(self.parts.residuals)
-        graph = copy_graph(specialise_backward(self.whole, num_held, defined))
-        found: list[fx.Node | None] = []
-        for node, count in zip(results(graph), wanted, strict=True):
-            found += _parts(node, count) if count else [None]
-        graph.output_node().args = (found,)
+        graph = copy_graph(specialise_backward(self.cut, num_held, defined))
+        gradients: list[fx.Node | None] = []
+        for node, count in zip(results(graph), counts, strict=True):
+            gradients += _parts(node, count) if count else [None]
+        graph.output_node().args = (gradients,)
         remove_dead_code(graph)
         return graph
 
@@ -197,41 +201,43 @@ class CutBackward:
         joint = self.joint.with_graph(copy_graph(self.joint.graph))
         totals, gradients = _outputs(joint, OutputKind.TOTAL), _outputs(joint, OutputKind.GRADIENT)
         tangents = joint.inputs_of(InputKind.TANGENT)[-len(totals) :]
-        passed = {total: tangent for total, tangent in zip(totals, tangents, strict=True) if total is not None}
-        for total, tangent in passed.items():
+        onward_by_total = {total: tangent for total, tangent in zip(totals, tangents, strict=True) if total is not None}
+        for total, tangent in onward_by_total.items():
             if total is not tangent:
                 # What reads it counts on its strides.
-                passed[total] = onward = _laid_out(total, tangent)
+                onward_by_total[total] = onward = _laid_out(total, tangent)
                 for user in list(total.users):
                     if user.op == "call_function":
                         user.replace_input_with(total, onward)
-        gradients = [node if node is None else passed.get(node, node) for node in gradients]
+        gradients = [node if node is None else onward_by_total.get(node, node) for node in gradients]
         by_name = {node.name: node for node in joint.graph.nodes}
         residuals = [by_name[name] for name, _ in self.parts.residuals]
         return backward_graph(joint, residuals, [*totals, *gradients], joint.effects()[1])
 
 
 def _parts(total: fx.Node | None, count: int) -> list[fx.Node | None]:
-    """At most so many parts of a sum, as they were added up from the left; None for those that there are not."""
-    found: list[fx.Node | None] = []
-    while len(found) < count - 1 and total is not None and total.target is torch.ops.aten.add.Tensor:
+    """`count` parts of a sum, as they were added up from the left; None for those that the sum does not have."""
+    parts: list[fx.Node | None] = []
+    while len(parts) < count - 1 and total is not None and total.target is torch.ops.aten.add.Tensor:
         rest, last = total.args[:2]
         if total.kwargs or not (_is_part(rest, total) and _is_part(last, total)):
             break
-        found.append(last)  # type: ignore[arg-type]
+        parts.append(last)  # type: ignore[arg-type]
         total = rest  # type: ignore[assignment]
-    found = [total, *reversed(found)]
-    return found + [None] * (count - len(found))
+    parts = [total, *reversed(parts)]
+    return parts + [None] * (count - len(parts))
 
 
 def _is_part(term: Any, total: fx.Node) -> bool:
-    one, whole = (spec_of(node) if isinstance(node, fx.Node) else None for node in (term, total))
-    return one is not None and whole is not None and one.same_shape(whole) and one.dtype is whole.dtype
+    term_spec, sum_spec = (spec_of(node) if isinstance(node, fx.Node) else None for node in (term, total))
+    if term_spec is None or sum_spec is None:
+        return False
+    return term_spec.same_shape(sum_spec) and term_spec.dtype is sum_spec.dtype
 
 
 def _laid_out(total: fx.Node, tangent: fx.Node) -> fx.Node:
-    wanted, given = spec_of(total), spec_of(tangent)
-    if wanted is None or given is None or wanted.same_layout(given):
+    expected, actual = spec_of(total), spec_of(tangent)
+    if expected is None or actual is None or expected.same_layout(actual):
         return tangent
     with total.graph.inserting_after(total):
         place = total.graph.call_function(torch.ops.aten.alias.default, (tangent,))

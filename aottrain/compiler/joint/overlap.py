@@ -17,9 +17,9 @@ _MAX_ELEMENTS = 1 << 16
 
 
 def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tensor]) -> None:
-    """Raises OverlapError where an op writes memory that it also reads; an elementwise op may, place by place.
+    """Raises OverlapError where an op writes memory that it also reads. An elementwise op may, element by element.
 
-    arguments: all tensors that the op is given, those that it writes once each among them.
+    arguments: all tensors among the op's arguments; each that it writes is one of them.
     """
     elementwise = torch.Tag.pointwise in func.tags or func._schema.name.startswith(("aten::copy_", "aten::_foreach"))
     read = list(arguments)
@@ -34,7 +34,7 @@ def check_overlap(func: Any, written: Sequence[Tensor], arguments: Sequence[Tens
 
 
 def overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two views lie in one memory and share a place there; True where that cannot be told."""
+    """Whether two views have an element of memory in common; True where that cannot be decided."""
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return False
     if not all(isinstance(size, int) for view in (one, other) for size in (*view.shape, *view.stride())):

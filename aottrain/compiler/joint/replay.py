@@ -36,13 +36,13 @@ def replay_of(step: CapturedStep, functional: JointGraph) -> Replay | None:
         return None
     if any(uses_generator(node.target) for node in calls(functional.graph)):
         return None
-    built: list[fx.GraphModule] = []
+    modules: list[fx.GraphModule] = []
     num_links = len(functional.signature.output_indices(OutputKind.LINKED))
 
     def replay(inputs: Sequence[Tensor], stand_ins: Mapping[int, Tensor]) -> Sequence[Tensor]:
-        if not built:
-            built.append(as_module(_forward(functional)))
-        return list(_Replayer(built[0], num_links, stand_ins).run(*inputs))
+        if not modules:
+            modules.append(as_module(_forward(functional)))
+        return list(_Replayer(modules[0], num_links, stand_ins).run(*inputs))
 
     return replay
 
@@ -70,9 +70,9 @@ class _Replayer(fx.Interpreter):
 
     def __init__(self, module: fx.GraphModule, num_links: int, stand_ins: Mapping[int, Tensor]):
         super().__init__(module)
-        known = results(module.graph)
-        self.outputs = known[: len(known) - num_links]
-        self.stand_ins = {known[len(self.outputs) + number]: value for number, value in stand_ins.items()}
+        values = results(module.graph)
+        self.outputs = values[: len(values) - num_links]
+        self.stand_ins = {values[len(self.outputs) + number]: value for number, value in stand_ins.items()}
         self.computed: dict[fx.Node, Tensor] = {}
 
     def run_node(self, node: fx.Node) -> Any:

@@ -70,7 +70,7 @@ def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ..
         return None
 
     def peak_bytes(plan: PartitionPlan) -> int:
-        workspace = workspaces_of(joint.graph)  # measured once, then known
+        workspace = workspaces_of(joint.graph)  # each is measured once
         parts = for_tangents(apply_partition(joint, plan), defined)
         schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
         return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
@@ -80,13 +80,16 @@ def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ..
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """kernel: the backend; reason: why it is not the one that was to run; planned: both graphs' schedules where kernels
-    are generated; memories: as `link.programs.fuse_program`."""
+    """What both graphs of a program are to run as."""
 
     kernel: Kernel
+    """The backend."""
     reason: str = ""
+    """Why it is not the one that was to run."""
     planned: Sequence[Planned] = ()
+    """Both graphs' schedules where kernels are generated."""
     memories: Sequence[MemoryPlan] = ()
+    """As of `link.programs.fuse_program`."""
 
 
 def plan_kernels(

@@ -37,7 +37,7 @@ from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.failures import signalling
 from aottrain.runtime.faults import Faults
-from aottrain.runtime.program import Backward, Pattern, Program, Replay, Wanted
+from aottrain.runtime.program import Backward, Counts, Pattern, Program, Replay
 from aottrain.toolchain.cache import say_once
 
 
@@ -76,23 +76,23 @@ def link(
     forward = fused[0].runner() if fused else build_runner(parts.forward, kernel)
     recorded = _recorded(forward, parts, device, replays)
     faults = faults or Faults()
-    backward = _BackwardHalf(parts, kernel, fused[1:], faults)
+    backward_builder = _BackwardBuilder(parts, kernel, fused[1:], faults)
     run_forward = _or_by_operators(recorded or forward, parts.forward) if fused or recorded else forward
     program = Program(
         forward=signalling(run_forward, parts.num_draws > 0, _drawn_from(parts.forward)),
         build_backward=None
         if parts.backward is None
-        else partial(_build_backward, backward, recorded, tangents or Tangents()),
+        else partial(_build_backward, backward_builder, recorded, tangents or Tangents()),
         num_outputs=len(computed) + len(replaced),
         replaced=analysis.replaced,
         unversioned=analysis.unversioned,
         update_targets=tuple(value.target for value in signature.outputs if value.kind is OutputKind.UPDATE),
-        differentiable=(*(known.requires_grad for known in computed), *(True for _ in replaced)),
+        differentiable=(*(output.requires_grad for output in computed), *(True for _ in replaced)),
         gradient_targets=targets,
         cut_off=cut_off,
-        isolated=frozenset(i for i, known in enumerate(computed) if known.isolated),
+        isolated=frozenset(i for i, output in enumerate(computed) if output.isolated),
         anchored=bool(cut_off) and len(cut_off) == len(targets),
-        output_specs=(*(known.spec for known in computed), *replaced),
+        output_specs=(*(output.spec for output in computed), *replaced),
         device=device,
         draws=parts.num_draws > 0,
         constants=parts.constants,
@@ -101,7 +101,7 @@ def link(
         viewed=analysis.viewed,
         faults=faults,
         links=analysis.links,
-        build_cut=partial(_build_cut, backward, CutBackward(linked, parts)) if linked is not None else None,
+        build_cut=partial(_build_cut, backward_builder, CutBackward(linked, parts)) if linked is not None else None,
     )
     if size_names and program.build_backward is not None:
         program.backward_for((True,) * sum(program.differentiable))  # now: a kernel may add guards on sizes
@@ -121,15 +121,13 @@ def _drawn_from(forward: fx.Graph) -> list[torch.device]:
 
 
 @dataclass(frozen=True)
-class _BackwardHalf:
-    """What every backward of a program is built from, whichever tangents it is for.
-
-    fused: the backward for the tangents that were expected, with its kernels; none where others run it.
-    """
+class _BackwardBuilder:
+    """What every backward of a program is built from, whichever tangents it is for."""
 
     parts: PartitionedGraph
     kernel: Kernel
     fused: Sequence[FusedGraph]
+    """The backward for the tangents that were expected, with its kernels; none where another backend runs it."""
     faults: Faults
 
     def runner(self, graph: fx.Graph, as_expected: bool = False) -> Runner:
@@ -143,39 +141,39 @@ class _BackwardHalf:
 
 
 def _build_backward(
-    half: _BackwardHalf, forward: RecordedRunner | None, tangents: Tangents, pattern: Pattern
+    builder: _BackwardBuilder, forward: RecordedRunner | None, tangents: Tangents, pattern: Pattern
 ) -> Backward:
-    parts = half.parts
+    parts = builder.parts
     assert parts.backward is not None
     as_expected = pattern == (tangents.defined or (True,) * len(pattern))
     if not as_expected:
         tangents.others.append(pattern)
-    if half.fused and as_expected:
-        graph = half.fused[0].graph
+    if builder.fused and as_expected:
+        graph = builder.fused[0].graph
     else:
         graph = specialise_backward(parts.backward, parts.signature.num_sizes + len(parts.residuals), pattern)
-    runner = half.runner(graph, as_expected)
+    runner = builder.runner(graph, as_expected)
     if forward is not None:
         count = len(results(graph))
         stays = (False,) * len(placeholders(graph))
         runner = RecordedRunner(runner, forward.recorder, forward.counts, stays, count, forward)
-    if half.fused or forward is not None:
+    if builder.fused or forward is not None:
         runner = _or_by_operators(runner, graph)
-    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in half.residuals(graph)))
+    return Backward(runner, tuple(all(pattern) or bool(node.users) for node in builder.residuals(graph)))
 
 
-def _build_cut(half: _BackwardHalf, cut: CutBackward, defined: Pattern, wanted: Wanted) -> Backward:
-    graph = cut.graph(defined, wanted)
-    runner = _or_by_operators(half.runner(graph), graph)
-    return Backward(runner, tuple(bool(node.users) for node in half.residuals(graph)))
+def _build_cut(builder: _BackwardBuilder, cut: CutBackward, defined: Pattern, counts: Counts) -> Backward:
+    graph = cut.graph(defined, counts)
+    runner = _or_by_operators(builder.runner(graph), graph)
+    return Backward(runner, tuple(bool(node.users) for node in builder.residuals(graph)))
 
 
-def _fused_runner(graph: fx.Graph, known: FusedGraph, as_expected: bool, faults: Faults) -> Runner:
-    """known: the backward for the tangents that were expected, from which others take their arena."""
+def _fused_runner(graph: fx.Graph, expected: FusedGraph, as_expected: bool, faults: Faults) -> Runner:
+    """expected: the backward for the tangents that were expected, from which others take their arena."""
     if as_expected:
-        return known.runner()
+        return expected.runner()
     try:
-        return fuse_graph(graph, known.memory, known.backend).runner()
+        return fuse_graph(graph, expected.memory, expected.backend).runner()
     except CompilerError as error:
         say_once(f"the backward without some of its tangents runs op by op: {error}")
         return aten_runner(graph)
@@ -194,9 +192,9 @@ def build_runner(graph: fx.Graph, kernel: Kernel) -> Runner:
     call = kernel(as_module(graph), examples)
 
     def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        given = list(inputs)
+        values = list(inputs)
         inputs.clear()
-        return list(call(*given))
+        return list(call(*values))
 
     return run
 
@@ -236,7 +234,7 @@ def _recorded(
 
 def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
     """The runner; but the graph op by op while something watches or replaces operators, such as a dispatch mode, or a
-    batched gradient: generated kernels would run past it, or find no memory behind what they are given."""
+    batched gradient. Generated kernels would bypass it, or find no memory behind their operands."""
 
     @cache
     def by_operators() -> Runner:
@@ -246,8 +244,8 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
         if not operators_are_watched(inputs):
             return runner(inputs)
         # The other half of the program may run as kernels, which count on these strides.
-        given = zip(by_operators()(inputs), results(graph), strict=True)
-        return [_as_traced(value, node) for value, node in given]
+        pairs = zip(by_operators()(inputs), results(graph), strict=True)
+        return [_as_traced(value, node) for value, node in pairs]
 
     return run
 
@@ -255,7 +253,7 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
 def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
     if node is None or value is None or is_wrapped(value):
         return value
-    facts = spec_of(node)
-    if facts is None or facts.symbolic is not None or value.layout is not torch.strided:
+    spec = spec_of(node)
+    if spec is None or spec.symbolic is not None or value.layout is not torch.strided:
         return value
-    return laid_out(value, facts.stride)
+    return laid_out(value, spec.stride)

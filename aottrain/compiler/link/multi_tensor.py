@@ -61,6 +61,6 @@ def _evaluate_block(program: MultiTensorIR, stage: Stage, tables: TensorTables, 
         position = block if base is Base.BLOCK else tensor * parameter.span if base is Base.ROW else 0
         return tables.tables[parameter.name][position : position + parameter.span]
 
-    given = [memory(p, base) for p, base in zip(stage.kernel.parameters, stage.bases, strict=True)]
+    buffers = [memory(p, base) for p, base in zip(stage.kernel.parameters, stage.bases, strict=True)]
     assert count <= BLOCK
-    evaluate(at_count(stage.kernel, count), given)
+    evaluate(at_count(stage.kernel, count), buffers)

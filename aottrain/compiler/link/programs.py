@@ -31,17 +31,17 @@ _UNIT_KERNELS, _MOST_UNITS = 4, 8
 
 @dataclass(frozen=True)
 class FusedGraph:
-    """One graph, planned: what runs, where its values live, and its kernels, ready to be called.
-
-    num_functions, note: of the whole program, how many functions its kernels are, and how they came about.
-    """
+    """One graph with its schedule, memory plan and compiled kernels."""
 
     graph: fx.Graph
     schedule: Schedule
     memory: MemoryPlan | None
     launches: dict[str, Launch]
+    """What runs each kernel, by its name."""
     num_functions: int
+    """How many functions the kernels of the whole program are: equal kernels share one."""
     note: str
+    """How the whole program's kernels came about."""
     backend: str
 
     def runner(self) -> Runner:
@@ -60,15 +60,15 @@ def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
     return planned
 
 
-def fuse_graph(graph: fx.Graph, known: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:
+def fuse_graph(graph: fx.Graph, expected: MemoryPlan | None = None, backend: str = "cpp") -> FusedGraph:
     """A backward on its own, as for calls in which other tangents are defined than was expected.
 
-    known: of the backward that was expected. None, as under a budget: memory is fresh, and kernels are small ones,
-    which keep nothing alive for longer than op by op.
+    expected: the memory plan of the backward that was expected. None, as under a budget: memory is fresh, and kernels
+    are small ones, which keep nothing alive for longer than op by op.
     """
-    planned = schedule(graph, "backward_", local=known is None)
+    planned = schedule(graph, "backward_", local=expected is None)
     count = len(results(graph))
-    memories = [] if known is None else [arena_within(graph, planned, count, known)]
+    memories = [] if expected is None else [arena_within(graph, planned, count, expected)]
     return fuse_program([(graph, count, planned)], memories, backend)[0]
 
 
@@ -89,14 +89,14 @@ def fuse_program(
 
 def _own_sources(planned: Sequence[Planned]) -> list[Source]:
     """What the programs' own ops compile at their first call."""
-    found: dict[Source, None] = {}
+    sources: dict[Source, None] = {}
     for graph, _, plan in planned:
         for node in calls(graph):
             if node.target is _LOSS_HEAD:
-                found[NATIVE] = None
+                sources[NATIVE] = None
             elif is_own_attention(plan.library(node)):
-                found[native_source(value_of(node)[0].dtype)] = None
-    return list(found)
+                sources[native_source(value_of(node)[0].dtype)] = None
+    return list(sources)
 
 
 def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int, str]:
@@ -115,15 +115,15 @@ def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict
     """
     units, functions = cpp_units(kernels)
     libraries = require_all([*(Source(text, FLAGS) for text in units), *others])
-    found: dict[str, Launch] = {}
+    launches: dict[str, Launch] = {}
     for call in kernels:
         unit, name = functions[call.kernel.name]
         function = getattr(libraries[unit].functions, name)
-        found[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
+        launches[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
     compiled = sum(library.compiled for library in libraries)
     count = len({name for _, name in functions.values()})
     note = f"{count} functions, {compiled} of {len(libraries)} objects compiled, the others found on disk"
-    return found, count, note if found else ""
+    return launches, count, note if launches else ""
 
 
 def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple[int, str]]]:
@@ -131,20 +131,22 @@ def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple
 
     How many there are follows from the kernels alone, so that the same program has the same texts on every machine.
     """
-    known: dict[str, str] = {}  # from a kernel's code to its function
-    names: dict[str, str] = {}
+    function_by_code: dict[str, str] = {}  # from a kernel's code to its function
+    function_by_kernel: dict[str, str] = {}
     texts: dict[str, str] = {}
     for call in kernels:
         kernel = call.kernel
         code = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
-        if code not in known:
-            name = known[code] = f"kernel_{len(known)}"
+        if code not in function_by_code:
+            name = function_by_code[code] = f"kernel_{len(function_by_code)}"
             header = [f"// {line}" for line in str(kernel).splitlines() if line.strip()]
             texts[name] = "\n".join(header) + "\n" + code.replace("static int KERNEL", f'extern "C" int {name}')
-        names[kernel.name] = known[code]
+        function_by_kernel[kernel.name] = function_by_code[code]
     units: list[list[str]] = [[LIBRARY] for _ in range(min(_MOST_UNITS, -(-len(texts) // _UNIT_KERNELS)))]
-    places: dict[str, int] = {}
+    unit_by_function: dict[str, int] = {}
     for name, text in texts.items():
-        places[name] = min(range(len(units)), key=lambda unit: sum(map(len, units[unit])))
-        units[places[name]].append(text)
-    return ["\n".join(parts) for parts in units], {kernel: (places[name], name) for kernel, name in names.items()}
+        unit_by_function[name] = min(range(len(units)), key=lambda unit: sum(map(len, units[unit])))
+        units[unit_by_function[name]].append(text)
+    return ["\n".join(parts) for parts in units], {
+        kernel: (unit_by_function[name], name) for kernel, name in function_by_kernel.items()
+    }

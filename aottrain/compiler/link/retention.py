@@ -25,7 +25,7 @@ _SHARE = 0.001
 _PAGES = 1 << 16
 # Where not all temporaries have room, an arena of fewer bytes is left out: such small pieces the allocator has at hand
 # anyway, and 138 KiB of them lifted GPT-2's peak of 820 MiB above torch.compile's.
-_LEAST = 1 << 20
+_SMALLEST_ARENA = 1 << 20
 
 Planned = tuple[fx.Graph, int, Schedule]
 Bytes = npt.NDArray[np.int64]
@@ -36,14 +36,14 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
     schedules = [schedule for _, _, schedule in planned]
     live, spans = lifetimes(parts, workspace, schedules)
     limit = max(live) + max(int(max(live) * _SHARE), _PAGES)
-    memories = _within(parts, planned, workspace, limit)
+    memories = _largest_arena(parts, planned, workspace, limit)
     blocks = _blocks(parts, schedules[0], memories[0].residuals, spans)
     holder = memories[0].holder
     memories = [replace(memory, residuals=frozenset(), holder=holder) for memory in memories]
-    held = trace_memory(parts, 0, workspace, schedules, memories)
-    free = limit - np.array(held.totals, np.int64) + held.fixed_bytes - held.fixed.get("arena", 0)
+    timeline = trace_memory(parts, 0, workspace, schedules, memories)
+    free = limit - np.array(timeline.totals, np.int64) + timeline.fixed_bytes - timeline.fixed.get("arena", 0)
     kept = set()
-    for node, (first, end) in sorted(blocks.items(), key=lambda block: -block[1][1]):  # first what is idle the shortest
+    for node, (first, end) in sorted(blocks.items(), key=lambda block: -block[1][1]):  # least idle first
         size = storage_bytes(node)
         if min(free[:first].min(initial=size), free[end:].min(initial=size)) >= size:
             free[:first] -= size
@@ -52,18 +52,20 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
     return [replace(memories[0], residuals=frozenset(kept)), *memories[1:]]
 
 
-def _within(parts: PartitionedGraph, planned: Sequence[Planned], workspace: Workspace, limit: int) -> list[MemoryPlan]:
+def _largest_arena(
+    parts: PartitionedGraph, planned: Sequence[Planned], workspace: Workspace, limit: int
+) -> list[MemoryPlan]:
     """Plans with the largest arena that fits: of all temporaries, else of those up to a size that is halved; none where
     that is too small to be of use."""
     schedules = [schedule for _, _, schedule in planned]
     memories = [plan_memory(graph, schedule, count) for graph, count, schedule in planned]
     while largest := max(map(halved, memories)):
-        alone = [replace(memory, residuals=frozenset()) for memory in memories]
-        held = trace_memory(parts, 0, workspace, schedules, alone)
-        if held.peak_bytes - held.fixed_bytes + held.fixed.get("arena", 0) <= limit:
+        arenas_only = [replace(memory, residuals=frozenset()) for memory in memories]
+        timeline = trace_memory(parts, 0, workspace, schedules, arenas_only)
+        if timeline.peak_bytes - timeline.fixed_bytes + timeline.fixed.get("arena", 0) <= limit:
             break
         memories = [plan_memory(graph, schedule, count, largest) for graph, count, schedule in planned]
-        if max(memory.arena_bytes for memory in memories) < _LEAST:
+        if max(memory.arena_bytes for memory in memories) < _SMALLEST_ARENA:
             return [plan_memory(graph, schedule, count, 0) for graph, count, schedule in planned]
     return memories
 
@@ -74,10 +76,10 @@ def _blocks(
     """For each residual that may lie in a block the instants from its first to its last in the step."""
     count = parts.num_forward_outputs
     inputs = placeholders(parts.backward)[parts.signature.num_sizes :] if parts.backward is not None else []
-    found: dict[fx.Node, Span] = {}
+    spans_by_root: dict[fx.Node, Span] = {}
     for value, node in zip(results(parts.forward)[count:], inputs, strict=False):
         root = None if value is None else forward.memory_of(value)
         if root in residuals:
             first, end = spans[0][root][0], spans[1][node][1]
-            found[root] = (first, max(end, found.get(root, (0, 0))[1]))
-    return found
+            spans_by_root[root] = (first, max(end, spans_by_root.get(root, (0, 0))[1]))
+    return spans_by_root

@@ -28,7 +28,7 @@ from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copi
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
-Span = tuple[int, int]  # the first instant, and the first after the last
+Span = tuple[int, int]  # a live range: its first instant, and the first after it
 
 
 def trace_memory(
@@ -48,7 +48,7 @@ def trace_memory(
     fixed = _fixed(parts, reserved_bytes)
     if arena_bytes := max((memory.arena_bytes for memory in memories if memory is not None), default=0):
         fixed["arena"] = arena_bytes
-    sweeps, made_by = _sweeps(parts, workspace, schedules, memories)
+    sweeps, producers = _sweeps(parts, workspace, schedules, memories)
     top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
     num_forward = len(sweeps[0].live)
     return MemoryTimeline(
@@ -57,9 +57,9 @@ def trace_memory(
         live=tuple(instant for sweep in sweeps for instant in sweep.live),
         num_forward=num_forward,
         peak=top.peak + (0 if top is sweeps[0] else num_forward),
-        at="" if top.at is None else forward_value(top.at).op,
-        at_module="" if top.at is None else forward_value(top.at).module,
-        alive=tuple(_alive(made_by.get(node, node), size, name) for node, size, name in top.alive[:_NUM_ALIVE]),
+        at="" if top.peak_node is None else forward_value(top.peak_node).op,
+        at_module="" if top.peak_node is None else forward_value(top.peak_node).module,
+        alive=tuple(_alive(producers.get(node, node), size, name) for node, size, name in top.alive[:_NUM_ALIVE]),
         num_alive=len(top.alive),
     )
 
@@ -67,8 +67,8 @@ def trace_memory(
 def lifetimes(
     parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule]
 ) -> tuple[list[int], list[dict[fx.Node, Span]]]:
-    """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the instants
-    at which each of its storages is alive, residuals in the forward by its own nodes, in the backward by its inputs."""
+    """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the live
+    range of each of its storages. A residual is a node of its own in the forward, an input in the backward."""
     sweeps, _ = _sweeps(parts, workspace, schedules, ())
     starts = (0, len(sweeps[0].live))
     spans = [
@@ -87,28 +87,30 @@ def _sweeps(
     count, num_sizes = parts.num_forward_outputs, parts.signature.num_sizes
     values = results(parts.forward)
     outputs, residuals = _roots(values[:count], forward), _roots(values[count:], forward)
-    kept = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
+    outliving = {**dict.fromkeys(outputs, "outputs"), **dict.fromkeys(residuals, "saved")}
     blocks = frozenset() if first is None else first.residuals
     block_bytes = sum(map(storage_bytes, blocks))
     reused = blocks.union(() if first is None else first.offsets)
-    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, kept, (0, block_bytes), workspace, reused)]
+    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, outliving, (0, block_bytes), workspace, reused)]
     if parts.backward is None:
         return sweeps, {}
     inputs = placeholders(parts.backward)
-    held = {
+    owned_inputs = {
         node: storage_bytes(node)
         for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
         if primal is None
     }
-    made_by = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
+    producers = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
     returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
     passed = sum(map(storage_bytes, [*returned, *parts.tangents]))
     gradients = dict.fromkeys(_roots(results(parts.backward), backward), "gradients")
-    reused = frozenset(node for node in held if node in made_by and _memory(made_by[node], forward) in blocks)
+    reused = frozenset(
+        node for node in owned_inputs if node in producers and _memory(producers[node], forward) in blocks
+    )
     reused = reused.union(() if second is None else second.offsets)
     steps = _steps(parts.backward, backward, second)
-    sweeps.append(_sweep(steps, held, gradients, (passed, block_bytes), workspace, reused))
-    return sweeps, made_by
+    sweeps.append(_sweep(steps, owned_inputs, gradients, (passed, block_bytes), workspace, reused))
+    return sweeps, producers
 
 
 def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
@@ -126,14 +128,18 @@ def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Sweep:
-    """Of one graph: bytes by category before it starts and while each op runs; the position, op and storages (the
-    largest first) of the most; for each storage the instants at which it is alive."""
+    """The live memory of one graph over time."""
 
     live: list[tuple[int, ...]]
+    """Bytes by category before the graph starts and while each op runs."""
     peak: int
-    at: fx.Node | None
+    """The position of the peak in `live`."""
+    peak_node: fx.Node | None
+    """The op that runs at the peak."""
     alive: list[tuple[fx.Node, int, str]]
+    """The storages at the peak, with bytes and category, the largest first."""
     spans: dict[fx.Node, Span]
+    """The live range of each storage."""
 
     @property
     def peak_bytes(self) -> int:
@@ -145,39 +151,42 @@ def _memory(node: fx.Node, schedule: Schedule | None) -> fx.Node:
 
 
 def _roots(nodes: Iterable[fx.Node | None], schedule: Schedule | None = None) -> set[fx.Node]:
-    found = {_memory(node, schedule) for node in nodes if node is not None}
-    return {node for node in found if node.op != "placeholder"}
+    roots = {_memory(node, schedule) for node in nodes if node is not None}
+    return {node for node in roots if node.op != "placeholder"}
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One call. made: storages that it allocates, with their bytes; touched: those that it reads or writes; inside:
-    bytes that it needs while it runs, besides the workspace of its operator; alone: nothing besides."""
+    """One call."""
 
     node: fx.Node
-    made: list[tuple[fx.Node, int]]
+    allocated: list[tuple[fx.Node, int]]
+    """Storages that it allocates, with their bytes."""
     touched: list[fx.Node]
-    inside: int = 0
-    alone: bool = False
+    """Storages that it reads or writes."""
+    scratch_bytes: int = 0
+    """Bytes that it needs while it runs, besides the workspace of its operator."""
+    no_workspace: bool = False
+    """Its operator has no workspace."""
 
 
 def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None) -> list[_Step]:
     """A graph's calls, or a schedule's, between its inputs and its output."""
     if schedule is None:
         return [_library_step(node) for node in graph.nodes]
-    found = [_library_step(node) for node in placeholders(graph)]
+    steps = [_library_step(node) for node in placeholders(graph)]
     for position, call in enumerate(schedule.calls):
         planned = memory is not None and position in memory.scratch
         if isinstance(call, fx.Node):
             library = schedule.library(call)
-            inside = 0 if planned or library in WRITTEN else copied_bytes(call, library)
-            found.append(_library_step(call, schedule, inside, planned))
+            scratch_bytes = 0 if planned or library in WRITTEN else copied_bytes(call, library)
+            steps.append(_library_step(call, schedule, scratch_bytes, planned))
         else:
-            made = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
+            allocated = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
             touched = [schedule.memory_of(node) for node in call.buffers]
-            inside = 0 if planned else _scratch_bytes(schedule, call)
-            found.append(_Step(call.writes[0], made, touched, inside, True))
-    return [*found, _library_step(graph.output_node(), schedule)]
+            scratch_bytes = 0 if planned else _scratch_bytes(schedule, call)
+            steps.append(_Step(call.writes[0], allocated, touched, scratch_bytes, True))
+    return [*steps, _library_step(graph.output_node(), schedule)]
 
 
 def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
@@ -189,60 +198,63 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
     return partial_bytes(call.kernel)
 
 
-def _library_step(node: fx.Node, schedule: Schedule | None = None, inside: int = 0, planned: bool = False) -> _Step:
+def _library_step(
+    node: fx.Node, schedule: Schedule | None = None, scratch_bytes: int = 0, no_workspace: bool = False
+) -> _Step:
     touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
-    made = [] if schedule is not None and node in schedule.in_place else allocations(node)
-    return _Step(node, made, touched, inside, planned)
+    allocated = [] if schedule is not None and node in schedule.in_place else allocations(node)
+    return _Step(node, allocated, touched, scratch_bytes, no_workspace)
 
 
 def _sweep(
     steps: Sequence[_Step],
-    held: dict[fx.Node, int],
-    kept: dict[fx.Node, str],
+    owned_inputs: dict[fx.Node, int],
+    outliving: dict[fx.Node, str],
     throughout: tuple[int, int],
     workspace: Workspace,
     reused: frozenset[fx.Node],
 ) -> _Sweep:
-    """held: inputs that die at their last use; kept: storages that outlive the graph, with their category; throughout:
-    bytes of outputs and tangents, and of blocks of residuals; reused: storages that lie there, or in the arena."""
-    dying = _deaths(steps, kept)
-    alive = dict(held)
+    """owned_inputs: those that die at their last use. outliving: storages that outlive the graph, with their category.
+    throughout: bytes of outputs and tangents, and of blocks of residuals. reused: storages in such a block, or in the
+    arena."""
+    dying = _deaths(steps, outliving)
+    alive = dict(owned_inputs)
     totals = dict.fromkeys(CATEGORIES, 0)
     totals["outputs"] = throughout[0]
-    totals["saved"] = throughout[1] + sum(size for node, size in held.items() if node not in reused)
+    totals["saved"] = throughout[1] + sum(size for node, size in owned_inputs.items() if node not in reused)
 
     def category(root: fx.Node) -> str:
-        return "saved" if root in held else kept.get(root, "temporaries")
+        return "saved" if root in owned_inputs else outliving.get(root, "temporaries")
 
     live = [tuple(totals.values())]
-    born, ends = dict.fromkeys(held, 0), dict[fx.Node, int]()
-    best, most, at, alive_then = 0, sum(live[0]), None, dict(alive)
+    born, ends = dict.fromkeys(owned_inputs, 0), dict[fx.Node, int]()
+    peak, peak_bytes, peak_node, sizes_at_peak = 0, sum(live[0]), None, dict(alive)
     for i, step in enumerate(steps):
         node = step.node
-        for root, size in step.made:
+        for root, size in step.allocated:
             alive[root], born[root] = size, len(live)
             totals[category(root)] += 0 if root in reused else size
-        if step.made:
-            totals["workspaces"] = step.inside + (0 if step.alone else workspace(node))
+        if step.allocated:
+            totals["workspaces"] = step.scratch_bytes + (0 if step.no_workspace else workspace(node))
             live.append(tuple(totals.values()))
-            if sum(live[-1]) > most:
-                best, most, at, alive_then = len(live) - 1, sum(live[-1]), node, dict(alive)
+            if sum(live[-1]) > peak_bytes:
+                peak, peak_bytes, peak_node, sizes_at_peak = len(live) - 1, sum(live[-1]), node, dict(alive)
         for root in dying.get(i, []):
             size, ends[root] = alive.pop(root, 0), len(live)
             totals[category(root)] -= 0 if root in reused else size
-    found = sorted(alive_then.items(), key=lambda pair: -pair[1])
+    alive_at_peak = sorted(sizes_at_peak.items(), key=lambda pair: -pair[1])
     spans = {root: (first, ends.get(root, len(live))) for root, first in born.items()}
-    return _Sweep(live, best, at, [(node, size, category(node)) for node, size in found if size], spans)
+    return _Sweep(live, peak, peak_node, [(node, size, category(node)) for node, size in alive_at_peak if size], spans)
 
 
-def _deaths(steps: Sequence[_Step], kept: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
+def _deaths(steps: Sequence[_Step], outliving: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
     """After which step each storage that does not outlive the graph is freed."""
     last = last_uses(step.touched for step in steps)
     for node in [step.node for step in steps if is_tuple(step.node)]:
         for user in node.users if view_source(node) is None else ():
             # A tuple holds all its items until the last of them is taken.
             last[user] = max(last.get(user, 0), last[node])
-    return freed_after(last, kept)
+    return freed_after(last, outliving)
 
 
 def _alive(node: fx.Node, size: int, category: str) -> AliveRecord:

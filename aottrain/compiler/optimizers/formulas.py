@@ -80,18 +80,19 @@ Values = dict[str, int]
 
 @dataclass(frozen=True)
 class Formula:
-    """One optimizer. given: what a group says of each parameter; states: tensors of the parameter's shape.
-
-    prepare: from the given numbers, and `step` where it counts them, the numbers that the update reads. update: from
-    these (in the type of computing) with `gradient`, `parameter` and the states to the new parameter and states.
-    """
+    """One optimizer."""
 
     name: str
-    given: tuple[str, ...]
+    hyperparameters: tuple[str, ...]
+    """The numbers that a parameter group gives for each parameter: the columns of the table `given`."""
     prepared: tuple[str, ...]
+    """The numbers that `prepare` makes for each parameter: the columns of the table of that name."""
     counts_steps: bool
     prepare: Callable[[Body, Values], Values]
+    """From the hyperparameters, and `step` where steps are counted, to the numbers that the update reads."""
     update: Callable[[Body, Values], Values] = field(repr=False)
+    """From these (in the type of computing), `gradient`, `parameter` and the states to the new parameter and states.
+    States are tensors of the parameter's shape."""
 
 
 @dataclass(frozen=True)
@@ -146,15 +147,17 @@ def _prepare(formula: Formula) -> Stage:
     b = Body("prepare")
     total = b.parameter("total", F64, Base.WHOLE, 1)
     settings = b.parameter("settings", F64, Base.WHOLE, len(SETTINGS))
-    found = b.parameter("found", F32, Base.WHOLE, 1)
+    found_inf = b.parameter("found", F32, Base.WHOLE, 1)
     results = b.parameter("results", F64, Base.WHOLE, len(RESULTS), written=True)
-    width, made = len(formula.given), len(formula.prepared)
-    given = b.parameter("given", F64, Base.WHOLE, width * BLOCK)
+    width, made = len(formula.hyperparameters), len(formula.prepared)
+    hyperparameters = b.parameter("given", F64, Base.WHOLE, width * BLOCK)
     prepared = b.parameter("prepared", F64, Base.WHOLE, made * BLOCK, written=True)
-    norm, clip, skip = _clipping(b, total, settings, found)
+    norm, clip, skip = _clipping(b, total, settings, found_inf)
     for column, value in enumerate((norm, clip, skip)):
         b.store(results, value, column)
-    values: Values = {name: b.load(given, column, width) for column, name in enumerate(formula.given)}
+    values: Values = {
+        name: b.load(hyperparameters, column, width) for column, name in enumerate(formula.hyperparameters)
+    }
     if formula.counts_steps:
         steps = b.parameter("steps", F32, Base.WHOLE, BLOCK, written=True)
         taken = b.compute("where", b.test("ne", skip, b.constant(0)), b.constant(0), values["active"])
@@ -167,7 +170,7 @@ def _prepare(formula: Formula) -> Stage:
     return b.done(Over.ALL_TENSORS)
 
 
-def _clipping(b: Body, total: int, settings: int, found: int) -> tuple[int, int, int]:
+def _clipping(b: Body, total: int, settings: int, found_inf: int) -> tuple[int, int, int]:
     """The norm, what gradients are multiplied by, and 1 where the update is to be left out.
 
     The factor is clip_norm / (norm + 1e-6), at most 1 and NaN where the norm is, as in torch.nn.utils.clip_grad_norm_.
@@ -179,7 +182,7 @@ def _clipping(b: Body, total: int, settings: int, found: int) -> tuple[int, int,
     clip = b.compute("where", clips, b.compute("min", ratio, one), one)
     finite = b.test("lt", norm, b.constant(float("inf")))
     skips = b.test("and", b.test("ne", b.load(settings, 2), zero), b.test("not", finite))
-    skip = b.test("or", skips, b.test("ne", b.load(found), b.constant(0, F32)))
+    skip = b.test("or", skips, b.test("ne", b.load(found_inf), b.constant(0, F32)))
     return norm, clip, b.compute("where", skip, one, zero)
 
 
@@ -275,13 +278,15 @@ def _update_sgd(b: Body, v: Values) -> Values:
 
 def _formula(
     name: str,
-    given: Sequence[str],
+    hyperparameters: Sequence[str],
     prepared: Sequence[str],
     counts_steps: bool,
     prepare: Callable[[Body, Values], Values],
     update: Callable[[Body, Values], Values],
 ) -> Formula:
-    return Formula(name, ("active", "sign", *given), (*prepared, "scale", "skip"), counts_steps, prepare, update)
+    return Formula(
+        name, ("active", "sign", *hyperparameters), (*prepared, "scale", "skip"), counts_steps, prepare, update
+    )
 
 
 # Loshchilov & Hutter, Decoupled Weight Decay Regularization (2019).

@@ -16,7 +16,7 @@ from aottrain.runtime.multi_tensor import TensorTables
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-_FACTS, _DTYPE = operator.attrgetter("shape", "dtype", "device"), operator.attrgetter("dtype")
+_LAYOUT, _DTYPE = operator.attrgetter("shape", "dtype", "device"), operator.attrgetter("dtype")
 Member = tuple[int, Tensor, tuple[str, ...]]
 
 
@@ -26,10 +26,10 @@ def segments_of(members: Sequence[Member]) -> tuple[Segment, ...]:
 
 
 class Plan:
-    """members: (number of its group, parameter, names of its states), all on one device; states: the optimizer's;
-    fresh: ids of the parameters that take their first step.
+    """State tensors take on the parameter's strides; the numbers of steps become views of one tensor.
 
-    State tensors take on the parameter's strides, the numbers of steps become views of one tensor.
+    members: (number of its group, parameter, names of its states), all on one device. states: the optimizer's. fresh:
+    ids of the parameters that take their first step.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Plan:
         self.tables = TensorTables(self.program, sizes, self.device)
         self.run = link_multi_tensor(self.program, backend)(self.tables)
         self.gapped = any(p.stride() != strides for p, strides in zip(self.parameters, self.strides, strict=True))
-        self.columns = {name: column for column, name in enumerate(formula.given)}
+        self.columns = {name: column for column, name in enumerate(formula.hyperparameters)}
         self._rows: list[tuple[float, ...] | None] = [None] * (1 + max(self.groups))
         self._ranges = _ranges(self.groups)
         self._active: list[bool] | None = None
-        self._first = self.tables.given[:, self.columns["first"]] if "first" in self.columns else None
+        self._first = self.tables.hyperparameters[:, self.columns["first"]] if "first" in self.columns else None
         if self._first is not None:
             self._first[:] = [id(parameter) in fresh for parameter in self.parameters]
         self._adopt()
         self.held: list[Tensor] = self.tensors()  # type: ignore[assignment]
-        self._facts = list(map(_FACTS, self.held))
+        self._layouts = list(map(_LAYOUT, self.held))
         self._numels, self._dtypes = list(map(Tensor.numel, self.held)), list(map(_DTYPE, self.held))
         self._pointers = list(map(Tensor.data_ptr, self.held))
         self._on_cuda = self.device.type == "cuda"
@@ -79,12 +79,12 @@ class Plan:
                 continue
             state = self._all_states[parameter]
             for name in self.names[number]:
-                known = state[name]
-                if known.shape != parameter.shape:
-                    raise UnsupportedError(f"{name} of shape {list(known.shape)} for {list(parameter.shape)} elements")
-                if known.stride() != self.strides[number] or (known.dtype, known.device) != _kind(parameter):
-                    fresh = torch.empty_strided(parameter.shape, self.strides[number], **_options(parameter))
-                    state[name] = fresh.copy_(known)
+                tensor = state[name]
+                if tensor.shape != parameter.shape:
+                    raise UnsupportedError(f"{name} of shape {list(tensor.shape)} for {list(parameter.shape)} elements")
+                if tensor.stride() != self.strides[number] or (tensor.dtype, tensor.device) != _kind(parameter):
+                    copy = torch.empty_strided(parameter.shape, self.strides[number], **_options(parameter))
+                    state[name] = copy.copy_(tensor)
             if self._counts_steps:
                 steps = self.tables.tables["steps"]
                 steps[number] = torch.as_tensor(state["step"], dtype=torch.float32)
@@ -92,14 +92,14 @@ class Plan:
 
     def tensors(self) -> list[Tensor | None]:
         """What the optimizer holds now, in a fixed order."""
-        found: list[Tensor | None] = list(self.parameters)
+        tensors: list[Tensor | None] = list(self.parameters)
         for parameter, names in zip(self.parameters, self.names, strict=True):
             if names:
                 state = self._all_states.get(parameter, {})
-                found += [state.get(name) for name in names]
+                tensors += [state.get(name) for name in names]
                 if self._counts_steps:
-                    found.append(state.get("step"))
-        return found
+                    tensors.append(state.get("step"))
+        return tensors
 
     def is_current(self) -> bool:
         """Whether the optimizer still holds the tensors that the tables were made for, and these are what they were:
@@ -112,11 +112,11 @@ class Plan:
         pointers = list(map(Tensor.data_ptr, self.held))
         if pointers != self._pointers:
             self._pointers = pointers
-            if list(map(_FACTS, self.held)) != self._facts:
+            if list(map(_LAYOUT, self.held)) != self._layouts:
                 return False
         return self.gapped or list(map(Tensor.stride, self.parameters)) == self.strides
 
-    def fill(self, rows: Sequence[tuple[float, ...]], settings: Sequence[float], found: Tensor | None) -> list[Any]:
+    def fill(self, rows: Sequence[tuple[float, ...]], settings: Sequence[float], found_inf: Tensor | None) -> list[Any]:
         """Write the numbers of this step and where the tensors lie. rows: of each group, behind `active`.
 
         Returns the tensors of each list; those without a gradient have None in the first.
@@ -126,12 +126,12 @@ class Plan:
         tables = self.tables
         if active != self._active:
             tables.set_active(active)
-            tables.given[:, self.columns["active"]] = active
+            tables.hyperparameters[:, self.columns["active"]] = active
             self._active = active
         for group, ranges in self._ranges.items():
             if rows[group] != self._rows[group]:
                 for low, high in ranges:
-                    tables.given[low:high, 1 : 1 + len(rows[group])] = rows[group]
+                    tables.hyperparameters[low:high, 1 : 1 + len(rows[group])] = rows[group]
                 self._rows[group] = rows[group]
         tables.settings[:] = settings
         lists: list[Sequence[Tensor | None]] = [gradients, self._dense()]
@@ -139,10 +139,10 @@ class Plan:
         for number, tensors in enumerate(lists):
             tables.pointers[number] = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
         self._check_memory()
-        if found is None:
+        if found_inf is None:
             tables.tables["found"].zero_()
         else:
-            tables.tables["found"].copy_(found.reshape(1))
+            tables.tables["found"].copy_(found_inf.reshape(1))
         tables.upload()
         return lists
 
@@ -176,7 +176,7 @@ class Plan:
         ]
 
     def finish(self, dense: Sequence[Tensor]) -> None:
-        """After a step: copies into their parameters, and a new version for what was written behind autograd's back."""
+        """After a step: copies go into their parameters, and what kernels have written gets a new version."""
         if self._first is not None:
             self._first[:] = 0
         if self.gapped:
@@ -196,14 +196,14 @@ def check_parameter(parameter: Tensor) -> None:
 
 
 def _ranges(groups: Sequence[int]) -> dict[int, list[tuple[int, int]]]:
-    """For each group the stretches of its parameters."""
-    found: dict[int, list[tuple[int, int]]] = {}
+    """For each group the ranges of its parameters."""
+    ranges: dict[int, list[tuple[int, int]]] = {}
     start = 0
     for number in range(1, len(groups) + 1):
         if number == len(groups) or groups[number] != groups[start]:
-            found.setdefault(groups[start], []).append((start, number))
+            ranges.setdefault(groups[start], []).append((start, number))
             start = number
-    return found
+    return ranges
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...]:

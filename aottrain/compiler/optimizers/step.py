@@ -22,23 +22,24 @@ else:
 
 
 class GeneratedStep(_Base):
-    """Replaces the `step` of the torch optimizer that it is mixed into.
+    """Replaces the `step` of the torch optimizer that it is mixed into. Raises UnsupportedError for what has no kernel.
 
-    clip_norm: gradients count as scaled to at most this global norm, as by torch.nn.utils.clip_grad_norm_ just before;
-    `.grad` itself stays as it is. skip_nonfinite: where the norm is not finite, parameters and state stay as they are.
-    kernel: "cpp", "triton", "auto" (Triton on CUDA), or "evaluate" (plain torch: slow, the definition).
-    After a step `grad_norm` is the norm before clipping. As of torch's fused optimizers, a step is left out where the
-    attribute `found_inf` is set and not 0. Raises UnsupportedError for what has no kernel.
+    After a step `grad_norm` is the norm before clipping.
     """
 
     formula: Formula
     clip_norm: float | None = None
+    """Gradients count as scaled to at most this global norm, as by torch.nn.utils.clip_grad_norm_ just before; `.grad`
+    itself stays as it is."""
     skip_nonfinite = False
+    """Where the norm is not finite, parameters and state stay as they are."""
     kernel = "auto"
+    """One of "cpp", "triton", "auto" (Triton on CUDA), or "evaluate" (plain torch: slow, the definition)."""
     found_inf: Tensor
+    """As torch's fused optimizers do, a step is left out where this is set and not 0."""
     _plans: Sequence[Plan] = ()
-    _known: Sequence[Any] = ()
-    _known_state: Any = None
+    _current_key: Sequence[Any] = ()
+    _current_state: Any = None
     _waiting: Sequence[Tensor] = ()
 
     def __init__(
@@ -93,30 +94,30 @@ class GeneratedStep(_Base):
         rows = [(-1.0 if group["maximize"] else 1.0, *map(float, self._row(group))) for group in self.param_groups]
         clip_norm = math.inf if self.clip_norm is None else self.clip_norm
         settings = (clip_norm, float(self.clip_norm is not None), float(self.skip_nonfinite))
-        found = getattr(self, "found_inf", None)
-        lists = [plan.fill(rows, settings, found) for plan in plans]
+        found_inf = getattr(self, "found_inf", None)
+        lists = [plan.fill(rows, settings, found_inf) for plan in plans]
         if len(plans) == 1:
             plans[0].run(lists[0], 0, len(plans[0].program.stages))
         elif plans:
             self._run_all(plans, lists)
-        for plan, given in zip(plans, lists, strict=True):
-            plan.finish(given[1])
+        for plan, tensors in zip(plans, lists, strict=True):
+            plan.finish(tensors[1])
         self._norm = plans[0].tables.tables["results"][0] if plans else torch.zeros((), dtype=torch.float64)
 
     def _run_all(self, plans: Sequence[Plan], lists: Sequence[Any]) -> None:
         """On several devices: the sums of squares are added before any parameter is updated."""
-        for plan, given in zip(plans, lists, strict=True):
-            plan.run(given, 0, plan.program.num_measuring)
+        for plan, tensors in zip(plans, lists, strict=True):
+            plan.run(tensors, 0, plan.program.num_measuring)
         first = plans[0].device
         total = torch.stack([plan.tables.tables["total"][0].to(first) for plan in plans]).sum()
-        for plan, given in zip(plans, lists, strict=True):
+        for plan, tensors in zip(plans, lists, strict=True):
             plan.tables.tables["total"].copy_(total)
-            plan.run(given, plan.program.num_measuring, len(plan.program.stages))
+            plan.run(tensors, plan.program.num_measuring, len(plan.program.stages))
 
     def _current_plans(self) -> Sequence[Plan]:
         """The plans of the last step, unless something has changed that they were made for."""
-        facts = self._facts()
-        current = self._known_state is self.state and facts == self._known
+        key = self._plan_key()
+        current = self._current_state is self.state and key == self._current_key
         current = current and all(parameter.grad is None for parameter in self._waiting)
         if not current or not all(plan.is_current() for plan in self._plans):
             newcomers = self._newcomers()
@@ -125,35 +126,35 @@ class GeneratedStep(_Base):
                 for _, parameter, names in members:
                     self._initialise(parameter, names)
                 plans.append(Plan(self.formula, members, self.state, newcomers, self._backend(device)))
-            self._plans, self._known, self._known_state = plans, facts, self.state
+            self._plans, self._current_key, self._current_state = plans, key, self.state
             taken = {id(parameter) for plan in plans for parameter in plan.parameters}
             self._waiting = [p for group in self.param_groups for p in group["params"] if id(p) not in taken]
         return self._plans
 
-    def _facts(self) -> list[tuple[Any, ...]]:
+    def _plan_key(self) -> list[tuple[Any, ...]]:
         """Of each group what decides which tables there are."""
         return [(self._states(group), *map(id, group["params"])) for group in self.param_groups]
 
     def _newcomers(self) -> set[int]:
         """Parameters that have a gradient for the first time, by their ids: their states are still to be made."""
-        found = set()
+        newcomers = set()
         for group in self.param_groups:
             if names := self._states(group):
                 for p in group["params"]:
                     if p.grad is not None and (p not in self.state or self.state[p].get(names[0]) is None):
-                        found.add(id(p))
-        return found
+                        newcomers.add(id(p))
+        return newcomers
 
     def _members(self, takes_part: Callable[[Tensor], bool]) -> dict[torch.device, list[Member]]:
         """For each device the parameters that take part, or did before, or need no state."""
-        found: dict[torch.device, list[Member]] = {}
+        members: dict[torch.device, list[Member]] = {}
         for number, group in enumerate(self.param_groups):
             names = self._states(group)
             for p in group["params"]:
                 if not names or takes_part(p) or (p in self.state and self.state[p].get(names[0]) is not None):
                     check_parameter(p)
-                    found.setdefault(p.device, []).append((number, p, names))
-        return found
+                    members.setdefault(p.device, []).append((number, p, names))
+        return members
 
     def _initialise(self, parameter: Tensor, names: tuple[str, ...]) -> None:
         if not names:
@@ -175,5 +176,5 @@ class GeneratedStep(_Base):
         raise TypeError(f"{type(self).__name__} does not say what its states are")
 
     def _row(self, group: dict[str, Any]) -> tuple[float, ...]:
-        """The group's numbers as `formula.given` names them, behind `active` and `sign`."""
+        """The group's numbers as `formula.hyperparameters` names them, behind `active` and `sign`."""
         raise TypeError(f"{type(self).__name__} does not say what its groups give")

@@ -22,13 +22,13 @@ class Affine:
         return tuple(loop for loop, _ in self.terms)
 
     def coefficient(self, loop: int) -> int:
-        return next((c for known, c in self.terms if known == loop), 0)
+        return next((c for term_loop, c in self.terms if term_loop == loop), 0)
 
     def __add__(self, other: Affine) -> Affine:
-        found = dict(self.terms)
+        terms = dict(self.terms)
         for loop, c in other.terms:
-            found[loop] = found.get(loop, 0) + c
-        return Affine.of(found, self.constant + other.constant)
+            terms[loop] = terms.get(loop, 0) + c
+        return Affine.of(terms, self.constant + other.constant)
 
     def __mul__(self, factor: int) -> Affine:
         return Affine.of({loop: c * factor for loop, c in self.terms}, self.constant * factor)
@@ -38,10 +38,10 @@ class Affine:
         c = self.coefficient(loop)
         if not c:
             return self
-        found = dict(self.terms)
-        del found[loop]
-        found[outer], found[inner] = c * inner_size, c
-        return Affine.of(found, self.constant)
+        terms = dict(self.terms)
+        del terms[loop]
+        terms[outer], terms[inner] = c * inner_size, c
+        return Affine.of(terms, self.constant)
 
     def rename(self, names: Mapping[int, int]) -> Affine:
         return Affine.of({names[loop]: c for loop, c in self.terms}, self.constant)
@@ -83,8 +83,8 @@ def delinearize(
 ) -> tuple[Affine, ...] | None:
     """The index whose position in memory is `offset`: the inverse of `offset_of` for layouts without overlap.
 
-    sizes: iterations of each loop. None where there is no such index, or the layout overlaps. Dimensions of size 1 and
-    those with stride 0 get index 0. Raises Straddles where a loop must be split first.
+    sizes: iterations of each loop. None where no index has that position, or the layout overlaps. Dimensions of size 1
+    and those with stride 0 get index 0. Raises Straddles where a loop must be split first.
     """
     dims = sorted((d for d in range(len(shape)) if shape[d] > 1 and strides[d] > 0), key=lambda d: -strides[d])
     inner = 0
@@ -92,27 +92,27 @@ def delinearize(
         if strides[d] <= inner:
             return None  # elements overlap: no position has one index
         inner += (shape[d] - 1) * strides[d]
-    found: list[dict[int, int]] = [{} for _ in shape]
+    index_terms: list[dict[int, int]] = [{} for _ in shape]
     for loop, c in offset.terms:
         if c <= 0:
             return None
-        home = next((d for d in dims if strides[d] <= c), None)
-        if home is None or c % strides[home]:
+        dim = next((d for d in dims if strides[d] <= c), None)
+        if dim is None or c % strides[dim]:
             return None
-        coefficient = c // strides[home]
+        coefficient = c // strides[dim]
         extent = coefficient * sizes[loop]
-        if extent > shape[home]:
+        if extent > shape[dim]:
             # The loop leaves this dimension: its inner part stays, the outer one counts in the next dimension.
-            if shape[home] % coefficient:
+            if shape[dim] % coefficient:
                 return None
-            inner = shape[home] // coefficient
+            inner = shape[dim] // coefficient
             if inner <= 1 or sizes[loop] % inner:
                 return None
             raise Straddles(loop, inner)
-        found[home][loop] = coefficient
+        index_terms[dim][loop] = coefficient
     if offset.constant != start:
         return None
-    return tuple(Affine.of(terms) for terms in found)
+    return tuple(Affine.of(terms) for terms in index_terms)
 
 
 def row_major(loops: Iterable[tuple[int, int]]) -> Affine:

@@ -29,13 +29,11 @@ class Level(IntEnum):
 
 @dataclass(frozen=True)
 class Address:
-    """Element position in a buffer: affine, plus `stride * value` for indices that are themselves values.
-
-    indirect: (value, stride, size): a negative index counts from `size`, as in eager.
-    """
+    """Element position in a buffer: affine, plus `stride * value` for indices that are themselves values."""
 
     offset: Affine
     indirect: tuple[tuple[int, int, int], ...] = ()
+    """(value, stride, size): a negative index counts from `size`, as in eager."""
 
     def __str__(self) -> str:
         return " + ".join([str(self.offset), *(f"{stride}*v{value}" for value, stride, _ in self.indirect)])
@@ -43,12 +41,13 @@ class Address:
 
 @dataclass(frozen=True)
 class Load:
-    """An element of a parameter. `guard`: a boolean; where it is false nothing is read, and `other` is the result."""
+    """An element of a parameter."""
 
     buffer: int
     address: Address
     dtype: torch.dtype
     guard: int | None = None
+    """A boolean value: where it is false nothing is read, and `other` is the result."""
     other: float | int | bool = 0
 
 
@@ -96,10 +95,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Column:
-    """Reduce `value` over all rows, and store the result: at an address in the inner loops; or, `whole`, over all.
-
-    divisor: what the result is divided by in the end, for means.
-    """
+    """Reduce `value` over all rows, and store the result at an address in the inner loops."""
 
     op: str  # sum | max | min | prod
     buffer: int
@@ -107,38 +103,40 @@ class Column:
     value: int
     dtype: torch.dtype
     whole: bool = False
+    """Reduce over the inner loops, too: the result is one number."""
     divisor: int = 1
+    """What the result is divided by in the end, for means."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A buffer that the kernel is given. name: of the graph's value; span: elements from its start that are touched.
-
-    What is written may be read as well: each element by the iteration that writes it, before it does (an update in
-    place, which `verify_kernel` checks).
-    """
+    """A buffer that the kernel takes."""
 
     name: str
+    """Of the graph's value."""
     dtype: torch.dtype
     written: bool
+    """A written buffer may be read as well: each element by the iteration that writes it, before it does (an update in
+    place, which `verify_kernel` checks)."""
     span: int
+    """Elements from its start that are touched."""
 
 
 @dataclass(frozen=True)
 class KernelIR:
-    """ranges: iterations of each loop; the first num_outer loops are the rows'.
-
-    sources: the graph's calls that it does, as "node = op  # file:line", for the header of the generated code.
-    """
+    """One fused loop nest."""
 
     name: str
     ranges: tuple[int, ...]
+    """Iterations of each loop."""
     num_outer: int
+    """How many of the first loops are those over rows."""
     parameters: tuple[Parameter, ...]
     body: tuple[Instruction, ...]
     stores: tuple[Store, ...]
     columns: tuple[Column, ...]
     sources: tuple[str, ...] = ()
+    """The graph's calls that it does, as "node = op  # file:line", for the header of the generated code."""
 
     @property
     def num_rows(self) -> int:
@@ -158,31 +156,31 @@ class KernelIR:
 
 
 def _touched(kernel: KernelIR, buffer: int) -> int:
-    """Elements of a parameter that are read or written; what looks up indices may touch as many as there are."""
-    places = {address for known, address, _ in _accesses(kernel, guarded=True) if known == buffer}
+    """Elements of a parameter that are read or written. An indirect access may touch all elements of its dimension."""
+    addresses = {address for accessed, address, _ in _accesses(kernel, guarded=True) if accessed == buffer}
     total = 0
-    for place in places:
-        looked_up = math.prod(size for _, _, size in place.indirect)
-        total += looked_up * math.prod(kernel.ranges[loop] for loop in place.offset.loops)
+    for address in addresses:
+        looked_up = math.prod(size for _, _, size in address.indirect)
+        total += looked_up * math.prod(kernel.ranges[loop] for loop in address.offset.loops)
     return min(total, kernel.parameters[buffer].span)
 
 
 def draw_numbers(kernel: KernelIR) -> tuple[int, ...]:
-    """Which random draws of its program it makes. They may be told in each call, so that the dropouts of all blocks are
-    one function."""
+    """The numbers of the random draws that it makes. They are arguments of a call, so that the dropouts of all blocks
+    are one function."""
     constants = [kernel.body[value] for value in draw_constants(kernel)]
     return tuple(int(constant.value) for constant in constants if isinstance(constant, Constant))
 
 
 def draw_constants(kernel: KernelIR) -> list[int]:
     """The constants that are added to the offset of a state to number a draw."""
-    found: dict[int, None] = {}
+    constants: dict[int, None] = {}
     for instruction in kernel.body:
         if isinstance(instruction, Compute) and instruction.op == "philox":
             number = kernel.body[instruction.args[1]]
             if isinstance(number, Compute) and number.op == "add":
-                found.update((v, None) for v in number.args if isinstance(kernel.body[v], Constant))
-    return list(found)
+                constants.update((v, None) for v in number.args if isinstance(kernel.body[v], Constant))
+    return list(constants)
 
 
 def operands(instruction: Instruction) -> tuple[int, ...]:
@@ -215,34 +213,34 @@ def is_natural(kernel: KernelIR, value: int) -> bool:
     if instruction.op != "where":
         return all(is_natural(kernel, v) for v in instruction.args)
     test, negative, other = instruction.args  # as `Builder.checked` asks for indices that do not count from the end
-    known = kernel.body[test]
-    below = isinstance(known, Compute) and known.op == "lt" and known.args[0] == other
-    return below and is_natural(kernel, known.args[1]) and is_natural(kernel, negative)  # type: ignore[union-attr]
+    condition = kernel.body[test]
+    is_below = isinstance(condition, Compute) and condition.op == "lt" and condition.args[0] == other
+    return is_below and is_natural(kernel, condition.args[1]) and is_natural(kernel, negative)  # type: ignore[union-attr]
 
 
 def levels(kernel: KernelIR) -> list[Level]:
     """The level of each value."""
-    found: list[Level] = []
+    value_levels: list[Level] = []
     for instruction in kernel.body:
         if isinstance(instruction, Reduce):
-            found.append(Level.ROW)
+            value_levels.append(Level.ROW)
             continue
-        level = max((found[value] for value in operands(instruction)), default=Level.CONSTANT)
+        level = max((value_levels[value] for value in operands(instruction)), default=Level.CONSTANT)
         if isinstance(instruction, Load):
             level = max(level, affine_level(instruction.address.offset, kernel.num_outer))
         elif isinstance(instruction, Position):
             level = affine_level(instruction.offset, kernel.num_outer)
-        found.append(level)
-    return found
+        value_levels.append(level)
+    return value_levels
 
 
 def stages(kernel: KernelIR) -> list[int]:
     """For each value the number of passes over the row that must be done before it is known."""
-    found: list[int] = []
+    value_stages: list[int] = []
     for instruction in kernel.body:
-        stage = max((found[value] for value in operands(instruction)), default=0)
-        found.append(stage + isinstance(instruction, Reduce))
-    return found
+        stage = max((value_stages[value] for value in operands(instruction)), default=0)
+        value_stages.append(stage + isinstance(instruction, Reduce))
+    return value_stages
 
 
 def verify_kernel(kernel: KernelIR) -> None:
@@ -255,18 +253,20 @@ def verify_kernel(kernel: KernelIR) -> None:
     for position, instruction in enumerate(kernel.body):
         if any(value >= position for value in operands(instruction)):
             fail(f"v{position} reads a value that is not computed yet")
-    known = levels(kernel)
-    for buffer, address, what in _accesses(kernel):
+    value_levels = levels(kernel)
+    for buffer, address, reader in _accesses(kernel):
         low, high = extent(address.offset, kernel.ranges)
         high += sum(stride * (size - 1) for _, stride, size in address.indirect)
         if low < 0 or high >= kernel.parameters[buffer].span:
-            fail(f"{what} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}")
+            fail(
+                f"{reader} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}"
+            )
     for column in kernel.columns:
         if not column.whole and affine_level(column.address.offset, kernel.num_outer) is Level.ROW:
             fail("a reduction over rows is stored at an address that depends on the row")
     for store in kernel.stores:
-        many = known[store.value] is Level.ELEMENT or kernel.num_rows > 1
-        if many and known[store.value] > _store_level(store, known, kernel):
+        many = value_levels[store.value] is Level.ELEMENT or kernel.num_rows > 1
+        if many and value_levels[store.value] > _store_level(store, value_levels, kernel):
             fail(f"v{store.value} has one value per element but is stored once per row")
     if text := _mistake_in_place(kernel):
         fail(text)
@@ -297,33 +297,33 @@ def _mistake_in_place(kernel: KernelIR) -> str:
 
 
 def _descendants(kernel: KernelIR, value: int) -> set[int]:
-    found = {value}
+    dependents = {value}
     for position, instruction in enumerate(kernel.body):
-        if found.intersection(operands(instruction)):
-            found.add(position)
-    return found
+        if dependents.intersection(operands(instruction)):
+            dependents.add(position)
+    return dependents
 
 
 def _is_injective(offset: Affine, ranges: Sequence[int]) -> bool:
     """Whether no two iterations of all loops have one value in common: each loop steps over those inside it."""
     reach = 0
-    known = {loop: abs(c) for loop, c in offset.terms}
-    if any(size > 1 and loop not in known for loop, size in enumerate(ranges)):
+    strides = {loop: abs(c) for loop, c in offset.terms}
+    if any(size > 1 and loop not in strides for loop, size in enumerate(ranges)):
         return False
-    for step, loop in sorted((c, loop) for loop, c in known.items() if ranges[loop] > 1):
+    for step, loop in sorted((c, loop) for loop, c in strides.items() if ranges[loop] > 1):
         if step <= reach:
             return False
         reach += step * (ranges[loop] - 1)
     return True
 
 
-def _store_level(store: Store, known: list[Level], kernel: KernelIR) -> Level:
+def _store_level(store: Store, value_levels: list[Level], kernel: KernelIR) -> Level:
     level = affine_level(store.address.offset, kernel.num_outer)
-    return max([level, *(known[value] for value, _, _ in store.address.indirect)])
+    return max([level, *(value_levels[value] for value, _, _ in store.address.indirect)])
 
 
 def _accesses(kernel: KernelIR, guarded: bool = False) -> Iterator[tuple[int, Address, str]]:
-    """guarded: with those that may lie outside, where they are not done."""
+    """guarded: with guarded loads, whose address may lie outside where they are not done."""
     for position, instruction in enumerate(kernel.body):
         if isinstance(instruction, Load) and (guarded or instruction.guard is None):
             yield instruction.buffer, instruction.address, f"v{position}"
@@ -351,8 +351,8 @@ def _text(kernel: KernelIR) -> Iterator[str]:
     names = [f"p{i}" for i in range(len(kernel.parameters))]
     read = {instruction.buffer for instruction in kernel.body if isinstance(instruction, Load)}
     for number, (name, parameter) in enumerate(zip(names, kernel.parameters, strict=True)):
-        way = ("inout" if number in read else "out") if parameter.written else "in"
-        yield f"  {name}: {way} {_dtype(parameter.dtype)}[{parameter.span}] {parameter.name}"
+        direction = ("inout" if number in read else "out") if parameter.written else "in"
+        yield f"  {name}: {direction} {_dtype(parameter.dtype)}[{parameter.span}] {parameter.name}"
     for position, (instruction, level) in enumerate(zip(kernel.body, levels(kernel), strict=True)):
         yield f"  v{position}: {_dtype(instruction.dtype)} {level.name.lower()} = {_expression(instruction, names)}"
     for store in kernel.stores:

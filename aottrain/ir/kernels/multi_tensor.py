@@ -41,28 +41,31 @@ class Over(Enum):
 
 @dataclass(frozen=True)
 class Stage:
-    """bases: for each parameter of the kernel, whose names say which list or table it is. segment: of OVER.BLOCKS."""
+    """One kernel of the pass. The names of its parameters say which list or table each is."""
 
     kernel: KernelIR
     bases: tuple[Base, ...]
+    """Of each parameter of the kernel."""
     over: Over
     segment: int = 0
+    """Of Over.BLOCKS."""
 
 
 @dataclass(frozen=True)
 class MultiTensorIR:
-    """stages: in order, each after all of the one before. num_measuring: those before `total` is known.
-
-    The tensors of all lists are numbered alike, those of one segment one after the other; all of a segment have one
-    type. lists, tables: the names, in the order in which memory is given.
-    """
+    """A whole pass. The tensors of all lists are numbered alike, those of one segment one after the other."""
 
     name: str
     segments: tuple[torch.dtype, ...]
+    """The type of the tensors of each segment."""
     stages: tuple[Stage, ...]
+    """In order, each after all of the one before."""
     num_measuring: int
+    """How many stages run before `total` is known."""
     lists: tuple[str, ...]
+    """Their names, in the order of the arguments."""
     tables: tuple[str, ...]
+    """Their names, in the order of the arguments, after the lists."""
 
     def __str__(self) -> str:
         return "\n".join(f"over {stage.over.value}: {stage.kernel}" for stage in self.stages)

@@ -20,23 +20,23 @@ class Bytes(int):
     text = ""
 
 
-def parse_budget(given: Any) -> Budget:
+def parse_budget(value: Any) -> Budget:
     """A fraction as float, bytes as int, or "auto". Raises ValueError with what is allowed."""
-    if isinstance(given, str):
-        if given.strip().lower() == "auto":
+    if isinstance(value, str):
+        if value.strip().lower() == "auto":
             return "auto"
-        match = _BYTES.fullmatch(given)
+        match = _BYTES.fullmatch(value)
         if match is not None:
-            found = Bytes(float(match[1]) * _UNITS[(match[2] or "").lower()])
-            found.text = given.strip()
-            return found
-    elif isinstance(given, (int, float)) and not isinstance(given, bool) and 0.0 <= given <= 1.0:
-        return float(given)
-    raise ValueError(f"{given!r} is no budget; allowed: {ALLOWED}")
+            budget = Bytes(float(match[1]) * _UNITS[(match[2] or "").lower()])
+            budget.text = value.strip()
+            return budget
+    elif isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value <= 1.0:
+        return float(value)
+    raise ValueError(f"{value!r} is no budget; allowed: {ALLOWED}")
 
 
 def budget_text(budget: Budget) -> str:
-    """As the person wrote it: `0.4`, `6GiB`, `auto`; bytes of whom that is not known: `6.00 GiB`."""
+    """As the person wrote it: `0.4`, `6GiB`, `auto`; bytes that nobody wrote: `6.00 GiB`."""
     if isinstance(budget, str):
         return budget
     if isinstance(budget, Bytes) and budget.text:

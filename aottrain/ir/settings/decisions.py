@@ -54,10 +54,12 @@ COUNTED = ("seconds", "workspace bytes")
 
 @dataclass(frozen=True)
 class Timing:
-    """seconds: the best of all runs; spread: how much longer the longest of them took, as a share of it."""
+    """How long one candidate took."""
 
     seconds: float
+    """The best of all runs."""
     spread: float = 0.0
+    """How much longer the longest run took, as a share of the best."""
 
     def __str__(self) -> str:
         return f"{format_seconds(self.seconds)} (+{format_percent(self.spread)})"
@@ -65,14 +67,16 @@ class Timing:
 
 @dataclass(frozen=True)
 class Decision:
-    """kind, key: what was asked; choice: a candidate's name, figures by name, or one figure (None: there is none);
-    source: a key of SOURCES; times: of each candidate, in "rates" of one byte, operation or call."""
+    """One question, `kind` and `key`, with its answer."""
 
     kind: str
     key: str
     choice: Choice
+    """A candidate's name, figures by name, or one figure; None: there is none."""
     source: str
+    """Where the answer came from: a key of SOURCES."""
     times: Mapping[str, Timing] = field(default_factory=dict)
+    """Of each candidate; in "rates" of one byte, operation or call."""
 
     def __str__(self) -> str:
         return "; ".join(filter(None, [f"{self.title}: {self.answer}", SOURCES[self.source], self.timing]))
@@ -103,10 +107,11 @@ class Decision:
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """machine: on which these decisions were made, as facts by name."""
+    """The decisions of a run."""
 
     decisions: tuple[Decision, ...] = ()
     machine: Mapping[str, str] = field(default_factory=dict)
+    """The machine on which they were made: its properties by name."""
 
     @cached_property
     def by_question(self) -> dict[tuple[str, str], Decision]:
@@ -153,8 +158,8 @@ class Record:
             }
             for decision in self.decisions
         ]
-        known = {"format": _FORMAT, "fingerprint": self.fingerprint, "machine": dict(self.machine)}
-        return {**known, "decisions": rows}
+        header = {"format": _FORMAT, "fingerprint": self.fingerprint, "machine": dict(self.machine)}
+        return {**header, "decisions": rows}
 
 
 def record_from(values: Any) -> Record:
@@ -182,12 +187,12 @@ def read_record(path: str | Path) -> Record:
 
 def merged(records: Iterable[Record]) -> Record:
     """All decisions, each question once, as it was answered first."""
-    found: dict[tuple[str, str], Decision] = {}
+    decisions: dict[tuple[str, str], Decision] = {}
     machine: Mapping[str, str] = {}
     for record in records:
         machine = machine or record.machine
-        found = {**record.by_question, **found}
-    return Record(tuple(found[question] for question in sorted(found)), machine)
+        decisions = {**record.by_question, **decisions}
+    return Record(tuple(decisions[question] for question in sorted(decisions)), machine)
 
 
 def _decision(row: Any) -> Decision:

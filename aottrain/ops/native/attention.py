@@ -125,20 +125,21 @@ struct Scores {
     return (const E*)mask + query * rule.strides[2] + start * rule.strides[3];
   }
   // Whether none of these queries sees any of these keys.
-  template <class E, class F> bool all(int64_t query, int64_t count, int64_t start, int64_t some, F is) const {
+  template <class E, class F> bool all(int64_t query, int64_t count, int64_t start, int64_t num_keys, F is) const {
     for (int64_t i = query; i < query + count; i++) {
       const E* x = row<E>(i, start);
-      for (int64_t j = 0; j < some; j++)
+      for (int64_t j = 0; j < num_keys; j++)
         if (!is(x[j * rule.strides[3]])) return false;
     }
     return true;
   }
-  bool hide(int64_t query, int64_t count, int64_t start, int64_t some) const {
+  bool hide(int64_t query, int64_t count, int64_t start, int64_t num_keys) const {
     const auto adds = [](auto x) { return widen(x) == -__builtin_inff(); };
-    if (rule.kind == ADDS_FLOAT) return all<float>(query, count, start, some, adds);
-    if (rule.kind == ADDS) return all<T>(query, count, start, some, adds);
+    if (rule.kind == ADDS_FLOAT) return all<float>(query, count, start, num_keys, adds);
+    if (rule.kind == ADDS) return all<T>(query, count, start, num_keys, adds);
     const auto fills = [](uint8_t x) { return x != 0; };
-    return rule.kind == FILLS && numbers.fill == -__builtin_inff() && all<uint8_t>(query, count, start, some, fills);
+    const bool hides = rule.kind == FILLS && numbers.fill == -__builtin_inff();
+    return hides && all<uint8_t>(query, count, start, num_keys, fills);
   }
   // out[j] = what `f` makes of it and the mask, for `count` keys from `start` on.
   template <class E, class F> void each(int64_t query, int64_t start, int64_t count, float* out, F f) const {
@@ -210,16 +211,16 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
     bool begun = false;
     for (int64_t start = 0; start < end; start += FORWARD_KEYS) {
       if (masked && of.hide(first, count, start, least(FORWARD_KEYS, end - start))) continue;
-      const int64_t some = least(FORWARD_KEYS, padded(end - start, KEYS));
-      for (int64_t j = 0; j < some; j += KEYS)
+      const int64_t num_keys = least(FORWARD_KEYS, padded(end - start, KEYS));
+      for (int64_t j = 0; j < num_keys; j += KEYS)
         scores(own, keys + (start + j) * width, p + j, tall, width, FORWARD_KEYS);
       for (int64_t i = 0; i < count; i++) {
         float* row = p + i * FORWARD_KEYS;
-        const int limit = (int)(least(some, (causal ? least(end, first + i + 1) : end) - start));
+        const int limit = (int)(least(num_keys, (causal ? least(end, first + i + 1) : end) - start));
         if (masked) of.apply(first + i, start, limit, row);
         float m = -__builtin_inff();
         #pragma omp simd reduction(max : m)
-        for (int j = 0; j < some; j++) {
+        for (int j = 0; j < num_keys; j++) {
           row[j] = j < limit ? row[j] * scale : -__builtin_inff();
           m = row[j] > m ? row[j] : m;
         }
@@ -227,7 +228,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
         const float base = m == -__builtin_inff() ? 0.0f : m;
         float part = 0;
         #pragma omp simd reduction(+ : part)
-        for (int64_t j = 0; j < some; j++) part += row[j] = exp_(row[j] - base);
+        for (int64_t j = 0; j < num_keys; j++) part += row[j] = exp_(row[j] - base);
         const float kept = begun ? exp_(most[i] - base) : 0.0f;
         total[i] = total[i] * kept + part;
         if (of.rule.drops) {
@@ -240,7 +241,7 @@ static void forward_head(Rows<const T> q, Rows<const T> k, Rows<const T> v, Rows
           for (int64_t d = 0; d < width; d++) sums[i * width + d] *= kept;
       }
       for (int64_t i = 0; i < tall; i += R)
-        rows(some, p + i * FORWARD_KEYS, FORWARD_KEYS, 1, values + start * width, width, sums + i * width, width,
+        rows(num_keys, p + i * FORWARD_KEYS, FORWARD_KEYS, 1, values + start * width, width, sums + i * width, width,
              begun);
       begun = true;
     }
@@ -295,17 +296,17 @@ INLINE bool empty(int64_t first, int64_t count, const Workspace& w, const Rule& 
 INLINE void backward_block(int64_t first, int64_t start, const Sizes& n, const Workspace& w, const Scores& of) {
   const bool causal = of.rule.causal, masked = of.rule.kind != NONE;
   const float scale = masked ? 1.0f : of.numbers.scale;
-  const int64_t width = w.width, some = least(KEYS, n.keys - start);
+  const int64_t width = w.width, num_keys = least(KEYS, n.keys - start);
   if (causal && start > first) first += (start - first) / R * R;  // rows that see none of the keys
   const int64_t number = padded(least(QUERIES - first % QUERIES, n.queries - first), R);
   if (number <= 0) return;
   if (masked && !empty(first, least(number, n.queries - first), w, of.rule) &&
-      of.hide(first, least(number, n.queries - first), start, some)) return;
+      of.hide(first, least(number, n.queries - first), start, num_keys)) return;
   const float *q = w.qs + first * width, *g = w.gs + first * width;
   scores(q, w.keys + start * width, w.p, number, width, KEYS);
   scores(g, w.values + start * width, w.ds, number, width, KEYS);
   for (int64_t i = 0; i < number; i++) {
-    const int limit = (int)(causal ? least(some, first + i + 1 - start) : some);
+    const int limit = (int)(causal ? least(num_keys, first + i + 1 - start) : num_keys);
     const float log = w.logs[first + i], rest = w.rests[first + i], delta = w.deltas[first + i];
     float *p = w.p + i * KEYS, *ds = w.ds + i * KEYS;
     if (first + i >= n.queries) {  // of which only zeros are read, but keys may be NaN

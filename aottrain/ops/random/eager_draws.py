@@ -51,11 +51,17 @@ def eager_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if str(func) not in _IN_PLACE:
         return func(*args, **kwargs)
     names = [argument.name for argument in func._schema.arguments if not argument.kwarg_only]
-    given = [kwargs[name] for name in names[len(args) :] if name in kwargs]
-    self, *rest = [*args, *given]
+    positional = [kwargs[name] for name in names[len(args) :] if name in kwargs]
+    destination, *rest = [*args, *positional]
     tensors = [value for value in rest if isinstance(value, Tensor)]
     scalars = [value for value in rest if not isinstance(value, Tensor)]
     drawn = _draws.eager_draw(
-        str(func), list(self.shape), list(self.stride()), tensors, scalars, dtype=self.dtype, device=self.device
+        str(func),
+        list(destination.shape),
+        list(destination.stride()),
+        tensors,
+        scalars,
+        dtype=destination.dtype,
+        device=destination.device,
     )
-    return self.copy_(drawn)
+    return destination.copy_(drawn)

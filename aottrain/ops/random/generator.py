@@ -101,17 +101,17 @@ def generators_traced(rng: str) -> Iterator[None]:
     # Before the accelerator is initialised torch queues seeds for it, which no op does.
     on_device = torch.accelerator.is_available()
     traceable = rng == "eager" and (not on_device or torch.cuda.is_initialized())
-    known = torch.random.default_generator, torch.cuda.default_generators
+    generators = torch.random.default_generator, torch.cuda.default_generators
     state = _CPU.get_state()
     torch.random.default_generator = _StandIn(_CPU, traceable)  # type: ignore[assignment]
     if on_device:
-        torch.cuda.default_generators = tuple(_StandIn(value, traceable) for value in known[1])  # type: ignore[assignment]
+        torch.cuda.default_generators = tuple(_StandIn(value, traceable) for value in generators[1])  # type: ignore[assignment]
     try:
         yield
     finally:
-        torch.random.default_generator = known[0]
-        if known[1]:  # else the device may have been initialised meanwhile, which gave it some
-            torch.cuda.default_generators = known[1]
+        torch.random.default_generator = generators[0]
+        if generators[1]:  # else the device may have been initialised meanwhile, which gave it some
+            torch.cuda.default_generators = generators[1]
         with disable_modes():
             moved = not torch.equal(_CPU.get_state(), state)
         _CPU.set_state(state)

@@ -131,8 +131,8 @@ def philox_eager() -> Iterator[PhiloxMode]:
 def _check_no_draw(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if func in _ATTENTION:
         names = [argument.name for argument in func._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not given.get("dropout_p"):
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        if not arguments.get("dropout_p"):
             return
         raise UnsupportedError(f"{func} draws its dropout mask inside the kernel; use the math attention with dropout")
     raise UnsupportedError(f"{func} draws random numbers in a way that has no functional form")

@@ -24,7 +24,7 @@ def _rounded(x, LOW: tl.constexpr):
 @triton.jit
 def triton_loss_rows(
     logits, target, losses, counted, classes, ignored,
-    MEAN: tl.constexpr, LOW: tl.constexpr, WANTED: tl.constexpr, BLOCK: tl.constexpr,
+    MEAN: tl.constexpr, LOW: tl.constexpr, WITH_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     own = tl.load(target + row)
@@ -32,29 +32,29 @@ def triton_loss_rows(
     fn.check_index(((own >= 0) & (own < classes)) | (own == ignored))
     own = tl.where((own >= 0) & (own < classes), own, 0)
     start_of_row = logits + row * classes
-    place = tl.arange(0, BLOCK)
+    lane = tl.arange(0, BLOCK)
     largest = tl.full((), float("-inf"), tl.float32)
     total = tl.full((), 0.0, tl.float32)
     for start in range(0, classes, BLOCK):
-        inside = start + place < classes
-        x = _rounded(tl.load(start_of_row + start + place, mask=inside, other=float("-inf")).to(tl.float32), LOW)
+        inside = start + lane < classes
+        x = _rounded(tl.load(start_of_row + start + lane, mask=inside, other=float("-inf")).to(tl.float32), LOW)
         new = tl.maximum(largest, tl.max(x, 0))
         base = tl.where(new == float("-inf"), 0.0, new)  # what is all minus infinity so far has no exponentials
         total = total * fn.exp(largest - base) + tl.sum(fn.exp(x - base), 0)
         largest = new
     log_sum = fn.log(total)
-    found = _rounded(tl.load(start_of_row + own).to(tl.float32), LOW)
-    tl.store(losses + row, tl.where(counts, -_rounded(found - largest - log_sum, LOW), 0.0))
-    if WANTED:
+    target_logit = _rounded(tl.load(start_of_row + own).to(tl.float32), LOW)
+    tl.store(losses + row, tl.where(counts, -_rounded(target_logit - largest - log_sum, LOW), 0.0))
+    if WITH_GRADIENT:
         one = fn.div(tl.full((), 1.0, tl.float32), tl.load(counted)) if MEAN else tl.full((), 1.0, tl.float32)
         scale = _rounded(tl.where(counts, one, 0.0), LOW)
         for start in range(0, classes, BLOCK):
-            inside = start + place < classes
-            x = _rounded(tl.load(start_of_row + start + place, mask=inside, other=float("-inf")).to(tl.float32), LOW)
+            inside = start + lane < classes
+            x = _rounded(tl.load(start_of_row + start + lane, mask=inside, other=float("-inf")).to(tl.float32), LOW)
             share = fn.exp(_rounded(x - largest - log_sum, LOW)) * scale
-            gradient = _rounded(tl.where(start + place == own, share - scale, share), LOW)
+            gradient = _rounded(tl.where(start + lane == own, share - scale, share), LOW)
             rounded = fn.to_bfloat16(gradient) if logits.dtype.element_ty == tl.bfloat16 else gradient
-            tl.store(start_of_row + start + place, rounded, mask=inside)
+            tl.store(start_of_row + start + lane, rounded, mask=inside)
 
 
 def loss_rows(
@@ -65,11 +65,11 @@ def loss_rows(
     ignore_index: int,
     mean: bool,
     low: bool,
-    wanted: bool,
+    with_gradient: bool,
 ) -> None:
-    """logits: (rows, classes), contiguous, float32 or bfloat16, written where `wanted`; target: (rows), int64; losses:
-    (rows), float32, written; counted: 0-dim, how many rows count. mean: gradients are of the mean over these, else of
-    the sum; low: logits, log-probabilities and gradients are rounded to bfloat16.
+    """logits: (rows, classes), contiguous, float32 or bfloat16. with_gradient: their gradient is written over them.
+    target: (rows), int64. losses: (rows), float32, written. counted: 0-dim, how many rows count. mean: gradients are of
+    the mean over these, else of the sum. low: logits, log-probabilities and gradients are rounded to bfloat16.
 
     A target that is no class fails an assertion on the device, which a later call reports.
     """
@@ -77,5 +77,5 @@ def loss_rows(
     options = {"num_warps": 8, "enable_fp_fusion": False, "debug": True, "sanitize_overflow": False}
     if rows:
         triton_loss_rows[(rows,)](
-            logits, target, losses, counted, classes, ignore_index, mean, low, wanted, _BLOCK, **options
+            logits, target, losses, counted, classes, ignore_index, mean, low, with_gradient, _BLOCK, **options
         )

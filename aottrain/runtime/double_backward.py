@@ -1,0 +1,73 @@
+"""A backward under create_graph=True: the forward runs again as ordinary ops, which autograd differentiates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.compat import disable_autocast
+from aottrain.errors import UnsupportedError
+from aottrain.runtime.chain import LinkMode
+
+
+def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor], Sequence[Tensor]]:
+    """The forward of a node, run again as ordinary ops: its primals, and its outputs, which autograd can differentiate.
+
+    Raises UnsupportedError where the forward cannot be run again: see each message.
+    """
+    call = node.call
+    program = call.program
+    if program.replay is None:
+        raise UnsupportedError(
+            "create_graph=True through a program with a custom autograd.Function, updated state or rng='eager' draws"
+        )
+    primals = []
+    for reference, version in call.inputs:
+        value = reference()
+        if value is None or value._version != version:
+            raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
+        # A view, at which the inner differentiation below ends: the caller's hooks are for the outer one.
+        primals.append(value.view_as(value) if value.requires_grad else value)
+    inputs = [*primals, *program.constants, *program.symbols(call.sizes), call.state]
+    return primals, program.replay(inputs, stand_ins)
+
+
+def differentiable_gradients(ctx: Any, tangents: Sequence[Tensor | None], mode: LinkMode) -> list[Tensor | None]:
+    """The gradients under create_graph=True. Raises UnsupportedError, as `_replayed`."""
+    with disable_autocast():
+        primals, outputs = _replayed(ctx, ctx.call.link_state.stand_ins(mode))
+        pairs = [(o, t) for o, t in zip(outputs, tangents, strict=True) if t is not None and o.requires_grad]
+        indices = [i for i, value in enumerate(primals) if value.requires_grad and ctx.needs_input_grad[i + 1]]
+        if not indices:
+            return [None] * len(primals)
+        gradients = torch.autograd.grad(
+            [output for output, _ in pairs],
+            [primals[i] for i in indices],
+            [tangent for _, tangent in pairs],
+            create_graph=True,
+            allow_unused=True,
+        )
+    by_primal = dict(zip(indices, gradients, strict=True))
+    return [by_primal.get(i) for i in range(len(primals))]
+
+
+def differentiable_at_links(node: Any, index: int, tangent: Tensor, mode: LinkMode) -> list[list[Tensor | None]]:
+    """What an output's tangent adds to the gradient at each link that it reaches first, under create_graph=True. It is
+    whole in the first of a link's parts; the others are None."""
+    stand_ins = node.call.link_state.stand_ins(mode)
+    with disable_autocast():
+        output = _replayed(node, stand_ins)[1][index]
+        numbers = [n for n in dict.fromkeys(node.call.program.links.reached[index]) if n in stand_ins]
+        gradients: Sequence[Tensor | None] = ()
+        if numbers and output.requires_grad:
+            targets = [stand_ins[number] for number in numbers]
+            gradients = torch.autograd.grad(output, targets, tangent, create_graph=True, allow_unused=True)
+    by_number = dict(zip(numbers, gradients, strict=False))
+    reached = node.call.program.links.reached[index]
+    return [
+        [by_number.get(number), *[None] * (reached.count(number) - 1)]
+        for number in range(len(node.call.program.links.links))
+    ]
