@@ -1,8 +1,8 @@
 """Small models of the `transformers` package, made from configurations: two training steps by eager and by aottrain.
 
     pip install transformers
-    python scripts/architectures.py                       # every architecture, both doors, budgets 1.0 and 0.2
-    python scripts/architectures.py bert vit --doors trace --budgets 0.5
+    python scripts/architectures.py                       # every architecture, both front ends, budgets 1.0 and 0.2
+    python scripts/architectures.py bert vit --frontends trace --budgets 0.5
     python scripts/architectures.py --dropout             # dropout on, rng="eager": eager's own masks
     python scripts/architectures.py --kernel cpp          # by generated kernels however small
 
@@ -50,8 +50,8 @@ KERNEL_TOLERANCE = 1e-4
 
 @dataclass
 class Result:
-    """What became of one architecture: a verdict for each door and budget, the reasons of what ran eagerly, and the
-    number of generated kernels in all."""
+    """What became of one architecture: a verdict for each front end and budget, the reasons of what ran eagerly, and
+    the number of generated kernels in all."""
 
     name: str
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -226,9 +226,9 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float | str:
 
 
 def check(
-    group: str, name: str, doors: Sequence[str], budgets: Sequence[float], dropout: bool, kernel: str = "aten"
+    group: str, name: str, frontends: Sequence[str], budgets: Sequence[float], dropout: bool, kernel: str = "aten"
 ) -> Result:
-    """One architecture: eager, then each door at each budget."""
+    """One architecture: eager, then each front end at each budget."""
     result, start = Result(name), time.perf_counter()
     try:
         model = build(group, name, dropout)
@@ -236,12 +236,12 @@ def check(
     except Exception as error:
         result.verdicts["eager"] = f"not built: {_line(error)}"
         return result
-    for door in doors:
+    for frontend in frontends:
         for budget in budgets:
             torch.compiler.reset()
             trained = copy.deepcopy(model)
             rng = "eager" if dropout else "philox"
-            compiled = aottrain.compile(trained, capture=door, budget=budget, rng=rng, kernel=kernel)
+            compiled = aottrain.compile(trained, capture=frontend, budget=budget, rng=rng, kernel=kernel)
             try:
                 tolerance = TOLERANCE if kernel == "aten" else KERNEL_TOLERANCE
                 verdict = compare(wanted, train(trained, group, compiled), tolerance)
@@ -249,10 +249,10 @@ def check(
                 verdict = f"WRONG: {_line(error)}"
             report = compiled.report
             result.num_kernels += sum(len(graph.kernels) for graph in report.graphs)
-            result.reasons.setdefault(door, {}).update({known.reason: known.count for known in report.fallbacks})
+            result.reasons.setdefault(frontend, {}).update({known.reason: known.count for known in report.fallbacks})
             if report.fallbacks and not verdict.startswith("WRONG"):
                 verdict = "partly eager" if report.graphs else "refused"
-            result.verdicts[f"{door} {budget:g}"] = verdict
+            result.verdicts[f"{frontend} {budget:g}"] = verdict
     result.seconds = time.perf_counter() - start
     return result
 
@@ -305,14 +305,14 @@ def describe(result: Result) -> Iterator[str]:
     for where, verdict in result.verdicts.items():
         if ":" in verdict:
             yield f"    {where}: {verdict}"
-    for door, reasons in result.reasons.items():
-        yield from (f"    {door} ran eagerly, {count} times: {reason}" for reason, count in sorted(reasons.items()))
+    for frontend, reasons in result.reasons.items():
+        yield from (f"    {frontend} ran eagerly, {count} times: {reason}" for reason, count in sorted(reasons.items()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help="model types of transformers; default: all")
-    parser.add_argument("--doors", nargs="+", choices=CAPTURES, default=CAPTURES)
+    parser.add_argument("--frontends", nargs="+", choices=CAPTURES, default=CAPTURES)
     parser.add_argument("--budgets", nargs="+", type=float, default=[1.0, 0.2])
     parser.add_argument("--dropout", action="store_true", help='dropout of 0.1 everywhere, rng="eager"')
     parser.add_argument("--kernel", choices=("aten", "cpp"), default="aten", help="aten is compared bit for bit")
@@ -330,7 +330,7 @@ def main() -> int:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     results = []
     for group, name in architectures:
-        task = options.doors, options.budgets, options.dropout, options.kernel
+        task = options.frontends, options.budgets, options.dropout, options.kernel
         results.append(check_apart(group, name, *task))
         print("\n".join(describe(results[-1])), flush=True)
     counts = {kind: sum(result.kind == kind for result in results) for kind in reversed(KINDS)}

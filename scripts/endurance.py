@@ -1,7 +1,7 @@
 """Modules that change their own state, called thousands of times: nothing may grow, and nothing replaced stay alive.
 
     python scripts/endurance.py                                # 10,000 calls of ten kinds by a direct trace
-    python scripts/endurance.py --door dynamo --calls 1000 Counts
+    python scripts/endurance.py --frontend dynamo --calls 1000 Counts
 
 Of each kind a line: the objects and bytes that the calls leave behind after a warm-up, beyond those that the same
 module leaves in eager, and how many replaced parameters, buffers and modules are still alive. Exit code 1 where that is
@@ -42,14 +42,14 @@ class Outcome(NamedTuple):
     is_equal: bool
 
 
-def endure(kind: Callable[[], nn.Module], door: str, num_calls: int) -> Outcome:
+def endure(kind: Callable[[], nn.Module], frontend: str, num_calls: int) -> Outcome:
     x = torch.ones(1, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.compiler.reset()
         eager, module = kind(), kind()
         wanted = growth(eager, x, num_calls)
-        call = aottrain.compile(module, capture=door)
+        call = aottrain.compile(module, capture=frontend)
         found = growth(call, x, num_calls)
         for _ in range(_NUM_WATCHED):
             eager(x)
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [kind.__name__ for kind in KINDS]
     parser.add_argument("--calls", type=_positive, default=10_000, help="of each kind, after the warm-up")
-    parser.add_argument("--door", choices=CAPTURES, default="trace")
+    parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     parser.add_argument("--objects", type=_positive, default=20, help="that may be left beyond eager's")
     parser.add_argument("--bytes", type=_positive, default=4096, help="that may be left beyond eager's")
     parser.add_argument("kinds", nargs="*", metavar="kind", help=f"only these of {', '.join(names)}")
@@ -96,14 +96,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in KINDS:
         if options.kinds and kind.__name__ not in options.kinds:
             continue
-        found = endure(kind, options.door, options.calls)
+        found = endure(kind, options.frontend, options.calls)
         bad = found.objects > options.objects or found.bytes > options.bytes or found.num_alive or not found.is_equal
         failed += bool(bad)
         alive = f"{found.num_alive} of {found.num_replaced} replaced alive"
         result = "" if found.is_equal else ", result is not eager's"
         verdict = "GROWS" if bad else "ok"
         print(f"{kind.__name__:20} {found.objects:+6} objects {found.bytes:+9,} bytes, {alive}{result}: {verdict}")
-    print(f"{options.calls:,} calls each, door {options.door}: {failed} kinds grow")
+    print(f"{options.calls:,} calls each, front end {options.frontend}: {failed} kinds grow")
     return 1 if failed else 0
 
 

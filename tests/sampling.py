@@ -1,8 +1,8 @@
 """Of what the tests could try a share is run, chosen by names and numbers; `bash scripts/test.sh --whole` runs all.
 
-What is left to the whole run are further combinations (of a program and a budget, of a case and a front door, of an op
-and a type): each program, budget, case, door, op and type is in the sample. A test that a command names by its node id
-is run.
+What is left to the whole run are further combinations (of a program and a budget, of a case and a front end, of an op
+and a type): each program, budget, case, front end, op and type is in the sample. A test that a command names by its
+node id is run.
 """
 
 from __future__ import annotations

@@ -569,6 +569,6 @@ def unsafe_parts_of_what_the_program_changes(comp):
     return a, c, x, grads(b)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

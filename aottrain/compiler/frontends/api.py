@@ -236,7 +236,7 @@ class DynamoCall:
         raise ConfigError("capture='dynamo' cannot compile without running; prepare() needs capture='trace'")
 
 
-_DOORS = {"trace": CompiledCall, "dynamo": DynamoCall}
+_FRONTENDS = {"trace": CompiledCall, "dynamo": DynamoCall}
 
 
 class CompiledModule:
@@ -266,7 +266,7 @@ class CompiledModule:
 
 def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
     original = type(module)
-    call = _DOORS[options.capture](module, module, options)
+    call = _FRONTENDS[options.capture](module, module, options)
     namespace = {"compiled_call": call, "__module__": original.__module__}
     wrapper = type(f"Compiled{original.__name__}", (CompiledModule, original), namespace)
     compiled: Any = object.__new__(wrapper)
@@ -361,7 +361,7 @@ def _compiled(target: Any, options: CompileOptions) -> Any:
     target = getattr(target, "_torchdynamo_orig_callable", target)  # what torch.compile was given
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
-    call: Any = _DOORS[options.capture](target, None, options)
+    call: Any = _FRONTENDS[options.capture](target, None, options)
 
     @functools.wraps(target)
     def compiled(*args: Any, **kwargs: Any) -> Any:
