@@ -97,9 +97,9 @@ def _load(path: Path) -> DictConfig:
 
 def _taken(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
     """Overrides that give a new run the recorded settings, but for what `texts` set."""
-    given = composer.parse(texts)[0]
-    own = {item.key_or_group for item in given}
-    for_all = [text_of(item) for item in given if item.key_or_group in GLOBAL_GROUPS]
+    overrides = composer.parse(texts)[0]
+    own = {item.key_or_group for item in overrides}
+    for_all = [text_of(item) for item in overrides if item.key_or_group in GLOBAL_GROUPS]
     shipped, base = composer.plain(()), composer.plain(for_all)
     own |= {group for group in composer.groups if composer.choice(group, for_all) != composer.choice(group, ())}
     own |= {key for key, value in leaves(base) if find(shipped, key)[0] and value != value_at(shipped, key)}
@@ -109,11 +109,11 @@ def _taken(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list
         if group in composer.groups and group not in (*GLOBAL_GROUPS, *own) and option in composer.options(group)
         if option != composer.choice(group, ())
     ]
-    known = composer.plain([*choices, *texts])
+    chosen = composer.plain([*choices, *texts])
     return choices + [
         override(key, value)
         for key, value in leaves(recorded.values)
-        if find(known, key)[0] and value_at(known, key) != value and not any(is_within(key, name) for name in own)
+        if find(chosen, key)[0] and value_at(chosen, key) != value and not any(is_within(key, name) for name in own)
     ]
 
 

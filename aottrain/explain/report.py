@@ -160,7 +160,7 @@ class Tangents:
 
     def __str__(self) -> str:
         expected = f"from result {self.defined.index(True)} of {len(self.defined)} alone" if self.defined else ""
-        others = [" and ".join(str(i) for i, flag in enumerate(known) if flag) for known in self.others]
+        others = [" and ".join(str(i) for i, flag in enumerate(mask) if flag) for mask in self.others]
         ran = f"the backward also ran from {', from '.join(others)}, for which there is no prediction" if others else ""
         return "; ".join(filter(None, (expected, ran)))
 
@@ -271,15 +271,15 @@ class CompileReport:
 
     def clear(self) -> None:
         """What was compiled is gone."""
-        for found in (self.graphs, self.fallbacks, self.graph_breaks):
-            found.clear()
+        for records in (self.graphs, self.fallbacks, self.graph_breaks):
+            records.clear()
 
     @property
     def breaks_text(self) -> str:
         """What graph breaks mean for peaks and budgets; "" where there are none."""
         if not self.graph_breaks:
             return ""
-        places = "; ".join(f"{found.source} ({found.reason})" for found in self.graph_breaks)
+        places = "; ".join(f"{graph_break.source} ({graph_break.reason})" for graph_break in self.graph_breaks)
         return f"{MEANING_OF_BREAKS}; TorchDynamo broke at {places}"
 
     @property
@@ -345,9 +345,9 @@ def add_graph_break(report: CompileReport, reason: str, source: str = "") -> boo
 
 
 def _count(counted: list[Any], one: Any) -> bool:
-    for i, known in enumerate(counted):
-        if known.reason == one.reason and (known.source == one.source or not one.source):
-            counted[i] = replace(known, count=known.count + 1)
+    for i, record in enumerate(counted):
+        if record.reason == one.reason and (record.source == one.source or not one.source):
+            counted[i] = replace(record, count=record.count + 1)
             return False
     counted.append(one)
     return True

@@ -70,8 +70,8 @@ class OpCall:
         """Whether it may run on made-up inputs: it has no effect, and takes at most half of the free memory."""
         if getattr(self.target, "namespace", None) not in _NAMESPACES or self.text is None:
             return False
-        facts = op_info(self.target)
-        if facts.writes or facts.kind in (OpKind.EFFECT, OpKind.STRUCTURE, OpKind.SIZE):
+        info = op_info(self.target)
+        if info.writes or info.kind in (OpKind.EFFECT, OpKind.STRUCTURE, OpKind.SIZE):
             return False
         if any(spec.device.type not in ("cpu", "cuda") for spec in self.tensors):
             return False

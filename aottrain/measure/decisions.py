@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
-from aottrain.measure.machine import machine_facts
+from aottrain.measure.machine import machine_description
 
 Policy = str | Record
 
@@ -42,19 +42,19 @@ class Ledger:
         return self.policy == MEASURED
 
     def recorded(self, kind: str, key: str) -> Decision | None:
-        known = self.policy.by_question.get((kind, key)) if isinstance(self.policy, Record) else None
-        return None if known is None else replace(known, source="record")
+        decision = self.policy.by_question.get((kind, key)) if isinstance(self.policy, Record) else None
+        return None if decision is None else replace(decision, source="record")
 
     def record(self, device: torch.device | None = None) -> Record:
-        return Record(tuple(self.made.values()), machine_facts(device))
+        return Record(tuple(self.made.values()), machine_description(device))
 
 
 _active: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
 
 
-def policy_of(given: Policy) -> Policy:
+def policy_of(policy: Policy) -> Policy:
     """AOTTRAIN_RATES=default in the environment says DEFAULT for all that would be measured."""
-    return DEFAULT if given == MEASURED and os.environ.get("AOTTRAIN_RATES") == DEFAULT else given
+    return DEFAULT if policy == MEASURED and os.environ.get("AOTTRAIN_RATES") == DEFAULT else policy
 
 
 @contextmanager

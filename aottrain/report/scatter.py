@@ -151,12 +151,12 @@ class _Area:
 
     def along(self, places: Sequence[Place]) -> list[Box]:
         """What a line through the places covers: a small box every few units."""
-        found = []
+        boxes = []
         for (x, y), (u, v) in itertools.pairwise(self.place(*at) for at in places):
             count = max(1, round(math.hypot(u - x, v - y) / 12))
             steps = ((x + (u - x) * i / count, y + (v - y) * i / count) for i in range(count))
-            found += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
-        return found
+            boxes += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
+        return boxes
 
     def label(self, mark: PlotMark, taken: Sequence[Box], labels: list[Box]) -> str:
         """The text beside the mark; its box is added to those of the labels."""

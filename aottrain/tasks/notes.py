@@ -51,8 +51,8 @@ def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
 def unmeasured(report: CompileReport) -> list[str]:
     """How decisions were made, where it was not by measuring."""
     record = report.decisions
-    known = {decision.source for decision in record.decisions if decision.kind not in COUNTED}
-    return [] if known <= {"measured", "cache"} else [f"{record} ({FILE})"]
+    sources = {decision.source for decision in record.decisions if decision.kind not in COUNTED}
+    return [] if sources <= {"measured", "cache"} else [f"{record} ({FILE})"]
 
 
 def resume_command(directory: str) -> str:

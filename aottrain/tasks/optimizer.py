@@ -16,11 +16,11 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
 
     ConfigError: optimizer.kernel=generated, and this machine cannot.
     """
-    wanted, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
-    reason = "" if wanted == "generated" else _other_choice(config)
+    setting, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
+    reason = "" if setting == "generated" else _other_choice(config)
     if not reason:
         obstacle = _obstacle(kernel, device)
-        if obstacle and wanted == "generated":
+        if obstacle and setting == "generated":
             raise ConfigError(f"optimizer.kernel=generated: {obstacle}; use optimizer.kernel=torch")
         reason = obstacle
     if reason:

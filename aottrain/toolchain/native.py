@@ -74,16 +74,16 @@ def load(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
 
 def load_all(sources: Sequence[Source]) -> list[Library | None]:
     """As `load`, for several at a time: a compiler for each processor."""
-    return [None if isinstance(found, CompilerError) else found for found in _load_all(sources)]
+    return [None if isinstance(library, CompilerError) else library for library in _load_all(sources)]
 
 
 def require_all(sources: Sequence[Source]) -> list[Library]:
     """As `load_all`; raises CompilerError, with the compiler's words, where one of them cannot be had."""
-    found = _load_all(sources)
-    for library in found:
+    libraries = _load_all(sources)
+    for library in libraries:
         if isinstance(library, CompilerError):
             raise CompilerError(str(library))
-    return found  # type: ignore[return-value]
+    return libraries  # type: ignore[return-value]
 
 
 def find_compiler() -> str | None:
@@ -118,7 +118,7 @@ def _probe(compiler: str) -> str:
 
 def _named_compiler() -> str | None:
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _num_processors() -> int:
@@ -141,8 +141,8 @@ def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
                     _kill(process)
                 wait(futures, timeout=0.05)
             raise
-    for source, found in new.items():
-        _loaded[source] = found._replace(compiled=False) if isinstance(found, Library) else found
+    for source, library in new.items():
+        _loaded[source] = library._replace(compiled=False) if isinstance(library, Library) else library
     return [new[source] if source in new else _loaded[source] for source in sources]
 
 

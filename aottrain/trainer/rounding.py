@@ -46,24 +46,24 @@ class Surroundings:
     @staticmethod
     def pooled(parts: Sequence[Surroundings]) -> Surroundings:
         """Of several tensors of one shape taken together."""
-        known = [part for part in parts if part.top]
-        if not known:
+        nonzero = [part for part in parts if part.top]
+        if not nonzero:
             return Surroundings(0.0, (), 0.0)
-        top = max(part.top for part in known)
-        weights = [(part.top / top) ** 2 / len(parts) for part in known]
-        axes = range(len(known[0].along))
-        along = tuple(sum(w * part.along[d] for w, part in zip(weights, known, strict=True)) for d in axes)
-        return Surroundings(sum(w * part.mean for w, part in zip(weights, known, strict=True)), along, top)
+        top = max(part.top for part in nonzero)
+        weights = [(part.top / top) ** 2 / len(parts) for part in nonzero]
+        axes = range(len(nonzero[0].along))
+        along = tuple(sum(w * part.along[d] for w, part in zip(weights, nonzero, strict=True)) for d in axes)
+        return Surroundings(sum(w * part.mean for w, part in zip(weights, nonzero, strict=True)), along, top)
 
     def magnitude(self) -> Tensor | float:
         """For each element the root of the mean square around it: that of its row, times that of its column, over that
         of all, as of an outer product; a shape that broadcasts to the tensor's."""
         if not self.mean:
             return 0.0
-        found: Tensor | float = self.top * self.mean**0.5
+        root: Tensor | float = self.top * self.mean**0.5
         for mean in self.along:
-            found = found * (mean / self.mean).sqrt()
-        return found
+            root = root * (mean / self.mean).sqrt()
+        return root
 
 
 def distance(actual: Tensor, expected: Tensor) -> Tensor:
@@ -82,8 +82,8 @@ def relative_norm(away: Tensor, expected: Tensor) -> float:
     if norm == 0:
         return 0.0
     finite = torch.where(expected.isfinite(), expected, 0) if expected.is_floating_point() else expected
-    wanted = torch.linalg.vector_norm(finite.detach(), dtype=torch.float64).item()
-    return norm / wanted if wanted else float("inf")
+    reference = torch.linalg.vector_norm(finite.detach(), dtype=torch.float64).item()
+    return norm / reference if reference else float("inf")
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ def unexplained(away: Tensor, expected: Tensor, samples: Sequence[Tensor], toler
         others = Surroundings.pooled(around[:i] + around[i + 1 :]).magnitude()
         allowed = allowed.maximum(_numbers_beyond(_units((sample.to(free.dtype) - free).clamp_(min=0), others + floor)))
     units = _units((away - free).clamp_(min=0), Surroundings.pooled(around).magnitude() + floor)
-    found, shift = _numbers_beyond(units), int(FACTOR).bit_length() - 1
-    excessive = (found[shift:] > MANY * allowed[: _LEVELS - shift]).nonzero()
+    counts, shift = _numbers_beyond(units), int(FACTOR).bit_length() - 1
+    excessive = (counts[shift:] > MANY * allowed[: _LEVELS - shift]).nonzero()
     if not len(excessive):
         return None
     level = int(excessive[-1])  # the farthest elements are at fault where several levels have too many
     worst = int(units.argmax())
     return Excess(
-        place_of(worst, units.shape), units.flatten()[worst].item(), FACTOR * 2.0**level, int(found[level + shift])
+        place_of(worst, units.shape), units.flatten()[worst].item(), FACTOR * 2.0**level, int(counts[level + shift])
     )
 
 

@@ -52,8 +52,8 @@ class Outcome:
     @property
     def gradients(self) -> dict[str, Tensor | None]:
         """By the names of the parameters."""
-        known = self.values.items()
-        return {what.removeprefix(_GRADIENT): value for what, value in known if what.startswith(_GRADIENT)}
+        values = self.values.items()
+        return {what.removeprefix(_GRADIENT): value for what, value in values if what.startswith(_GRADIENT)}
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,16 @@ class Reference:
 
 def run_compiled(step: TrainStep, module: nn.Module, micro_batches: Sequence[Batch]) -> Outcome:
     """What the step gives for these micro-batches, without a trace. module: shares parameters and buffers with it."""
-    found: list[tuple[bool, ...]] = []
+    ran_eagerly: list[tuple[bool, ...]] = []
 
     def loss() -> Tensor:
         result = step(micro_batches)
-        found.append(result.ran_eagerly or (False,) * len(micro_batches))
+        ran_eagerly.append(result.ran_eagerly or (False,) * len(micro_batches))
         return result.loss
 
     with preserved(module):
         outcome = _outcome(loss, module)
-    return Outcome(outcome.loss, outcome.values, found[0])
+    return Outcome(outcome.loss, outcome.values, ran_eagerly[0])
 
 
 def verify_step(
@@ -199,8 +199,8 @@ def _compare(compiled: Outcome, reference: Reference) -> Verification:
         )
     noise = [loss_noise] if samples else []
     for what in beyond:
-        known = [value for sample in samples if (value := sample.values[what]) is not None]
-        noise.append(_check(what, *pairs[what], distances[what], errors[what], known, reference))
+        sampled = [value for sample in samples if (value := sample.values[what]) is not None]
+        noise.append(_check(what, *pairs[what], distances[what], errors[what], sampled, reference))
     worst = max(errors, key=lambda what: errors[what], default="")
     return Verification(number, loss_error, errors.get(worst, 0.0), worst, max(noise, default=None))
 
@@ -226,10 +226,10 @@ def _check(
     excess = unexplained(away, expected, samples, tolerance)
     if excess is not None:
         place = list(excess.place)
-        got, wanted = actual[excess.place].item(), expected[excess.place].item()
+        compiled, eager = actual[excess.place].item(), expected[excess.place].item()
         raise NumericsError(
             f"step {number}: the compiled {what} differs from eager's in {excess.count} elements by more than their "
-            f"rounding: at {place} it is {got:.6g}, eager's is {wanted:.6g}; {allowed} of each element and "
+            f"rounding: at {place} it is {compiled:.6g}, eager's is {eager:.6g}; {allowed} of each element and "
             f"{excess.allowed:g} times what rounding does around it, this is {excess.units:.3g} times"
         )
     return noise
@@ -244,9 +244,9 @@ def _worst(errors: Iterable[float]) -> float:
     return max((error for error in errors if math.isfinite(error)), default=0.0)
 
 
-def _samples(module: nn.Module, reference: Reference, eager: Outcome, wanted: set[str]) -> Iterator[Outcome]:
+def _samples(module: nn.Module, reference: Reference, eager: Outcome, names: set[str]) -> Iterator[Outcome]:
     """How far eager is from itself when its inputs are changed by about one rounding, several times: of the loss
-    relative to it, of the values in `wanted` each element's distance, in bfloat16. Parameters are put back bit for bit.
+    relative to it, of the values `names` each element's distance, in bfloat16. Parameters are put back bit for bit.
     """
     unit = _rounding_unit(module)
     generator = torch.Generator(next(module.parameters()).device).manual_seed(0)
@@ -261,10 +261,10 @@ def _samples(module: nn.Module, reference: Reference, eager: Outcome, wanted: se
         with _changed_parameters(module, changed):
             sample = reference.run([tuple(map(changed, batch)) for batch in reference.micro_batches])
         away: dict[str, Tensor | None] = {}
-        for what in wanted:
+        for what in names:
             expected, other = eager.values[what], sample.values[what]
-            found = None if other is None or expected is None else distance(_real(other), _real(expected))
-            away[what] = found.to(torch.bfloat16) if found is not None and found.isfinite().all() else None
+            errors = None if other is None or expected is None else distance(_real(other), _real(expected))
+            away[what] = errors.to(torch.bfloat16) if errors is not None and errors.isfinite().all() else None
         yield Outcome(torch.tensor(_loss_error(sample.loss, eager.loss)), away)
 
 
