@@ -14,27 +14,29 @@ import torch
 
 
 class GraphBreak(NamedTuple):
-    """reason: one line; file and line: of the program."""
+    """Where TorchDynamo cut a program."""
 
     reason: str
+    """One line."""
     file: str
+    """Of the program, as `line` is."""
     line: int
 
 
 class Frame(NamedTuple):
-    """What TorchDynamo did with a frame that no compiled code fits.
-
-    limited: there are as many programs for its code as there may be. skipped: TorchDynamo gave up on it. Both run
-    eagerly; else it was compiled, or holds nothing to compile. breaks: the graph breaks that were met. failed: where an
-    op of the frame refused its arguments while TorchDynamo traced it, or TorchDynamo itself failed; this call of it is
-    left to Python.
-    """
+    """What TorchDynamo did with a frame that no compiled code fits: it runs eagerly, was compiled, or holds nothing to
+    compile."""
 
     code: types.CodeType
     limited: bool = False
+    """There are as many programs for its code as there may be: it runs eagerly."""
     skipped: bool = False
+    """TorchDynamo gave up on it: it runs eagerly."""
     breaks: tuple[GraphBreak, ...] = ()
+    """The graph breaks that were met."""
     failed: GraphBreak | None = None
+    """Where an op of the frame refused its arguments while TorchDynamo traced it, or TorchDynamo itself failed: this
+    call of it is left to Python."""
 
 
 def optimized(

@@ -33,13 +33,15 @@ _NUM_WATCHED = 50
 
 
 class Outcome(NamedTuple):
-    """Beyond eager's. num_alive: of what was replaced; is_equal: whether the last result is eager's."""
+    """Objects and bytes are those beyond eager's."""
 
     objects: int
     bytes: int
     num_replaced: int
     num_alive: int
+    """Of what was replaced."""
     is_equal: bool
+    """Whether the last result is eager's."""
 
 
 def endure(kind: Callable[[], nn.Module], frontend: str, num_calls: int) -> Outcome:

@@ -44,11 +44,13 @@ _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", 
 
 @dataclass(frozen=True)
 class Row:
-    """cells: the first one names the row. origin: machine, versions, date, as one line."""
+    """Of a table of figures."""
 
     cells: tuple[str, ...]
+    """The first one names the row."""
     command: str
     origin: str
+    """Machine, versions, date, as one line."""
 
 
 @dataclass(frozen=True)

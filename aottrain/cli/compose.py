@@ -33,11 +33,14 @@ QUOTING = "a value with special characters is quoted twice, as in 'data.path=\"m
 
 @dataclass(frozen=True)
 class Job:
-    """One checked run: the configuration as Hydra composed it, and as ours. notes: what to say before it runs."""
+    """One checked run."""
 
     composed: DictConfig
+    """The configuration as Hydra composed it."""
     config: RunConfig
+    """The same as ours."""
     notes: tuple[str, ...] = ()
+    """What to say before it runs."""
 
 
 Checked = tuple[Job | None, list[Mistake]]

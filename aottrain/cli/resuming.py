@@ -26,19 +26,23 @@ GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups,
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run was told. values: its configuration; choices: the option of each group."""
+    """What a run was told."""
 
     folder: Path
     values: Mapping[str, Any]
+    """Its configuration."""
     choices: Mapping[str, str]
+    """The option of each group."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """texts: the command line behind the recorded settings; notes: what to say about it, a line each."""
+    """A command line that resumes a run."""
 
     texts: tuple[str, ...]
+    """It, behind the recorded settings."""
     notes: tuple[str, ...] = ()
+    """What to say about it, a line each."""
 
 
 def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = False) -> Resumed:

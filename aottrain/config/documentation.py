@@ -26,15 +26,17 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 @dataclass(frozen=True)
 class Key:
-    """name: dotted, as it is typed; allowed: its values, in words; meaning: one sentence; one_of: the names that it
-    takes, where it takes names.
-    """
+    """What is documented of a configuration key."""
 
     name: str
+    """Dotted, as it is typed."""
     allowed: str
+    """Its values, in words."""
     default: Any
     meaning: str
+    """One sentence."""
     one_of: tuple[str, ...] = ()
+    """The names that it takes, where it takes names."""
 
 
 def keys() -> dict[str, Key]:

@@ -18,11 +18,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """One wrong setting. `key` is its full dotted name (or a file), `value` what was given, `text` what is allowed."""
+    """One wrong setting."""
 
     key: str
+    """Its full dotted name, or a file."""
     text: str
+    """What is allowed."""
     value: str | None = None
+    """What was given."""
 
     def __str__(self) -> str:
         name = self.key if self.value is None else f"{self.key}={self.value}"
@@ -38,15 +41,17 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What values a field allows; `low` and `high` belong to the range, `above` and `below` do not. form: in words, for
-    values whose form is checked elsewhere."""
+    """What values a field allows."""
 
     low: float | None = None
+    """Allowed itself, as `high` is."""
     high: float | None = None
     above: float | None = None
+    """Not allowed itself, as `below` is not."""
     below: float | None = None
     one_of: tuple[str, ...] = ()
     form: str = ""
+    """In words, for values whose form is checked elsewhere."""
 
     def admits(self, value: Any) -> bool:
         if self.one_of:

@@ -30,12 +30,13 @@ _alone = threading.Lock()
 
 @dataclass(frozen=True)
 class OpCall:
-    """target(*args, **kwargs) with a TensorSpec in the place of each tensor. result_bytes: of what it returns."""
+    """target(*args, **kwargs) with a TensorSpec in the place of each tensor."""
 
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     result_bytes: int = 0
+    """Of what it returns."""
 
     @cached_property
     def text(self) -> str | None:

@@ -20,10 +20,12 @@ Policy = str | Record
 
 @dataclass(frozen=True)
 class Timed:
-    """source: "measured", "cache" or "busy" of `SOURCES` in ir.settings.decisions; "model": it could not be timed."""
+    """Times of candidates, and where they come from."""
 
     times: Mapping[str, Timing] = field(default_factory=dict)
     source: str = "model"
+    """One of "measured", "cache" and "busy", as `SOURCES` in ir.settings.decisions has them; "model": it could not be
+    timed."""
 
     @property
     def decides(self) -> bool:
@@ -32,9 +34,10 @@ class Timed:
 
 @dataclass
 class Ledger:
-    """policy: MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
+    """What was decided while a program is compiled."""
 
     policy: Policy
+    """MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
     made: dict[tuple[str, str], Decision] = field(default_factory=dict)
 
     @property

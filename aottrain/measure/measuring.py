@@ -49,10 +49,11 @@ now = time.monotonic
 
 @dataclass(frozen=True)
 class Run:
-    """Something to time; units: how much of what is counted (bytes, operations, calls) one run does."""
+    """Something to time."""
 
     call: Callable[[], object]
     units: float = 1.0
+    """How much of what is counted (bytes, operations, calls) one run does."""
 
 
 def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, Timing], bool]:

@@ -29,11 +29,14 @@ _failed: set[tuple[str, str]] = set()
 
 @dataclass(frozen=True)
 class Workspaces:
-    """num_bytes: for each call; unknown: those that could not be measured and count 0; num_run: calls run for it."""
+    """What calls allocate inside themselves."""
 
     num_bytes: tuple[int, ...]
+    """For each call."""
     unknown: tuple[OpCall, ...]
+    """Those that could not be measured and count 0."""
     num_run: int = 0
+    """Calls run for it."""
 
 
 def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:

@@ -28,16 +28,18 @@ _SHAPES = (
 
 @dataclass(frozen=True)
 class PlotMark:
-    """A point of `memory_plot`. series: shares a colour, a shape and a line with others; low, high: of its seconds;
-    remark: "" | "beaten" | "knee"."""
+    """A point of `memory_plot`."""
 
     series: str
+    """Shares a colour, a shape and a line with others."""
     name: str
     label: str
     num_bytes: float
     seconds: float
     remark: str = ""
+    """One of "", "beaten" and "knee"."""
     low: float | None = None
+    """Of its seconds, as `high`."""
     high: float | None = None
 
     @property

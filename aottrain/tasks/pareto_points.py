@@ -20,20 +20,24 @@ Curve = Sequence[Place]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One run's figures; None where there is none. speedup: eager's step time in units of this one's."""
+    """One run's figures; None where there is none."""
 
     name: str
     engine: str
-    budget: float | str | None = None  # partition.budget; torch's activation_memory_budget for torch_compile
+    budget: float | str | None = None
+    """Partition.budget; for torch_compile torch's activation_memory_budget."""
     error: str = ""
-    backend: str = ""  # of torch_compile
+    backend: str = ""
+    """Of torch_compile."""
     compile_s: float | None = None
     predicted_peak_bytes: int | None = None
     peak_bytes: int | None = None
     prediction_error: float | None = None
-    round_ms: tuple[float, ...] = ()  # the median step of each round
+    round_ms: tuple[float, ...] = ()
+    """The median step of each round."""
     step_ms_median: float | None = None
     speedup: float | None = None
+    """Eager's step time in units of this one's."""
     speedup_min: float | None = None
     speedup_max: float | None = None
     saved_bytes: int | None = None

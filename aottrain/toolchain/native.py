@@ -43,10 +43,11 @@ class Source(NamedTuple):
 
 
 class Library(NamedTuple):
-    """A loaded object. compiled: whether it was made now, not found in memory or on disk."""
+    """A loaded object."""
 
     functions: ctypes.CDLL
     compiled: bool
+    """Whether it was made now, not found in memory or on disk."""
 
 
 _PROBE = Source(

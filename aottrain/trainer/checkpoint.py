@@ -87,11 +87,13 @@ def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], path: P
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that has been read: `state` is what was given to `save`, `step` the step after which it was."""
+    """A checkpoint that has been read."""
 
     path: Path
     step: int
+    """The step after which it was saved."""
     state: dict[str, Any]
+    """What was given to `save`."""
 
 
 class CheckpointFolder:

@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Output:
-    """Where a run's results go. `summary` is kept up to date, so that a run that fails leaves one too."""
+    """Where a run's results go."""
 
     sinks: Sequence[Sink]
     summary: dict[str, Any]
+    """Kept up to date, so that a run that fails leaves one too."""
     summary_path: Path
     checkpoints: CheckpointFolder
     wandb_id: Callable[[], str | None] = lambda: None
-    is_complaint_made: bool = False  # about a summary that cannot be written on the way
+    is_complaint_made: bool = False
+    """About a summary that cannot be written on the way."""
 
     def write_summary(self, say: Callable[[str], None]) -> None:
         try:

@@ -88,13 +88,16 @@ def relative_norm(away: Tensor, expected: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Excess:
-    """What is beyond `tolerance` of each element's own size. place: of the worst element; units: its distance in units
-    of its scale; allowed: how many units eager's own runs explain."""
+    """What is beyond `tolerance` of each element's own size."""
 
     place: tuple[int, ...]
+    """Of the worst element."""
     units: float
+    """Its distance in units of its scale."""
     allowed: float
+    """How many units eager's own runs explain."""
     count: int
+    """Elements beyond that."""
 
 
 def explained_by_sums(away: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -31,10 +31,12 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class UpdateVerification:
-    """error: of the parameter or state that is the most off, `worst`: the difference's 2-norm relative to its own."""
+    """How far an update is from torch's."""
 
     error: float
+    """Of the worst result: the difference's 2-norm relative to its own."""
     worst: str
+    """The parameter or state that is the most off."""
 
 
 def verify_update(
@@ -102,11 +104,14 @@ def _check_count(step_number: int, name: str, old: Mapping[str, Any], new: Mappi
 
 @dataclass(frozen=True)
 class _Update:
-    """What an element's update depends on beside its own numbers: its group, the steps taken, whether one is now."""
+    """What an element's update depends on beside its own numbers."""
 
     group: Mapping[str, Any]
+    """The optimizer's parameter group."""
     steps: float
+    """Taken before."""
     taken: bool
+    """Whether one is taken now."""
 
     def is_like(self, other: _Update) -> bool:
         return self.group is other.group and (self.steps, self.taken) == (other.steps, other.taken)

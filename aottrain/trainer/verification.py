@@ -39,15 +39,13 @@ Draws = Callable[[], AbstractContextManager]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the forwards and backwards of one step gave.
-
-    values: gradients and buffers by what they are; None for a gradient that there is none of. ran_eagerly: which of the
-    micro-batches no compiled program ran.
-    """
+    """What the forwards and backwards of one step gave."""
 
     loss: Tensor
     values: dict[str, Tensor | None]
+    """Gradients and buffers by what they are; None for a gradient that there is none of."""
     ran_eagerly: tuple[bool, ...] = ()
+    """Which of the micro-batches no compiled program ran."""
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
@@ -58,16 +56,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verification:
-    """Relative errors: of the loss, and of the gradient or buffer whose 2-norm is the most off, relative to eager's.
-
-    noise: eager's own error of the worst value that was beyond its tolerance; None where nothing was.
-    """
+    """Relative errors, by 2-norms, of what a compiled step gave."""
 
     step: int
     loss_error: float
     grad_error: float
+    """Of the gradient or buffer that is the most off."""
     worst: str
+    """What that is."""
     noise: float | None = None
+    """Eager's own error of the worst value that was beyond its tolerance; None where nothing was."""
 
     @property
     def max_error(self) -> float:
