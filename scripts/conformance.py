@@ -2,7 +2,7 @@
 
     python scripts/conformance.py                             # the record's totals and reasons; runs nothing
     python scripts/conformance.py --run                       # every case through every front end
-    python scripts/conformance.py --run --frontends cpp test_rng  # some of them: modules, or module.case
+    python scripts/conformance.py test_rng --run --frontends cpp  # some of them: modules, or module.case
     python scripts/conformance.py --renew test_guards         # and write down what compiles farther than recorded
     python scripts/conformance.py --renew --accept test_guards.new_case  # and what compiles less, such as a new case
 
@@ -46,13 +46,13 @@ def main() -> int:
     if unknown:
         print(f"conformance.py: {unknown[0]} is none of {', '.join(modules())}", file=sys.stderr)
         return 2
-    known = record.load()
+    recorded = record.load()
     failed = False
     if options.run or options.renew:
-        failed = run(known, options)
+        failed = run(recorded, options)
     if options.renew:
-        record.PATH.write_text(text_of(known), encoding="utf-8")
-    show(known)
+        record.PATH.write_text(text_of(recorded), encoding="utf-8")
+    show(recorded)
     return int(failed)
 
 
@@ -63,18 +63,18 @@ def modules() -> list[str]:
     return [".".join(path.relative_to(folder).with_suffix("").parts) for path in paths]
 
 
-def run(known: Any, options: argparse.Namespace) -> bool:
+def run(recorded: Any, options: argparse.Namespace) -> bool:
     """Whether anything is wrong, or compiles less than recorded and is not accepted. Changes the record in place."""
     import torch
 
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.CRITICAL)
     failed = False
-    for module, case, frontend, now, found in outcomes(options.names, options.frontends):
+    for module, case, frontend, now, problem in outcomes(options.names, options.frontends):
         before = record.recorded(module, case.name, frontend)
         change = record.change(module, case.name, frontend, now)
-        if found is not None:
-            print(f"{module}.{case.name} WRONG through {frontend}: {found}", flush=True)
+        if problem is not None:
+            print(f"{module}.{case.name} WRONG through {frontend}: {problem}", flush=True)
             failed = True
         elif change is not None:
             print(f"{module}.{case.name} {change.split(': python ')[0]}", flush=True)
@@ -82,8 +82,8 @@ def run(known: Any, options: argparse.Namespace) -> bool:
             failed |= worse and not options.accept
             if worse and not options.accept:
                 continue
-        if found is None and options.renew:
-            _write(known["falls"], module, case.name, frontend, now)
+        if problem is None and options.renew:
+            _write(recorded["falls"], module, case.name, frontend, now)
     return failed
 
 
@@ -100,12 +100,12 @@ def outcomes(
         for case in harness.cases(record.PACKAGE + module):
             if names and module not in names and f"{module}.{case.name}" not in names:
                 continue
-            wanted = harness.run(case)
+            eager = harness.run(case)
             for frontend in frontends:
                 if harness.takes(case, frontend):
                     got = harness.run(case, frontend)
-                    found = harness.disagreement(case, frontend, wanted, got)
-                    yield module, case, frontend, harness.standing(wanted, got), found
+                    problem = harness.disagreement(case, frontend, eager, got)
+                    yield module, case, frontend, harness.standing(eager, got), problem
 
 
 def _write(falls: record.Falls, module: str, name: str, frontend: str, now: record.Standing) -> None:
@@ -120,24 +120,24 @@ def _write(falls: record.Falls, module: str, name: str, frontend: str, now: reco
         falls[module][name] = joined
 
 
-def text_of(known: Any) -> str:
+def text_of(recorded: Any) -> str:
     """The record as JSON, a line for each case, so that changes of it seldom meet."""
-    why = [f"  {json.dumps(pattern)}: {json.dumps(text)}" for pattern, text in sorted(known["why"].items())]
+    why = [f"  {json.dumps(pattern)}: {json.dumps(text)}" for pattern, text in sorted(recorded["why"].items())]
     falls = []
-    for module, cases in sorted(known["falls"].items()):
+    for module, cases in sorted(recorded["falls"].items()):
         lines = [f"   {json.dumps(name)}: {json.dumps(texts)}" for name, texts in sorted(cases.items())]
         falls += [f"  {json.dumps(module)}: {{\n" + ",\n".join(lines) + "\n  }"] if lines else []
     return '{\n "why": {\n' + ",\n".join(why) + '\n },\n "falls": {\n' + ",\n".join(falls) + "\n }\n}\n"
 
 
-def show(known: Any) -> None:
+def show(recorded: Any) -> None:
     """Cases of each kind by front end, and the reasons, the most frequent first."""
     numbers = count_cases()
-    for frontend, counts in record.totals(known["falls"], numbers).items():
+    for frontend, counts in record.totals(recorded["falls"], numbers).items():
         kinds = ", ".join(f"{counts[kind]} {kind}" for kind in record.KINDS if counts[kind])
         print(f"{frontend:>7}: {numbers[frontend]} cases, {kinds}")
     why: Counter[str] = Counter()
-    for reason, count in record.reasons_of(known["falls"]).items():
+    for reason, count in record.reasons_of(recorded["falls"]).items():
         why[record.why(reason) or f"not said yet: {reason}"] += count
     print("\nWhy not whole, by cases and front ends:")
     for text, count in why.most_common():

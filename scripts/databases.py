@@ -67,8 +67,8 @@ def main() -> int:
         if verdict.kind not in (checking.EQUAL, checking.NOTHING):
             print(f"{name}: {verdict.kind}: {verdict.why}", flush=True)
     part = "" if options.part == (0, 1) else f", part {options.part[0]}/{options.part[1]}"
-    known = f"{options.dtype}, {options.frontend}, {options.device}, kernel={options.kernel}"
-    print(f"\n{options.database}, {known}{part}, {time.perf_counter() - start:.0f} s")
+    setting = f"{options.dtype}, {options.frontend}, {options.device}, kernel={options.kernel}"
+    print(f"\n{options.database}, {setting}{part}, {time.perf_counter() - start:.0f} s")
     for kind in checking.KINDS:
         if counts[kind]:
             print(f"{counts[kind]:5} {kind}, {gradients[kind]} of them with gradients")
@@ -81,25 +81,25 @@ def main() -> int:
 def _recorded(checking: Any, options: argparse.Namespace, counts: Counter[str], gradients: Counter[str]) -> list[str]:
     """The row of the table in the texts."""
     frontend = {"trace": "direct trace", "dynamo": "TorchDynamo"}[options.frontend]
-    known = f"{options.database}, {options.dtype}, {frontend}, kernel={options.kernel}, {options.device}"
+    setting = f"{options.database}, {options.dtype}, {frontend}, kernel={options.kernel}, {options.device}"
     wholly, eagerly = counts[checking.EQUAL], counts[checking.EAGER]
     of = f"{gradients[checking.EQUAL]} of {sum(gradients.values())}"
-    return [known, str(wholly), of, str(eagerly), str(counts[checking.WRONG])]
+    return [setting, str(wholly), of, str(eagerly), str(counts[checking.WRONG])]
 
 
 def _verdicts(checking: Any, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     dtype = getattr(torch, options.dtype)
-    (index, count), known = options.part, (dtype, options.frontend, options.samples, options.device, options.kernel)
+    (index, count), how = options.part, (dtype, options.frontend, options.samples, options.device, options.kernel)
     if options.database == "op_db":
         for op in checking.operators(dtype, options.device)[index::count]:
             if not options.names or op.name in options.names or op.formatted_name in options.names:
-                yield op.formatted_name, checking.check_operator(op, *known)
+                yield op.formatted_name, checking.check_operator(op, *how)
         return
     for training in (True, False):
         for entry in checking.modules(dtype)[index::count]:
             if not options.names or entry.name in options.names:
                 mode = "training" if training else "evaluation"
-                yield f"{entry.name} ({mode})", checking.check_module(entry, *known, training=training)
+                yield f"{entry.name} ({mode})", checking.check_module(entry, *how, training=training)
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -50,14 +50,14 @@ def endure(kind: Callable[[], nn.Module], frontend: str, num_calls: int) -> Outc
         warnings.simplefilter("ignore")
         torch.compiler.reset()
         eager, module = kind(), kind()
-        wanted = growth(eager, x, num_calls)
+        expected = growth(eager, x, num_calls)
         call = aottrain.compile(module, capture=frontend)
-        found = growth(call, x, num_calls)
+        compiled = growth(call, x, num_calls)
         for _ in range(_NUM_WATCHED):
             eager(x)
         num_replaced, num_alive = _replaced(call, module, x)
         is_equal = torch.equal(call(x), eager(x))
-    return Outcome(found[0] - wanted[0], found[1] - wanted[1], num_replaced, num_alive, is_equal)
+    return Outcome(compiled[0] - expected[0], compiled[1] - expected[1], num_replaced, num_alive, is_equal)
 
 
 def _replaced(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> tuple[int, int]:
@@ -66,15 +66,15 @@ def _replaced(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> t
     dead = 0
     for _ in range(_NUM_WATCHED):
         for value in _state(module):
-            known = seen.get(id(value))
-            if known is None or known() is not value:
-                dead += known is not None  # its place in memory is another's now
+            reference = seen.get(id(value))
+            if reference is None or reference() is not value:
+                dead += reference is not None  # its place in memory is another's now
                 seen[id(value)] = weakref.ref(value)
         del value
         call(x)
     gc.collect()
     now = {id(value) for value in _state(module)}
-    replaced = [known() is not None for place, known in seen.items() if place not in now or known() is None]
+    replaced = [reference() is not None for place, reference in seen.items() if place not in now or reference() is None]
     return len(replaced) + dead, sum(replaced)
 
 
@@ -98,13 +98,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in KINDS:
         if options.kinds and kind.__name__ not in options.kinds:
             continue
-        found = endure(kind, options.frontend, options.calls)
-        bad = found.objects > options.objects or found.bytes > options.bytes or found.num_alive or not found.is_equal
+        outcome = endure(kind, options.frontend, options.calls)
+        bad = (
+            outcome.objects > options.objects
+            or outcome.bytes > options.bytes
+            or outcome.num_alive
+            or not outcome.is_equal
+        )
         failed += bool(bad)
-        alive = f"{found.num_alive} of {found.num_replaced} replaced alive"
-        result = "" if found.is_equal else ", result is not eager's"
+        alive = f"{outcome.num_alive} of {outcome.num_replaced} replaced alive"
+        result = "" if outcome.is_equal else ", result is not eager's"
         verdict = "GROWS" if bad else "ok"
-        print(f"{kind.__name__:20} {found.objects:+6} objects {found.bytes:+9,} bytes, {alive}{result}: {verdict}")
+        print(f"{kind.__name__:20} {outcome.objects:+6} objects {outcome.bytes:+9,} bytes, {alive}{result}: {verdict}")
     print(f"{options.calls:,} calls each, front end {options.frontend}: {failed} kinds grow")
     return 1 if failed else 0
 
