@@ -233,14 +233,16 @@ class _Watched:
 
 
 def _graph_break(entry: Any) -> GraphBreak:
-    return _told(entry.reason, entry.user_stack)
+    return _graph_break_at(entry.reason, entry.user_stack)
 
 
 def _failure(error: Any) -> GraphBreak:
-    return _told(f"TorchDynamo cannot trace it: {getattr(error, 'msg', error)}", getattr(error, "real_stack", None))
+    return _graph_break_at(
+        f"TorchDynamo cannot trace it: {getattr(error, 'msg', error)}", getattr(error, "real_stack", None)
+    )
 
 
-def _told(reason: Any, stack: Any) -> GraphBreak:
+def _graph_break_at(reason: Any, stack: Any) -> GraphBreak:
     where = stack[-1] if stack else None
     reason = str(reason).strip().partition("\n")[0]
     return GraphBreak(reason, where.filename if where else "", (where.lineno or 0) if where else 0)

@@ -61,7 +61,7 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
         note = f"resume={path}: no {RECORD} beside it: what is not given here has its default"
         return Resumed(tuple(texts), (note,) if missing else ())
     recorded = _read(folder)
-    together = (*_taken(composer, recorded, texts), *texts)
+    together = (*_recorded_overrides(composer, recorded, texts), *texts)
     notes = [f"resume: the settings are those of {folder}", *_differences(composer, recorded, together)]
     return Resumed(together, tuple(notes))
 
@@ -99,7 +99,7 @@ def _load(path: Path) -> DictConfig:
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
 
 
-def _taken(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
+def _recorded_overrides(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
     """Overrides that give a new run the recorded settings, but for what `texts` set."""
     overrides = composer.parse(texts)[0]
     own = {item.key_or_group for item in overrides}

@@ -43,7 +43,7 @@ def load_recipe(name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise  # of an installation, not of the recipe: the command line says what to do
         file = recipe_file(name)
-        raise ConfigError(f"recipe={name}: cannot be imported: {_told(error, file) or _brief(error)}") from error
+        raise ConfigError(f"recipe={name}: cannot be imported: {_error_text(error, file) or _brief(error)}") from error
     if lacks := _lacks(recipe):
         file = _shown(str(recipe.__file__))
         raise ConfigError([f"recipe={name}: {file} {text}" for text in lacks])
@@ -71,7 +71,7 @@ def recipe_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         file = recipe_file(name)
-        if (text := _told(error, file)) is None:
+        if (text := _error_text(error, file)) is None:
             raise
         raise RecipeError(text) from error
 
@@ -113,7 +113,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _told(error: Exception, file: str | None) -> str | None:
+def _error_text(error: Exception, file: str | None) -> str | None:
     """The error with the line of the recipe, or of a module that it uses, that raised it.
 
     None where the recipe is not to blame: it was not running, or code of this package that it called raised.

@@ -140,7 +140,7 @@ def _graph_breaks(report: CompileReport) -> list[str]:
 
 
 def _decided(graph: GraphReport) -> list[str]:
-    rows = [(f"{asked}: {answer}", times, source) for asked, answer, times, source in graph.decisions.rows()]
+    rows = [(f"{question}: {answer}", times, source) for question, answer, times, source in graph.decisions.rows()]
     lines = [line for row in rows[:_NUM_DECISIONS] for line in _wrapped("; ".join(filter(None, row)), 2)]
     return lines + ([f"  and {len(rows) - _NUM_DECISIONS} more"] if len(rows) > _NUM_DECISIONS else [])
 

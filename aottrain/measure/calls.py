@@ -81,7 +81,9 @@ class OpCall:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Made-up inputs: numbers between 0 and 1; zeros for integers, which are valid wherever one is an index."""
-        return [_made(value) for value in self.args], {name: _made(value) for name, value in self.kwargs.items()}
+        return [_materialized(value) for value in self.args], {
+            name: _materialized(value) for name, value in self.kwargs.items()
+        }
 
 
 @cache
@@ -173,9 +175,9 @@ def _extent(spec: TensorSpec) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=False))
 
 
-def _made(value: Any) -> Any:
+def _materialized(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_made(item) for item in value]
+        return [_materialized(item) for item in value]
     return _made_tensor(value) if isinstance(value, TensorSpec) else value
 
 

@@ -38,7 +38,7 @@ class Ledger:
 
     policy: Policy
     """MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
-    made: dict[tuple[str, str], Decision] = field(default_factory=dict)
+    decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
 
     @property
     def measures(self) -> bool:
@@ -49,7 +49,7 @@ class Ledger:
         return None if decision is None else replace(decision, source="record")
 
     def record(self, device: torch.device | None = None) -> Record:
-        return Record(tuple(self.made.values()), machine_description(device))
+        return Record(tuple(self.decisions.values()), machine_description(device))
 
 
 _active: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
@@ -83,12 +83,12 @@ def decide(
     model: the fixed model's; measure: times the candidates, or finds their times; prefer: what follows from these.
     """
     ledger = _ledger()
-    if (kind, key) not in ledger.made:
-        ledger.made[kind, key] = ledger.recorded(kind, key) or _asked(ledger, kind, key, model, measure, prefer)
-    return ledger.made[kind, key]
+    if (kind, key) not in ledger.decisions:
+        ledger.decisions[kind, key] = ledger.recorded(kind, key) or _decide(ledger, kind, key, model, measure, prefer)
+    return ledger.decisions[kind, key]
 
 
-def _asked(
+def _decide(
     ledger: Ledger,
     kind: str,
     key: str,
@@ -105,12 +105,12 @@ def _asked(
 def recorded(kind: str, key: str) -> Decision | None:
     """What the record says of a figure that no clock gives, such as bytes."""
     ledger = _ledger()
-    return ledger.made.get((kind, key)) or ledger.recorded(kind, key)
+    return ledger.decisions.get((kind, key)) or ledger.recorded(kind, key)
 
 
 def note(kind: str, key: str, choice: Choice, source: str) -> None:
     """Such a figure, as it was found."""
-    _ledger().made.setdefault((kind, key), Decision(kind, key, choice, source))
+    _ledger().decisions.setdefault((kind, key), Decision(kind, key, choice, source))
 
 
 def _ledger() -> Ledger:

@@ -60,7 +60,7 @@ def _decisions(graph: GraphReport) -> list[str]:
 
 def _decided(graph: GraphReport) -> str:
     """What was measured to decide, or what stood in for it."""
-    rows = [[mono(asked), *map(escape, row)] for asked, *row in graph.decisions.rows()]
+    rows = [[mono(question), *map(escape, row)] for question, *row in graph.decisions.rows()]
     if not rows:
         return ""
     columns = [Column("what"), Column("choice"), Column("times (longest run above the best)"), Column("from")]

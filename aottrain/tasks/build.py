@@ -118,11 +118,11 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     return TextBatches(text, size, options.context, accumulate, config.seed, device)
 
 
-def _checked_batch(made: Any, batch_size: int) -> Batch:
+def _checked_batch(value: Any, batch_size: int) -> Batch:
     """A recipe's batch as a tuple. RecipeError says what else the recipe gave."""
-    batch = tuple(made) if isinstance(made, tuple | list) else ()
+    batch = tuple(value) if isinstance(value, tuple | list) else ()
     if not batch or not all(isinstance(item, torch.Tensor) for item in batch):
-        kind = f"{type(made).__name__} of {[type(item).__name__ for item in batch]}" if batch else type(made).__name__
+        kind = f"{type(value).__name__} of {[type(item).__name__ for item in batch]}" if batch else type(value).__name__
         raise RecipeError(f"make_batch(options, batch_size, generator) must return a tuple of tensors, not {kind}")
     if batch[0].shape[:1] != (batch_size,):
         text = f"must hold batch_size={batch_size} examples along its first dimension; its shape is"

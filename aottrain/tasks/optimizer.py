@@ -27,10 +27,10 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
         return build_optimizer(module, config.optimizer), f"torch ({reason})"
     import aottrain  # the compiler, which the others do without
 
-    made = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
+    optimizer_class = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
     groups = decay_groups(module, config.optimizer.weight_decay)
     more = {"clip_norm": config.optimizer.clip_norm, "skip_nonfinite": True, "kernel": kernel}
-    return made(groups, **hyperparameters(config.optimizer), **more), kernel
+    return optimizer_class(groups, **hyperparameters(config.optimizer), **more), kernel
 
 
 def _other_choice(config: RunConfig) -> str:

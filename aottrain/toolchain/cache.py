@@ -101,12 +101,12 @@ def _named_folder() -> Path | None:
 
 def say_once(text: str) -> None:
     """A warning that a process gives once, whatever the filters of warnings say of places."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, stacklevel=3)
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 @cache

@@ -232,7 +232,7 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
         raise CompilerError(f"the C++ compiler {compiler} cannot be started: {error.strerror or error}") from error
     _running.add(process)
     try:
-        said = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
+        output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
     except BaseException as error:
         _kill(process)
         with suppress(subprocess.TimeoutExpired):
@@ -244,10 +244,10 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
     finally:
         _running.discard(process)
     if process.returncode:
-        lines = [line for line in said.splitlines() if line.strip()][:_SHOWN_LINES] or ["it said nothing"]
+        lines = [line for line in output.splitlines() if line.strip()][:_SHOWN_LINES] or ["it said nothing"]
         status = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
         raise CompilerError(f"the C++ compiler {compiler} failed ({status}): " + "; ".join(lines))
-    return said
+    return output
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

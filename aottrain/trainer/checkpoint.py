@@ -119,8 +119,8 @@ class CheckpointFolder:
                 file.unlink()
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
-            raise CheckpointError(f"{path}: cannot be written: {said}") from error
+            message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+            raise CheckpointError(f"{path}: cannot be written: {message}") from error
         return path
 
     def newest(self, say: Callable[[str], None]) -> Loaded | None:

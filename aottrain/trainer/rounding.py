@@ -69,16 +69,16 @@ class Surroundings:
 def distance(actual: Tensor, expected: Tensor) -> Tensor:
     """|actual - expected|, 0 where both are the same infinity or NaN; infinite where only one of them is finite."""
     kind = torch.float64 if torch.float64 in (actual.dtype, expected.dtype) else torch.float32
-    away = (actual.detach().to(kind) - expected.detach().to(kind)).abs_()
-    if not torch.isfinite(away).all():
+    difference = (actual.detach().to(kind) - expected.detach().to(kind)).abs_()
+    if not torch.isfinite(difference).all():
         same = (actual == expected) | (actual.isnan() & expected.isnan())
-        away = torch.where(same, 0.0, away.nan_to_num(float("inf")))
-    return away
+        difference = torch.where(same, 0.0, difference.nan_to_num(float("inf")))
+    return difference
 
 
-def relative_norm(away: Tensor, expected: Tensor) -> float:
-    """||away|| / ||expected||, both 2-norms: 0 where nothing is away, infinite where only `expected` is zero."""
-    norm = torch.linalg.vector_norm(away, dtype=torch.float64).item()
+def relative_norm(difference: Tensor, expected: Tensor) -> float:
+    """||difference|| / ||expected||, both 2-norms: 0 where there is none, infinite where only `expected` is zero."""
+    norm = torch.linalg.vector_norm(difference, dtype=torch.float64).item()
     if norm == 0:
         return 0.0
     finite = torch.where(expected.isfinite(), expected, 0) if expected.is_floating_point() else expected
@@ -100,12 +100,12 @@ class Excess:
     """Elements beyond that."""
 
 
-def explained_by_sums(away: Tensor, expected: Tensor, tolerance: float) -> bool:
+def explained_by_sums(difference: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether every element is within the tolerance and what another order of summing explains, without any sample."""
-    return bool((away <= tolerance * expected.abs() + FACTOR * _sum_error(expected)).all())
+    return bool((difference <= tolerance * expected.abs() + FACTOR * _sum_error(expected)).all())
 
 
-def unexplained(away: Tensor, expected: Tensor, samples: Sequence[Tensor], tolerance: float) -> Excess | None:
+def unexplained(difference: Tensor, expected: Tensor, samples: Sequence[Tensor], tolerance: float) -> Excess | None:
     """The worst of what the samples of eager's own distances do not explain; None where they explain everything.
 
     At every distance from FACTOR units on, at most MANY times as many elements may be so far off as are a FACTOR-th so
@@ -117,7 +117,7 @@ def unexplained(away: Tensor, expected: Tensor, samples: Sequence[Tensor], toler
     for i, sample in enumerate(samples):
         others = Surroundings.pooled(around[:i] + around[i + 1 :]).magnitude()
         allowed = allowed.maximum(_numbers_beyond(_units((sample.to(free.dtype) - free).clamp_(min=0), others + floor)))
-    units = _units((away - free).clamp_(min=0), Surroundings.pooled(around).magnitude() + floor)
+    units = _units((difference - free).clamp_(min=0), Surroundings.pooled(around).magnitude() + floor)
     counts, shift = _numbers_beyond(units), int(FACTOR).bit_length() - 1
     excessive = (counts[shift:] > MANY * allowed[: _LEVELS - shift]).nonzero()
     if not len(excessive):
@@ -142,8 +142,8 @@ def _sum_error(expected: Tensor) -> Tensor | float:
     return SUM_ERROR * Surroundings.of(torch.where(expected.isfinite(), expected, 0)).magnitude()
 
 
-def _units(away: Tensor, scale: Tensor | float) -> Tensor:
-    return torch.where(away > 0, away / scale, 0.0)
+def _units(difference: Tensor, scale: Tensor | float) -> Tensor:
+    return torch.where(difference > 0, difference / scale, 0.0)
 
 
 def _numbers_beyond(units: Tensor) -> Tensor:

@@ -166,14 +166,16 @@ def _together(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
         yield group
 
 
-def _step(made: Callable[..., torch.optim.Optimizer], scale: float | None, update: _Update, values: Values) -> Values:
+def _step(
+    optimizer_class: Callable[..., torch.optim.Optimizer], scale: float | None, update: _Update, values: Values
+) -> Values:
     """torch's own step, in float64, as a function of numbers: "gradient", "parameter" and states. Without the first."""
     if not update.taken or scale is None:
         return {name: value for name, value in values.items() if name != "gradient"}
     parameter = nn.Parameter(values["parameter"].double().clone())
     parameter.grad = values["gradient"].double() * scale
     options = {name: value for name, value in update.group.items() if name not in ("params", "fused", "foreach")}
-    optimizer = made([{"params": [parameter], **options}])
+    optimizer = optimizer_class([{"params": [parameter], **options}])
     states = [name for name in values if name not in ("gradient", "parameter")]
     if states:
         optimizer.state[parameter] = {name: values[name].double().clone() for name in states}
@@ -194,7 +196,10 @@ def _bounds(step: Callable[[Values], Values], values: Values, expected: Values, 
 
 
 def _compare(
-    step_number: int, made: Callable[..., torch.optim.Optimizer], scale: float | None, pieces: Sequence[_Piece]
+    step_number: int,
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    scale: float | None,
+    pieces: Sequence[_Piece],
 ) -> Iterator[UpdateVerification]:
     """The error of each result of each piece."""
     first = pieces[0]
@@ -202,7 +207,7 @@ def _compare(
     actual = {key: torch.cat([piece.after[key] for piece in pieces]) for key in first.after}
 
     def step(values: Values) -> Values:
-        return _step(made, scale, first.update, values)
+        return _step(optimizer_class, scale, first.update, values)
 
     expected = step(before)
     bounds = _bounds(step, before, expected, torch.finfo(before["parameter"].dtype).eps)
@@ -211,8 +216,8 @@ def _compare(
         if key not in actual:
             missing = f"torch's update makes {key} of {first.name}, the generated one does not"
             raise NumericsError(f"step {step_number}: {missing}")
-        away = distance(actual[key], value)
-        beyond = ~(away <= bounds[key] + ROUNDINGS * torch.finfo(actual[key].dtype).tiny)
+        difference = distance(actual[key], value)
+        beyond = ~(difference <= bounds[key] + ROUNDINGS * torch.finfo(actual[key].dtype).tiny)
         for piece, end in zip(pieces, ends, strict=True):
             inside = slice(end - len(piece), end)
             what = piece.name if key == "parameter" else f"{key} of {piece.name}"
@@ -221,7 +226,7 @@ def _compare(
                 what = f"{what} at {list(place_of(piece.start + worst, piece.shape))}"
                 numbers = (values[key][inside][worst].item() for values in (actual, expected, bounds))
                 raise NumericsError(_beyond_text(step_number, what, *numbers))
-            yield UpdateVerification(relative_norm(away[inside], value[inside]), what)
+            yield UpdateVerification(relative_norm(difference[inside], value[inside]), what)
 
 
 def _beyond_text(step_number: int, what: str, actual: float, expected: float, bound: float) -> str:

@@ -207,7 +207,7 @@ def _check(
     what: str,
     actual: Tensor,
     expected: Tensor,
-    away: Tensor,
+    difference: Tensor,
     error: float,
     samples: Sequence[Tensor],
     reference: Reference,
@@ -221,7 +221,7 @@ def _check(
             f"step {number}: the compiled {what} differs from eager's by {error:.3g} of its norm; {allowed}"
             + _explained(noise)
         )
-    excess = unexplained(away, expected, samples, tolerance)
+    excess = unexplained(difference, expected, samples, tolerance)
     if excess is not None:
         place = list(excess.place)
         compiled, eager = actual[excess.place].item(), expected[excess.place].item()
@@ -258,12 +258,12 @@ def _samples(module: nn.Module, reference: Reference, eager: Outcome, names: set
     for _ in range(NOISE_SAMPLES):
         with _changed_parameters(module, changed):
             sample = reference.run([tuple(map(changed, batch)) for batch in reference.micro_batches])
-        away: dict[str, Tensor | None] = {}
+        differences: dict[str, Tensor | None] = {}
         for what in names:
             expected, other = eager.values[what], sample.values[what]
             errors = None if other is None or expected is None else distance(_real(other), _real(expected))
-            away[what] = errors.to(torch.bfloat16) if errors is not None and errors.isfinite().all() else None
-        yield Outcome(torch.tensor(_loss_error(sample.loss, eager.loss)), away)
+            differences[what] = errors.to(torch.bfloat16) if errors is not None and errors.isfinite().all() else None
+        yield Outcome(torch.tensor(_loss_error(sample.loss, eager.loss)), differences)
 
 
 @contextmanager
