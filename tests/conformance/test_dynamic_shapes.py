@@ -55,21 +55,23 @@ def check(
             out = call(*inputs)
             tensors = [v for v in (out if isinstance(out, tuple) else [out]) if isinstance(v, Tensor)]
             rest = [(type(v), v) for v in (out if isinstance(out, tuple) else []) if not isinstance(v, Tensor)]
-            wanted = [v for v in tensors if v.requires_grad][: 1 + i % 2]  # at times an output goes unused
+            differentiated = [v for v in tensors if v.requires_grad][: 1 + i % 2]  # at times an output goes unused
             leaves = [v for v in inputs if isinstance(v, Tensor) and v.requires_grad]
             if isinstance(call, nn.Module):
                 leaves += list(call.parameters())
-            tangents = [torch.randn_like(v) for v in wanted]
-            gradients = torch.autograd.grad(wanted, leaves, tangents, allow_unused=True) if wanted else ()
+            tangents = [torch.randn_like(v) for v in differentiated]
+            gradients = (
+                torch.autograd.grad(differentiated, leaves, tangents, allow_unused=True) if differentiated else ()
+            )
             state = list(call.buffers()) if isinstance(call, nn.Module) else []
             after = [v for v in inputs if isinstance(v, Tensor)]
             seen.append(([*tensors, *gradients, *state, *after], rest, torch.get_rng_state()))
         assert seen[0][1] == seen[1][1]
         assert torch.equal(seen[0][2], seen[1][2])
-        for known, got in zip(seen[0][0], seen[1][0], strict=True):
-            assert (known is None) == (got is None)
-            if known is not None:
-                assert torch.equal(known, got) and known.stride() == got.stride() and known.dtype == got.dtype
+        for eager, got in zip(seen[0][0], seen[1][0], strict=True):
+            assert (eager is None) == (got is None)
+            if eager is not None:
+                assert torch.equal(eager, got) and eager.stride() == got.stride() and eager.dtype == got.dtype
     return compiled.report
 
 
@@ -231,7 +233,7 @@ def test_the_registered_backend_takes_symbolic_sizes_and_floats(dynamic: bool | 
     ):
         module.eps, module.scale = eps, scale
         x = torch.randn(shape, requires_grad=True)
-        known, got = module(x, n), compiled(x, n)
-        assert torch.equal(known[0], got[0]) and known[1] == got[1] and type(got[1]) is int
-        gradients = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (known[0], got[0])]
+        eager, got = module(x, n), compiled(x, n)
+        assert torch.equal(eager[0], got[0]) and eager[1] == got[1] and type(got[1]) is int
+        gradients = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (eager[0], got[0])]
         assert torch.equal(*gradients)

@@ -174,7 +174,7 @@ COMBINED += [
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
 @pytest.mark.parametrize(
     ("program", "frontend", "kernel"),
-    [pytest.param(*known, marks=[needs_compiler] * (known[2] == "cpp")) for known in COMBINED],
+    [pytest.param(*values, marks=[needs_compiler] * (values[2] == "cpp")) for values in COMBINED],
     ids=["-".join((program.__name__, *names)) for program, *names in COMBINED],
 )
 def test_each_call_is_eagers(program, frontend, kernel):
@@ -261,12 +261,12 @@ def test_arguments_that_are_wrong(frontend):
     right, wrong = (torch.ones(3, 3), torch.ones(3, 3)), (torch.ones(3, 3), torch.ones(2, 3))
     for program in (multiplied, torch.matmul):
         torch._dynamo.reset()
-        known = {id(report) for report in aottrain.reports()}
+        earlier = {id(report) for report in aottrain.reports()}
         compiled = FRONTENDS[frontend](program)
-        for given in (wrong, right, wrong, right):
-            wanted, got = error_or_result(program, given), error_or_result(compiled, given)
-            assert torch.equal(wanted, got) if given is right else wanted == got
-        made = [report for report in aottrain.reports() if id(report) not in known]
+        for arguments in (wrong, right, wrong, right):
+            expected, got = error_or_result(program, arguments), error_or_result(compiled, arguments)
+            assert torch.equal(expected, got) if arguments is right else expected == got
+        made = [report for report in aottrain.reports() if id(report) not in earlier]
         assert sum(len(report.graphs) for report in made) == 1
         assert sum(report.num_fallbacks for report in made) == 2 or frontend == "torch"
 
