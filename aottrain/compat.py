@@ -115,14 +115,14 @@ def patched_checkpoint(make: Any) -> Any:
 def ask_policy(policy: Any, out: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """What a policy of selective checkpointing answers for an op; torch 2.11 may not tell it the op's result."""
     context = torch.utils.checkpoint.SelectiveCheckpointContext
-    known = {"op_output": out} if "op_output" in inspect.signature(context).parameters else {}
-    return policy(context(is_recompute=False, **known), func, *args, **kwargs)
+    more = {"op_output": out} if "op_output" in inspect.signature(context).parameters else {}
+    return policy(context(is_recompute=False, **more), func, *args, **kwargs)
 
 
 def selective_policy(context: Any) -> Any:
     """The policy behind a forward context of torch's create_selective_checkpoint_contexts; None for any other."""
-    known = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
-    return context.policy_fn if known else None
+    selective = type(context) is torch.utils.checkpoint._CachingTorchDispatchMode
+    return context.policy_fn if selective else None
 
 
 _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
@@ -231,8 +231,8 @@ def guard_modules() -> None:
 
 
 def _guard_global_hooks(builder: Any, _: Any) -> None:
-    known = _global_hooks()
-    _add_guard(builder, lambda _: _global_hooks() == known, "hooks of all modules")
+    hooks = _global_hooks()
+    _add_guard(builder, lambda _: _global_hooks() == hooks, "hooks of all modules")
 
 
 def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
@@ -242,11 +242,11 @@ def _guard_methods(done: set[type], builder: Any, guard: Any) -> None:
         done.add(cls)
         if cls.__module__.partition(".")[0] in ("torch", "builtins", "collections", "typing", "abc", "enum"):
             continue
-        known = {name: value for name, value in vars(cls).items() if isinstance(value, _METHODS)}
+        methods = {name: value for name, value in vars(cls).items() if isinstance(value, _METHODS)}
         table = vars(cls)
 
-        def holds(_: Any, known: Any = known, table: Any = table, size: int = len(table)) -> bool:
-            return len(table) == size and all(table.get(name) is value for name, value in known.items())
+        def holds(_: Any, methods: Any = methods, table: Any = table, size: int = len(table)) -> bool:
+            return len(table) == size and all(table.get(name) is value for name, value in methods.items())
 
         _add_guard(builder, holds, f"methods of {cls.__name__}")
 
@@ -384,8 +384,8 @@ copy_all = torch._foreach_copy_  # (targets, sources), by few launches
 free_cublas_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
 
-def saved_tensors(ctx: Any, wanted: Sequence[bool]) -> list[torch.Tensor | None]:
-    """What an autograd.Function has saved; None where not wanted: whether that is still what was saved, nobody asks."""
-    if all(wanted) or not CAN_UNPACK_ONE:
+def saved_tensors(ctx: Any, needed: Sequence[bool]) -> list[torch.Tensor | None]:
+    """What an autograd.Function has saved; None where not needed: whether that is still what was saved, nobody asks."""
+    if all(needed) or not CAN_UNPACK_ONE:
         return list(ctx.saved_tensors)
-    return [raw.unpack() if flag else None for raw, flag in zip(ctx._raw_saved_tensors, wanted, strict=True)]
+    return [raw.unpack() if flag else None for raw, flag in zip(ctx._raw_saved_tensors, needed, strict=True)]

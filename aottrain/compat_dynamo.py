@@ -14,27 +14,29 @@ import torch
 
 
 class GraphBreak(NamedTuple):
-    """reason: one line; file and line: of the program."""
+    """Where TorchDynamo cut a program."""
 
     reason: str
+    """One line."""
     file: str
+    """Of the program, as `line` is."""
     line: int
 
 
 class Frame(NamedTuple):
-    """What TorchDynamo did with a frame that no compiled code fits.
-
-    limited: there are as many programs for its code as there may be. skipped: TorchDynamo gave up on it. Both run
-    eagerly; else it was compiled, or holds nothing to compile. breaks: the graph breaks that were met. failed: where an
-    op of the frame refused its arguments while TorchDynamo traced it, or TorchDynamo itself failed; this call of it is
-    left to Python.
-    """
+    """What TorchDynamo did with a frame that no compiled code fits: it runs eagerly, was compiled, or holds nothing to
+    compile."""
 
     code: types.CodeType
     limited: bool = False
+    """There are as many programs for its code as there may be: it runs eagerly."""
     skipped: bool = False
+    """TorchDynamo gave up on it: it runs eagerly."""
     breaks: tuple[GraphBreak, ...] = ()
+    """The graph breaks that were met."""
     failed: GraphBreak | None = None
+    """Where an op of the frame refused its arguments while TorchDynamo traced it, or TorchDynamo itself failed: this
+    call of it is left to Python."""
 
 
 def optimized(
@@ -75,10 +77,10 @@ def guard_methods_of_classes() -> None:
 def inputs_of(graph: torch.fx.GraphModule, places: Sequence[int]) -> list[torch.Tensor] | None:
     """The tensors that TorchDynamo compiles this graph for; None where it was not TorchDynamo that gave the graph."""
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    known = [nodes[i].meta.get("grapharg") for i in places]
-    if torch._guards.TracingContext.try_get() is None or any(argument is None for argument in known):
+    arguments = [nodes[i].meta.get("grapharg") for i in places]
+    if torch._guards.TracingContext.try_get() is None or any(argument is None for argument in arguments):
         return None
-    return [argument.example for argument in known]
+    return [argument.example for argument in arguments]
 
 
 def guard_inputs(
@@ -96,8 +98,8 @@ def guard_inputs(
     code = f"___holds(({', '.join(source.name for source in sources)},))"
 
     def create(builder: Any, guard: Any) -> None:
-        known = {**_get_closure_vars(), "___holds": holds}
-        builder.add_python_lambda_leaf_guard_to_root([code], ["inputs lie apart in memory"], known)
+        namespace = {**_get_closure_vars(), "___holds": holds}
+        builder.add_python_lambda_leaf_guard_to_root([code], ["inputs lie apart in memory"], namespace)
 
     TracingContext.get().guards_context.dynamo_guards.add(Guard(sources[0], create))
 
@@ -136,26 +138,26 @@ def look_again() -> None:
     original = CatchErrorsWrapper.__call__
 
     def call(self: Any, frame: Any, cache_entry: Any, frame_state: Any) -> Any:
-        known = _often.setdefault(self, {})
-        since, count, tell = known.get(frame.f_code, (frame_state, 0, None))
+        left = _often.setdefault(self, {})
+        since, count, tell = left.get(frame.f_code, (frame_state, 0, None))
         count *= since is frame_state  # torch._dynamo.reset() makes another
         if tell is not None and count >= torch._dynamo.config.recompile_limit:
             tell()
             return ConvertFrameReturn(apply_to_code=False)
         _left.tell = None
         try:
-            found = original(self, frame, cache_entry, frame_state)
+            converted = original(self, frame, cache_entry, frame_state)
         except TorchRuntimeError as error:
             refuse, options = _refusal_of(self)
             if refuse is None:
                 raise
-            _left.tell, found = refuse(options, _failure(error)), ConvertFrameReturn()
+            _left.tell, converted = refuse(options, _failure(error)), ConvertFrameReturn()
             _left.tell()
         tell, _left.tell = _left.tell, None
         if tell is None:
-            return found
-        known[frame.f_code] = frame_state, count + 1, tell
-        return replace(found, apply_to_code=False)
+            return converted
+        left[frame.f_code] = frame_state, count + 1, tell
+        return replace(converted, apply_to_code=False)
 
     CatchErrorsWrapper.__call__ = call
 
@@ -201,10 +203,10 @@ class _Watched:
         code = frame.f_code
         if cache_entry is None:
             self._limited.pop(code, None)  # torch._dynamo.reset() was called
-        known = self._limited.get(code)
-        if known is not None:  # each time the same
+        limited = self._limited.get(code)
+        if limited is not None:  # each time the same
             self._watch(Frame(code, limited=True))
-            return known
+            return limited
         since, num_failed = self._num_failed.get(code, (frame_state, 0))
         num_failed *= since is frame_state  # a reset makes another
         if num_failed >= torch._dynamo.config.recompile_limit:
@@ -214,31 +216,33 @@ class _Watched:
         total, done, num_breaks = frames["total"], frames["ok"], len(graph_break_reasons)
         failed = None
         try:
-            found = self._callback(frame, cache_entry, frame_state)
+            converted = self._callback(frame, cache_entry, frame_state)
         except (TorchRuntimeError, InternalTorchDynamoError, AssertionError) as error:
             # Python raises it where it belongs, maybe in a `try` of the program's; or it is a fault of TorchDynamo's.
-            failed, found = _failure(error), ConvertFrameReturn(apply_to_code=False)
+            failed, converted = _failure(error), ConvertFrameReturn(apply_to_code=False)
             self._num_failed[code] = frame_state, num_failed + 1
-        if found.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
-            found = self._limited[code] = replace(found, apply_to_code=False)
+        if converted.frame_exec_strategy.cur_action == FrameAction.RUN_ONLY:
+            converted = self._limited[code] = replace(converted, apply_to_code=False)
             self._watch(Frame(code, limited=True))
         elif failed:
             self._watch(Frame(code, skipped=True, failed=failed))
         elif frames["total"] > total:  # else it is torch's own, or there is nothing to compile by
             breaks = tuple(map(_graph_break, graph_break_reasons[num_breaks:]))
             self._watch(Frame(code, False, frames["ok"] == done, breaks))
-        return found
+        return converted
 
 
-def _graph_break(found: Any) -> GraphBreak:
-    return _told(found.reason, found.user_stack)
+def _graph_break(entry: Any) -> GraphBreak:
+    return _graph_break_at(entry.reason, entry.user_stack)
 
 
 def _failure(error: Any) -> GraphBreak:
-    return _told(f"TorchDynamo cannot trace it: {getattr(error, 'msg', error)}", getattr(error, "real_stack", None))
+    return _graph_break_at(
+        f"TorchDynamo cannot trace it: {getattr(error, 'msg', error)}", getattr(error, "real_stack", None)
+    )
 
 
-def _told(reason: Any, stack: Any) -> GraphBreak:
+def _graph_break_at(reason: Any, stack: Any) -> GraphBreak:
     where = stack[-1] if stack else None
     reason = str(reason).strip().partition("\n")[0]
     return GraphBreak(reason, where.filename if where else "", (where.lineno or 0) if where else 0)
@@ -258,8 +262,8 @@ def handed_on(error: Exception) -> Exception:
 def compiled_code() -> tuple[int, int] | None:
     """While a backend is called: numbers for the piece of code that TorchDynamo compiles, the same for each of its
     shapes, and others after torch._dynamo.reset()."""
-    found = torch._guards.CompileContext.current_compile_id()
-    return None if found is None or found.frame_id is None else (found.frame_id, num_resets())
+    compile_id = torch._guards.CompileContext.current_compile_id()
+    return None if compile_id is None or compile_id.frame_id is None else (compile_id.frame_id, num_resets())
 
 
 _resets = [0]

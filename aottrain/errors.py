@@ -84,12 +84,10 @@ class BudgetError(AottrainError):
 
 
 class NumericsError(AottrainError):
-    """A compiled step differs from eager by more than the tolerance; the message names the loss or the parameter.
-
-    micro_batch: the number, from 1, of the one whose numbers are wrong; None where that is not known.
-    """
+    """A compiled step differs from eager by more than the tolerance; the message names the loss or the parameter."""
 
     micro_batch: int | None = None
+    """The number, from 1, of the one whose numbers are wrong; None where that is not known."""
 
 
 class CheckpointError(AottrainError):
@@ -105,12 +103,10 @@ class BusyError(AottrainError):
 
 
 class RecipeError(AottrainError):
-    """A recipe's own code raised, or gave what a recipe must not; the message has the line.
-
-    steps: how many had been taken; with any, the command line ends as it does for a run that failed.
-    """
+    """A recipe's own code raised, or gave what a recipe must not; the message has the line."""
 
     steps: int = 0
+    """How many had been taken; with any, the command line ends as it does for a run that failed."""
 
 
 SMALLER = "a smaller model, batch or partition.budget is needed"

@@ -46,4 +46,4 @@ def inductor_kernel(module: fx.GraphModule, examples: Sequence[Any]) -> Callable
         decomposed = make_fx(module, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
     with V.set_fake_mode(mode), tracing(TracingContext(mode)):
         compiled = compile_fx_inner(decomposed, inputs)
-    return lambda *given: compiled(list(given))
+    return lambda *arguments: compiled(list(arguments))

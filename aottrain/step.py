@@ -19,18 +19,17 @@ Batch = tuple[torch.Tensor, ...]
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one optimizer step's forward and backward gave.
-
-    loss: scalar float32, detached, the mean over the micro-batches; still on the device, reading it synchronises.
-    num_samples, num_tokens: how much data it consumed (num_tokens is 0 for recipes without tokens).
-    ran_eagerly: of each micro-batch whether the engine ran it eagerly, because it could not compile it; empty for
-    engines that compile nothing.
-    """
+    """What one optimizer step's forward and backward gave."""
 
     loss: torch.Tensor
+    """Scalar float32, detached, the mean over the micro-batches; still on the device, reading it synchronises."""
     num_samples: int
+    """How many it consumed."""
     num_tokens: int
+    """The same; 0 for recipes without tokens."""
     ran_eagerly: tuple[bool, ...] = ()
+    """Of each micro-batch whether the engine could not compile it and ran it eagerly; empty for engines that compile
+    nothing."""
 
 
 @runtime_checkable

@@ -1,8 +1,8 @@
 """Small models of the `transformers` package, made from configurations: two training steps by eager and by aottrain.
 
     pip install transformers
-    python scripts/architectures.py                       # every architecture, both doors, budgets 1.0 and 0.2
-    python scripts/architectures.py bert vit --doors trace --budgets 0.5
+    python scripts/architectures.py                       # every architecture, both front ends, budgets 1.0 and 0.2
+    python scripts/architectures.py bert vit --frontends trace --budgets 0.5
     python scripts/architectures.py --dropout             # dropout on, rng="eager": eager's own masks
     python scripts/architectures.py --kernel cpp          # by generated kernels however small
 
@@ -50,8 +50,8 @@ KERNEL_TOLERANCE = 1e-4
 
 @dataclass
 class Result:
-    """What became of one architecture: a verdict for each door and budget, the reasons of what ran eagerly, and the
-    number of generated kernels in all."""
+    """What became of one architecture: a verdict for each front end and budget, the reasons of what ran eagerly, and
+    the number of generated kernels in all."""
 
     name: str
     verdicts: dict[str, str] = field(default_factory=dict)
@@ -72,8 +72,8 @@ KINDS = ("WRONG", "not built", "refused", "partly eager", "close", "equal")
 def make_config(name: str, dropout: bool) -> Any:
     import transformers
 
-    known = transformers.AutoConfig.for_model(name).to_dict()
-    config = transformers.AutoConfig.for_model(name, **_sizes(name, known))
+    defaults = transformers.AutoConfig.for_model(name).to_dict()
+    config = transformers.AutoConfig.for_model(name, **_sizes(name, defaults))
     config.decoder_start_token_id = 2  # not all that read it have it
     config.problem_type = "single_label_classification"  # else the first call finds out, and writes it down here
     parts = [config, *(value for value in vars(config).values() if isinstance(value, transformers.PreTrainedConfig))]
@@ -87,15 +87,17 @@ def make_config(name: str, dropout: bool) -> Any:
     return config
 
 
-def _sizes(name: str, known: dict[str, Any]) -> dict[str, Any]:
+def _sizes(name: str, defaults: dict[str, Any]) -> dict[str, Any]:
     """The small sizes that a configuration takes: those of its names whose defaults are numbers, or lists, too."""
 
     def fits(value: Any, small: Any) -> bool:
         return value is None or isinstance(value, (list, tuple)) == isinstance(small, tuple)
 
-    sizes = {key: small for key, small in SMALL.items() if key in known and fits(known[key], small)}
+    sizes = {key: small for key, small in SMALL.items() if key in defaults and fits(defaults[key], small)}
     parts = {
-        key: _sizes(known[key]["model_type"], known[key]) for key in ("text_config", "vision_config") if key in known
+        key: _sizes(defaults[key]["model_type"], defaults[key])
+        for key in ("text_config", "vision_config")
+        if key in defaults
     }
     return {**sizes, **parts, **OWN.get(name, {})}
 
@@ -188,18 +190,18 @@ def train(model: Any, group: str, call: Any) -> list[dict[str, Tensor | None]]:
     return seen
 
 
-def compare(wanted: Sequence[dict[str, Any]], got: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> str:
+def compare(eager: Sequence[dict[str, Any]], got: Sequence[dict[str, Any]], tolerance: float = TOLERANCE) -> str:
     """ "equal", "close: how far" or "WRONG: what first"."""
     worst, where = 0.0, ""
-    for step, (one, other) in enumerate(zip(wanted, got, strict=True)):
+    for step, (one, other) in enumerate(zip(eager, got, strict=True)):
         if one.keys() != other.keys():
             return f"WRONG: step {step} shows other values: {sorted(one.keys() ^ other.keys())[:3]}"
         for key, value in one.items():
-            found = _distance(value, other[key])
-            if isinstance(found, str):
-                return f"WRONG: {key} of step {step} {found}"
-            if found > worst:
-                worst, where = found, f"{key} of step {step}"
+            error = _distance(value, other[key])
+            if isinstance(error, str):
+                return f"WRONG: {key} of step {step} {error}"
+            if error > worst:
+                worst, where = error, f"{key} of step {step}"
     if worst == 0:
         return "equal"
     return f"{'close' if worst <= tolerance else 'WRONG'}: {where} by {worst:.1e}"
@@ -226,33 +228,35 @@ def _distance(one: Tensor | None, other: Tensor | None) -> float | str:
 
 
 def check(
-    group: str, name: str, doors: Sequence[str], budgets: Sequence[float], dropout: bool, kernel: str = "aten"
+    group: str, name: str, frontends: Sequence[str], budgets: Sequence[float], dropout: bool, kernel: str = "aten"
 ) -> Result:
-    """One architecture: eager, then each door at each budget."""
+    """One architecture: eager, then each front end at each budget."""
     result, start = Result(name), time.perf_counter()
     try:
         model = build(group, name, dropout)
-        wanted = train(copy.deepcopy(model), group, None)
+        expected = train(copy.deepcopy(model), group, None)
     except Exception as error:
         result.verdicts["eager"] = f"not built: {_line(error)}"
         return result
-    for door in doors:
+    for frontend in frontends:
         for budget in budgets:
             torch.compiler.reset()
             trained = copy.deepcopy(model)
             rng = "eager" if dropout else "philox"
-            compiled = aottrain.compile(trained, capture=door, budget=budget, rng=rng, kernel=kernel)
+            compiled = aottrain.compile(trained, capture=frontend, budget=budget, rng=rng, kernel=kernel)
             try:
                 tolerance = TOLERANCE if kernel == "aten" else KERNEL_TOLERANCE
-                verdict = compare(wanted, train(trained, group, compiled), tolerance)
+                verdict = compare(expected, train(trained, group, compiled), tolerance)
             except Exception as error:
                 verdict = f"WRONG: {_line(error)}"
             report = compiled.report
             result.num_kernels += sum(len(graph.kernels) for graph in report.graphs)
-            result.reasons.setdefault(door, {}).update({known.reason: known.count for known in report.fallbacks})
+            result.reasons.setdefault(frontend, {}).update(
+                {fallback.reason: fallback.count for fallback in report.fallbacks}
+            )
             if report.fallbacks and not verdict.startswith("WRONG"):
                 verdict = "partly eager" if report.graphs else "refused"
-            result.verdicts[f"{door} {budget:g}"] = verdict
+            result.verdicts[f"{frontend} {budget:g}"] = verdict
     result.seconds = time.perf_counter() - start
     return result
 
@@ -272,13 +276,13 @@ def _work(pipe: Any, *task: Any) -> None:
 def check_apart(group: str, name: str, *task: Any) -> Result:
     """The same in a process of its own: what one model leaves behind, or takes down with it, is no other's matter."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, group, name, *task))
+    parent, child = context.Pipe()
+    process = context.Process(target=_work, args=(child, group, name, *task))
     process.start()
-    theirs.close()
+    child.close()
     try:
-        if ours.poll(TIMEOUT_S):
-            return ours.recv()
+        if parent.poll(TIMEOUT_S):
+            return parent.recv()
         reason = f"no result after {TIMEOUT_S} s"
     except EOFError:
         process.join()
@@ -291,11 +295,11 @@ def check_apart(group: str, name: str, *task: Any) -> Result:
 
 def chosen(names: Sequence[str]) -> list[tuple[str, str]]:
     """(group, model type) of the names; of all where none is given. Raises ValueError for one that is not there."""
-    known = {name: group for group, text in GROUPS.items() for name in text.split()}
-    missing = [name for name in names if name not in known]
+    group_of = {name: group for group, text in GROUPS.items() for name in text.split()}
+    missing = [name for name in names if name not in group_of]
     if missing:
-        raise ValueError(f"{missing[0]} is not in the table; there are {', '.join(sorted(known))}")
-    return [(known[name], name) for name in names or known]
+        raise ValueError(f"{missing[0]} is not in the table; there are {', '.join(sorted(group_of))}")
+    return [(group_of[name], name) for name in names or group_of]
 
 
 def describe(result: Result) -> Iterator[str]:
@@ -305,14 +309,14 @@ def describe(result: Result) -> Iterator[str]:
     for where, verdict in result.verdicts.items():
         if ":" in verdict:
             yield f"    {where}: {verdict}"
-    for door, reasons in result.reasons.items():
-        yield from (f"    {door} ran eagerly, {count} times: {reason}" for reason, count in sorted(reasons.items()))
+    for frontend, reasons in result.reasons.items():
+        yield from (f"    {frontend} ran eagerly, {count} times: {reason}" for reason, count in sorted(reasons.items()))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="name", help="model types of transformers; default: all")
-    parser.add_argument("--doors", nargs="+", choices=CAPTURES, default=CAPTURES)
+    parser.add_argument("--frontends", nargs="+", choices=CAPTURES, default=CAPTURES)
     parser.add_argument("--budgets", nargs="+", type=float, default=[1.0, 0.2])
     parser.add_argument("--dropout", action="store_true", help='dropout of 0.1 everywhere, rng="eager"')
     parser.add_argument("--kernel", choices=("aten", "cpp"), default="aten", help="aten is compared bit for bit")
@@ -330,7 +334,7 @@ def main() -> int:
     transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     results = []
     for group, name in architectures:
-        task = options.doors, options.budgets, options.dropout, options.kernel
+        task = options.frontends, options.budgets, options.dropout, options.kernel
         results.append(check_apart(group, name, *task))
         print("\n".join(describe(results[-1])), flush=True)
     counts = {kind: sum(result.kind == kind for result in results) for kind in reversed(KINDS)}

@@ -232,7 +232,7 @@ def bench_stack(stack: str, options: argparse.Namespace, folder: Path) -> int:
 
 def _print_stack(points: list[Point]) -> None:
     header = ("point", "predicted MB", "activations MB", "saved MB", "step (median)", "vs eager", "vs 1.0", "dominated")
-    known = {point.name: point for point in points}
+    by_name = {point.name: point for point in points}
 
     def megabytes(size: int | None) -> str:
         return "-" if size is None else f"{size / 1e6:.2f}"
@@ -244,16 +244,18 @@ def _print_stack(points: list[Point]) -> None:
     rows = []
     for point in points:
         sizes = (point.predicted_peak_bytes, point.peak_bytes, point.saved_bytes)
-        ratios = [str(ratio(point, known[name])) for name in ("eager", "1.0")]
+        ratios = [str(ratio(point, by_name[name])) for name in ("eager", "1.0")]
         rows.append((point.name, *map(megabytes, sizes), step(point), *ratios, "dominated" * point.dominated))
     print(table(header, rows, right=range(1, 7)), flush=True)
     for name in ("eager", "1.0"):
-        quarter = known.get(f"1/4 of {name}")
+        quarter = by_name.get(f"1/4 of {name}")
         if quarter is None:
             print(f"activations down 4x from {name}'s: no plan is as low")
             continue
-        found: Ratio | None = ratio(quarter, known[name])
-        print(f"activations down 4x from {name}'s ({megabytes(known[name].peak_bytes)} MB): step time {found} of it")
+        against: Ratio | None = ratio(quarter, by_name[name])
+        print(
+            f"activations down 4x from {name}'s ({megabytes(by_name[name].peak_bytes)} MB): step time {against} of it"
+        )
 
 
 if __name__ == "__main__":

@@ -47,12 +47,12 @@ def main() -> int:
     if options.record and overrides:
         parser.error(f"{' '.join(overrides)}: --record keeps the figures of the model above only")
     folder = options.out.absolute()
-    given = [
+    own = [
         f"pareto.budgets=[{options.budgets}]", f"pareto.engines=[{','.join(PEERS)}]",
         f"pareto.rounds={options.rounds}", f"pareto.steps={options.steps}", f"trainer.num_threads={options.threads}",
         f"hydra.run.dir={folder}",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "aottrain", "task=pareto", *SETTINGS, *given, *overrides]
+    command = [sys.executable, "-m", "aottrain", "task=pareto", *SETTINGS, *own, *overrides]
     code = subprocess.run(command, cwd=ROOT).returncode
     if options.record and code == 0:
         import torch

@@ -38,21 +38,21 @@ def main() -> int:
     parser.add_argument("--peers", action="store_true", help="torch.compile of the smallest depth, too")
     parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
     parser.add_argument("--child", help=argparse.SUPPRESS)  # the engine of one process
-    given = parser.parse_args()
-    if given.repeats < 1 or given.width < HEADS or given.width % HEADS or min(given.layers) < 1:
+    options = parser.parse_args()
+    if options.repeats < 1 or options.width < HEADS or options.width % HEADS or min(options.layers) < 1:
         parser.error(f"--layers and --repeats: allowed are 1 and above; --width: multiples of {HEADS}")
-    if given.child:
-        print(json.dumps(measure(given.child, given.layers[0], given.width)))
+    if options.child:
+        print(json.dumps(measure(options.child, options.layers[0], options.width)))
         return 0
-    depths = sorted(set(given.layers))
-    runs = {depth: _best(given, "aot", depth) for depth in depths}
+    depths = sorted(set(options.layers))
+    runs = {depth: _best(options, "aot", depth) for depth in depths}
     print(_loading(next(iter(runs.values()))["warm"]))
     for state in ("cold", "warm"):
         print(f"\n{state}, processor seconds (by the clock)\n" + _table(state, runs))
-    if given.record:
+    if options.record:
         record("compiling", ("", *(f"{depth} layers" for depth in depths)), recorded(runs))
-    if given.peers:
-        for state, run in _best(given, "torch_compile", depths[0]).items():
+    if options.peers:
+        for state, run in _best(options, "torch_compile", depths[0]).items():
             ours = runs[depths[0]][state]["wall_s"]["all"]
             took, used = run["wall_s"]["all"], run["cpu_s"]["all"]
             beside = f"{used:.2f} s of processor ({took:.2f} s by the clock)"
@@ -61,18 +61,18 @@ def main() -> int:
     return 0
 
 
-def _best(given: argparse.Namespace, engine: str, depth: int) -> dict[str, dict[str, Any]]:
+def _best(options: argparse.Namespace, engine: str, depth: int) -> dict[str, dict[str, Any]]:
     """The cheapest cold and the cheapest warm run of one depth."""
-    found: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
-    for _ in range(given.repeats):
+    by_state: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
+    for _ in range(options.repeats):
         with tempfile.TemporaryDirectory() as folder:
             places = {"AOTTRAIN_CACHE_DIR": f"{folder}/aottrain", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-            for runs in found.values():
+            for runs in by_state.values():
                 command = [sys.executable, str(Path(__file__).resolve()), "--child", engine]
-                command += ["--layers", str(depth), "--width", str(given.width)]
+                command += ["--layers", str(depth), "--width", str(options.width)]
                 done = subprocess.run(command, env={**os.environ, **places}, stdout=subprocess.PIPE, check=True)
                 runs.append(json.loads(done.stdout.splitlines()[-1]))
-    return {state: min(runs, key=lambda run: run["cpu_s"]["all"]) for state, runs in found.items()}
+    return {state: min(runs, key=lambda run: run["cpu_s"]["all"]) for state, runs in by_state.items()}
 
 
 def measure(engine: str, depth: int, width: int) -> dict[str, Any]:
@@ -108,12 +108,12 @@ def measure(engine: str, depth: int, width: int) -> dict[str, Any]:
     for seconds in (cpu_s, wall_s):
         first_step = seconds["first step"] - seconds["second step"]
         seconds["all"] = seconds["aottrain"] + seconds.get("prepare", 0.0) + first_step
-    known: dict[str, Any] = {"cpu_s": cpu_s, "wall_s": wall_s}
+    figures: dict[str, Any] = {"cpu_s": cpu_s, "wall_s": wall_s}
     if graph is not None:
-        known["stages"] = [(stage.name, stage.cpu_seconds, stage.seconds) for stage in graph.stages]
-        known |= {"kernels": len(graph.kernels), "functions": graph.num_kernel_functions}
-        known["nodes"] = graph.num_nodes["joint"]
-    return known
+        figures["stages"] = [(stage.name, stage.cpu_seconds, stage.seconds) for stage in graph.stages]
+        figures |= {"kernels": len(graph.kernels), "functions": graph.num_kernel_functions}
+        figures["nodes"] = graph.num_nodes["joint"]
+    return figures
 
 
 def _processor_seconds() -> float:
@@ -134,8 +134,8 @@ def _table(state: str, runs: dict[int, dict[str, dict[str, Any]]]) -> str:
     rows = []
     for name in columns[first]:
         row = [name]
-        for depth, known in columns.items():
-            cpu, wall = known.get(name, (0.0, 0.0))
+        for depth, column in columns.items():
+            cpu, wall = column.get(name, (0.0, 0.0))
             base = columns[first][name][0]
             row += [f"{cpu:.2f} ({wall:.2f})", "" if depth == first or base < 0.02 else f"{cpu / base:.1f}x"]
         rows.append(tuple(row))
@@ -161,8 +161,8 @@ def _rows(run: dict[str, Any]) -> dict[str, tuple[float, float]]:
     both = {name: (run["cpu_s"][name], run["wall_s"][name]) for name in run["cpu_s"]}
     stages: dict[str, tuple[float, float]] = {}
     for name, cpu, wall in run["stages"]:
-        known = stages.get(name, (0.0, 0.0))
-        stages[name] = known[0] + cpu, known[1] + wall
+        total = stages.get(name, (0.0, 0.0))
+        stages[name] = total[0] + cpu, total[1] + wall
     rest = [both["prepare"][i] - sum(part[i] for part in stages.values()) for i in (0, 1)]
     kernels = [sum(stages.get(name, (0.0, 0.0))[i] for name in ("schedule", "make_kernels", "link")) for i in (0, 1)]
     first_step = [both["first step"][i] - both["second step"][i] for i in (0, 1)]

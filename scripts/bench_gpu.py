@@ -160,18 +160,22 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
     (options.out / f"{name}.json").write_text(json.dumps(written, indent=1), encoding="utf-8")
     others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
     ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
-    return {engine: found.median for engine, found in ratios.items() if found is not None}
+    return {engine: against.median for engine, against in ratios.items() if against is not None}
 
 
 def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> None:
     header = ("engine", "step ms", "lowest", "highest", "against eager", "beside weights", "predicted", "first call")
     rows = []
     for engine, point in points.items():
-        known = figures[engine]
+        measured = figures[engine]
         against = ratio(points["eager"], point) if "eager" in points else None
         spread = [f"{value:.2f}" for value in (point.step_ms_median or 0, min(point.round_ms), max(point.round_ms))]
-        peaks = ["-" if known[key] is None else format_bytes(known[key]) for key in ("peak_bytes", "predicted_bytes")]
-        rows.append((engine, *spread, "-" if against is None else str(against), *peaks, f"{known['compile_s']:.1f} s"))
+        peaks = [
+            "-" if measured[key] is None else format_bytes(measured[key]) for key in ("peak_bytes", "predicted_bytes")
+        ]
+        rows.append(
+            (engine, *spread, "-" if against is None else str(against), *peaks, f"{measured['compile_s']:.1f} s")
+        )
     print(table(header, rows, right=range(1, 8)), flush=True)
 
 
@@ -183,9 +187,9 @@ def _recorded(name: str, points: Mapping[str, Point], figures: Mapping[str, Mapp
         if engine not in points:
             cells.append("-")
             continue
-        known = figures[engine]
-        predicted = "" if known["predicted_bytes"] is None else f" ({format_bytes(known['predicted_bytes'])})"
-        cells.append(f"{points[engine].step_ms_median or 0:.1f} ms, {format_bytes(known['peak_bytes'])}{predicted}")
+        measured = figures[engine]
+        predicted = "" if measured["predicted_bytes"] is None else f" ({format_bytes(measured['predicted_bytes'])})"
+        cells.append(f"{points[engine].step_ms_median or 0:.1f} ms, {format_bytes(measured['peak_bytes'])}{predicted}")
     return cells
 
 

@@ -106,18 +106,18 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
         record("kernels", RECORDED, [_recorded(name, points, figures)])
     others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
     ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
-    return {engine: found.median for engine, found in ratios.items() if found is not None}
+    return {engine: against.median for engine, against in ratios.items() if against is not None}
 
 
 def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> None:
     header = ("engine", "step ms", "lowest", "highest", "against eager", "peak", "page faults", "first call", "kernels")
     rows = []
     for engine, point in points.items():
-        known = figures[engine]
+        measured = figures[engine]
         against = ratio(points["eager"], point) if "eager" in points else None
-        peak = "-" if known["peak_bytes"] is None else format_bytes(known["peak_bytes"])
+        peak = "-" if measured["peak_bytes"] is None else format_bytes(measured["peak_bytes"])
         spread = [f"{value:.1f}" for value in (point.step_ms_median or 0, min(point.round_ms), max(point.round_ms))]
-        counts = [f"{known['page_faults']:,}", f"{known['compile_s']:.2f} s", str(known["kernels"])]
+        counts = [f"{measured['page_faults']:,}", f"{measured['compile_s']:.2f} s", str(measured["kernels"])]
         rows.append((engine, *spread, "-" if against is None else str(against), peak, *counts))
     print(table(header, rows, right=range(1, 9)), flush=True)
 

@@ -59,10 +59,10 @@ def main() -> None:
     context.set_forkserver_preload(["torch", "aottrain"])
     workers = {}
     for side in SIDES:
-        ours, theirs = context.Pipe()
-        context.Process(target=work, args=(theirs, side, options), daemon=True).start()
-        workers[side] = ours
-    facts = {side: worker.recv() for side, worker in workers.items()}
+        parent, child = context.Pipe()
+        context.Process(target=work, args=(child, side, options), daemon=True).start()
+        workers[side] = parent
+    figures = {side: worker.recv() for side, worker in workers.items()}
     times: dict[str, list[float]] = {side: [] for side in SIDES}
     for _ in range(options.rounds):
         for side, worker in workers.items():
@@ -70,7 +70,7 @@ def main() -> None:
             times[side].append(worker.recv())
     for worker in workers.values():
         worker.send("end")
-    show(options, facts, times)
+    show(options, figures, times)
 
 
 def parse() -> argparse.Namespace:
@@ -123,33 +123,33 @@ def _error(module: Head, hidden: Tensor, target: Tensor) -> float:
     return ((weight.grad.double() - exact).norm() / exact.norm()).item()
 
 
-def show(options: argparse.Namespace, facts: dict[str, Any], times: dict[str, list[float]]) -> None:
+def show(options: argparse.Namespace, figures: dict[str, Any], times: dict[str, list[float]]) -> None:
     threads = options.threads or torch.get_num_threads()
     print(f"{options.rows} rows, {options.classes} classes, width {options.width}, {options.precision}, ", end="")
     print(f"{threads} threads, torch {torch.__version__}")
     print(f"{'':12}  {'ms':>7}  {'of eager':>18}  {'peak':>9}  {'saved':>9}  error")
-    for side, found in times.items():
-        ratios = [a / b for a, b in zip(found, times["eager"], strict=True)]
+    for side, seconds in times.items():
+        ratios = [a / b for a, b in zip(seconds, times["eager"], strict=True)]
         ratio = f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        peak, saved, error, _ = facts[side]
+        peak, saved, error, _ = figures[side]
         kept = "" if saved is None else format_bytes(saved)
-        milliseconds = statistics.median(found) * 1e3
+        milliseconds = statistics.median(seconds) * 1e3
         print(f"{side:12}  {milliseconds:7.1f}  {ratio:>18}  {format_bytes(peak):>9}  {kept:>9}  {error:.1e}")
     if options.record:
-        record("loss_head", RECORDED, recorded(options, facts, times))
-    for line in facts["cpp chunked"][3]:
+        record("loss_head", RECORDED, recorded(options, figures, times))
+    for line in figures["cpp chunked"][3]:
         print(line)
 
 
-def recorded(options: argparse.Namespace, facts: dict[str, Any], times: dict[str, list[float]]) -> list[list[str]]:
+def recorded(options: argparse.Namespace, figures: dict[str, Any], times: dict[str, list[float]]) -> list[list[str]]:
     """The rows of the table in the texts."""
     sizes = f"{options.rows} rows, {options.classes} classes, width {options.width}, {options.precision}"
     rows = []
-    for side, found in times.items():
-        ratios = [a / b for a, b in zip(found, times["eager"], strict=True)]
-        peak, saved, error, _ = facts[side]
+    for side, seconds in times.items():
+        ratios = [a / b for a, b in zip(seconds, times["eager"], strict=True)]
+        peak, saved, error, _ = figures[side]
         rows.append([
-            f"{sizes}: {side}", f"{statistics.median(found) * 1e3:.1f}",
+            f"{sizes}: {side}", f"{statistics.median(seconds) * 1e3:.1f}",
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})", format_bytes(peak),
             "" if saved is None else format_bytes(saved), f"{error:.1e}",
         ])  # fmt: skip

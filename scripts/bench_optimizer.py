@@ -109,11 +109,11 @@ def sides(name: str, parameters: list[nn.Parameter]) -> dict[str, Callable[[], A
     ways["fused"] = {"fused": True}
     if name == "lion":
         ways = {"loop": {}}
-    found: dict[str, Callable[[], Any]] = {}
+    steps: dict[str, Callable[[], Any]] = {}
     for side, more in ways.items():
-        found[side] = clipped(TORCH[name](parameters, **GROUPS[name], **more), parameters, more.get("foreach"))
+        steps[side] = clipped(TORCH[name](parameters, **GROUPS[name], **more), parameters, more.get("foreach"))
     ours = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[name]
-    return {**found, "ours": ours(parameters, **GROUPS[name], clip_norm=CLIP_NORM).step}
+    return {**steps, "ours": ours(parameters, **GROUPS[name], clip_norm=CLIP_NORM).step}
 
 
 def clipped(
@@ -144,10 +144,10 @@ def timed(step: Callable[[], Any], device: str) -> float:
 
 def show(times: dict[str, list[float]], title: str) -> None:
     print(f"\n{title}\n{'':8}  {'ms':>9}  ours / theirs")
-    for name, found in times.items():
-        ratios = [a / b for a, b in zip(times["ours"], found, strict=True)]
+    for name, seconds in times.items():
+        ratios = [a / b for a, b in zip(times["ours"], seconds, strict=True)]
         ratio = "" if name == "ours" else f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
-        print(f"{name:8}  {statistics.median(found) * 1e3:9.3f}  {ratio}")
+        print(f"{name:8}  {statistics.median(seconds) * 1e3:9.3f}  {ratio}")
 
 
 def recorded(title: str, times: dict[str, list[float]]) -> list[list[str]]:

@@ -154,14 +154,14 @@ def measure(name: str, engine: str) -> dict[str, Any]:
         model.zero_grad(set_to_none=True)
     with watch_cpu_peak() as peak:
         step()
-    found: dict[str, Any] = {"peak": peak.num_bytes, "seconds": time.perf_counter() - start}
+    figures: dict[str, Any] = {"peak": peak.num_bytes, "seconds": time.perf_counter() - start}
     if engine not in ("eager", "torch.compile"):
         fixed = distinct_bytes([*model.parameters(), *model.buffers(), *batch.values()])
         graphs = [graph for graph in call.report.graphs if graph.mode == "train"]
-        found["predicted"] = max(graph.predicted_peak_bytes for graph in graphs) - fixed if len(graphs) == 1 else None
-        found["graphs"] = len(call.report.graphs)
-        found["fallbacks"] = [fallback.reason for fallback in call.report.fallbacks]
-    return found
+        figures["predicted"] = max(graph.predicted_peak_bytes for graph in graphs) - fixed if len(graphs) == 1 else None
+        figures["graphs"] = len(call.report.graphs)
+        figures["fallbacks"] = [fallback.reason for fallback in call.report.fallbacks]
+    return figures
 
 
 def measure_apart(name: str, engine: str) -> dict[str, Any]:
@@ -178,54 +178,54 @@ def measure_apart(name: str, engine: str) -> dict[str, Any]:
 
 
 def rows_of(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> list[list[str]]:
-    def text(known: dict[str, Any]) -> str:
-        if "peak" not in known:
-            return "failed" if known else ""
-        predicted = known.get("predicted")
-        return f"{known['peak'] / MIB:,.1f}" + (f" ({predicted / MIB:,.1f})" if predicted is not None else "")
+    def text(run: dict[str, Any]) -> str:
+        if "peak" not in run:
+            return "failed" if run else ""
+        predicted = run.get("predicted")
+        return f"{run['peak'] / MIB:,.1f}" + (f" ({predicted / MIB:,.1f})" if predicted is not None else "")
 
     rows = []
     for name in names:
-        known = figures.get(name, {})
-        peaks = {engine: known[engine]["peak"] for engine in ENGINES if "peak" in known.get(engine, {})}
+        runs = figures.get(name, {})
+        peaks = {engine: runs[engine]["peak"] for engine in ENGINES if "peak" in runs.get(engine, {})}
         ratios = [
             f"{peaks['ours'] / peaks[other]:.2f}" if "ours" in peaks and other in peaks else "" for other in ENGINES[:2]
         ]
-        rows.append([name, *(text(known.get(engine, {})) for engine in ENGINES), *ratios])
+        rows.append([name, *(text(runs.get(engine, {})) for engine in ENGINES), *ratios])
     return rows
 
 
 def recorded(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> list[list[str]]:
     """The rows of the table in the texts: models that eager and ours have run."""
 
-    def text(known: dict[str, Any]) -> str:
-        if "peak" not in known:
+    def text(run: dict[str, Any]) -> str:
+        if "peak" not in run:
             return "not measured"
-        if "predicted" not in known:
-            return f"{known['peak'] / MIB:,.0f}"
-        predicted = f"{known['graphs']} graphs"
-        if known["predicted"] is not None:
-            predicted = f"{known['predicted'] / MIB:,.0f}"
-        return f"{known['peak'] / MIB:,.0f} ({predicted})"
+        if "predicted" not in run:
+            return f"{run['peak'] / MIB:,.0f}"
+        predicted = f"{run['graphs']} graphs"
+        if run["predicted"] is not None:
+            predicted = f"{run['predicted'] / MIB:,.0f}"
+        return f"{run['peak'] / MIB:,.0f} ({predicted})"
 
     rows = []
     for name in names:
-        known = figures.get(name, {})
-        if all("peak" in known.get(engine, {}) for engine in ("eager", "ours")):
+        runs = figures.get(name, {})
+        if all("peak" in runs.get(engine, {}) for engine in ("eager", "ours")):
             group, (count, size) = MODELS[name][0], MODELS[name][3]
             batch = f"{count} x {size} x {size}" if group == "ImageClassification" else f"{count} x {size}"
-            rows.append([TITLES[name], batch, *(text(known.get(engine, {})) for engine in ENGINES[:3])])
+            rows.append([TITLES[name], batch, *(text(runs.get(engine, {})) for engine in ENGINES[:3])])
     return rows
 
 
 def went_well(figures: dict[str, dict[str, Any]], names: Sequence[str]) -> bool:
     """No run failed, and no default of ours peaks above another engine."""
     for name in names:
-        known = figures.get(name, {})
-        if any("error" in run for run in known.values()):
+        runs = figures.get(name, {})
+        if any("error" in run for run in runs.values()):
             return False
-        ours = known.get("ours", {}).get("peak", 0)
-        if any(ours > known[other]["peak"] for other in ENGINES[:2] if other in known):
+        ours = runs.get("ours", {}).get("peak", 0)
+        if any(ours > runs[other]["peak"] for other in ENGINES[:2] if other in runs):
             return False
     return True
 
@@ -249,10 +249,10 @@ def main() -> int:
     for name in options.names:
         for engine in options.engines:
             if options.again or "peak" not in figures.get(name, {}).get(engine, {}):
-                found = measure_apart(name, engine)
-                figures.setdefault(name, {})[engine] = found
+                measured = measure_apart(name, engine)
+                figures.setdefault(name, {})[engine] = measured
                 options.out.write_text(json.dumps(figures, indent=1), encoding="utf-8")
-                print(name, engine, found, flush=True)
+                print(name, engine, measured, flush=True)
     head = ["model", *(f"{engine}, MiB" for engine in ENGINES), "to eager", "to torch.compile"]
     print(table(head, rows_of(figures, options.names)))
     if options.record:

@@ -103,22 +103,22 @@ def main() -> int:
         "--peaks", nargs="*", default=list(PEAKS), help="of the curve of 12 blocks; bytes as for budgets"
     )
     parser.add_argument("--repeats", type=int, default=3, help="of which the fastest counts")
-    given = parser.parse_args()
-    if given.repeats < 1 or any(depth < 1 for depth in given.depths):
+    options = parser.parse_args()
+    if options.repeats < 1 or any(depth < 1 for depth in options.depths):
         parser.error("--depths and --repeats: allowed are 1 and above")
     try:
-        for text in given.peaks:
+        for text in options.peaks:
             if not isinstance(parse_budget(text), int):
                 parser.error(f"--peaks {text}: allowed are bytes, such as 25.5MB")
     except (BudgetError, ValueError) as error:
         parser.error(f"--peaks: {error}")
-    for depth in given.depths:
+    for depth in options.depths:
         joint = joint_of(depth)
-        wall, cpu = seconds_to_plan(joint, given.repeats)
+        wall, cpu = seconds_to_plan(joint, options.repeats)
         nodes = len(joint.graph.nodes)
         print(f"{depth:4d} blocks, {nodes:6d} nodes: planned in {wall:.2f} s ({cpu:.2f} s of processor)", flush=True)
-    if given.peaks:
-        print_curve(joint_of(12), given.peaks)
+    if options.peaks:
+        print_curve(joint_of(12), options.peaks)
     return 0
 
 

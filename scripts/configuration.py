@@ -59,8 +59,8 @@ _DEFAULT_LINE = re.compile(r"(?P<text>  - (?P<group>\w+): \w+) # .*")
 
 def commented(path: Path) -> str:
     """A YAML file with the comment of each key as the classes have it; other lines stay."""
-    known = {**keys(), **(model_keys(path.stem) if path.parent.name == "recipe" else {})}
-    purposes = {**sections(), "recipe.model": known["recipe.model"].meaning}
+    documented = {**keys(), **(model_keys(path.stem) if path.parent.name == "recipe" else {})}
+    purposes = {**sections(), "recipe.model": documented["recipe.model"].meaning}
     root = "" if path.parent == CONF or path.parent.name in GLOBAL_GROUPS else path.parent.name
     lines, inside = [], [(-1, root)]
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -75,8 +75,8 @@ def commented(path: Path) -> str:
             text = f"{key['indent']}{key['key']}:{key['value'].rstrip()} # "
             if name in purposes:
                 line = text + _plain(purposes[name])
-            elif name in known:
-                line = text + _comment(known[name], MAX_LINE - len(text))
+            elif name in documented:
+                line = text + _comment(documented[name], MAX_LINE - len(text))
         lines.append(line)
     return "\n".join(lines) + "\n"
 
@@ -112,8 +112,8 @@ def readme() -> str:
 
 def _section(name: str, purpose: str, values: Mapping[str, Any]) -> list[str]:
     """A section that stands in config.yaml."""
-    found = {join(name, key): value for key, value in values.items()}
-    return [f"## `{name}`\n", f"{purpose}\n", _keys_table([keys()[key] for key in found], {"": found})]
+    by_key = {join(name, key): value for key, value in values.items()}
+    return [f"## `{name}`\n", f"{purpose}\n", _keys_table([keys()[key] for key in by_key], {"": by_key})]
 
 
 def _group(name: str, purpose: str, chosen: str) -> list[str]:
@@ -146,13 +146,13 @@ def _keys_table(shown: Sequence[Key], files: Mapping[str, Mapping[str, Any]]) ->
 
 def _default(name: str, files: Mapping[str, Mapping[str, Any]]) -> str:
     """As the files have it: once where all agree, else by file; a file that is not named has no such key."""
-    found = {option: show(values[name]) for option, values in files.items() if name in values}
-    if not found:
+    by_file = {option: show(values[name]) for option, values in files.items() if name in values}
+    if not by_file:
         raise KeyError(f"{name} stands in no file of conf/")
     by_value: dict[str, list[str]] = {}
-    for option, value in found.items():
+    for option, value in by_file.items():
         by_value.setdefault(value, []).append(option)
-    if len(found) == len(files) and len(by_value) == 1:
+    if len(by_file) == len(files) and len(by_value) == 1:
         return f"`{next(iter(by_value))}`"
     return "; ".join(f"{', '.join(options)}: `{value}`" for value, options in by_value.items())
 
@@ -161,10 +161,10 @@ def _changes(values: Mapping[str, Any]) -> str:
     """What a file that changes other groups sets, as it would be typed, and what it sweeps over."""
     groups = [next(iter(entry.items())) for entry in values.get("defaults", [])]
     swept = values.get("hydra", {}).get("sweeper", {}).get("params", {})
-    given = {name: value for name, value in values.items() if name not in ("defaults", "hydra")}
-    found = [(name.removeprefix("override /"), value) for name, value in groups]
+    changed = {name: value for name, value in values.items() if name not in ("defaults", "hydra")}
+    choices = [(name.removeprefix("override /"), value) for name, value in groups]
     text = ""
-    for word, items in (("Sets", (*found, *leaves(given))), ("Sweeps over", swept.items())):
+    for word, items in (("Sets", (*choices, *leaves(changed))), ("Sweeps over", swept.items())):
         named = ", ".join(f"`{name}={show(value)}`" for name, value in items)
         text += f" {word} {named}." if named else ""
     return text

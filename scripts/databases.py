@@ -1,7 +1,7 @@
 """torch's own databases of operators and modules: every entry, compiled, must give what eager gives.
 
     python scripts/databases.py                                      # op_db in float32 by a direct trace
-    python scripts/databases.py --door dynamo --part 1/4             # the second quarter of it, through TorchDynamo
+    python scripts/databases.py --frontend dynamo --part 1/4             # the second quarter of it, through TorchDynamo
     python scripts/databases.py --dtype bfloat16 --samples 1
     python scripts/databases.py --database module_db                 # training, then evaluation mode
     python scripts/databases.py --kernel cpp                         # by generated kernels however small
@@ -42,7 +42,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--database", choices=("op_db", "module_db"), default="op_db")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--door", choices=CAPTURES, default="trace")
+    parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--kernel", choices=("aten", *GENERATING), default="auto")
     parser.add_argument("--samples", type=int, default=2, help="how many samples of each entry")
@@ -67,8 +67,8 @@ def main() -> int:
         if verdict.kind not in (checking.EQUAL, checking.NOTHING):
             print(f"{name}: {verdict.kind}: {verdict.why}", flush=True)
     part = "" if options.part == (0, 1) else f", part {options.part[0]}/{options.part[1]}"
-    known = f"{options.dtype}, {options.door}, {options.device}, kernel={options.kernel}"
-    print(f"\n{options.database}, {known}{part}, {time.perf_counter() - start:.0f} s")
+    setting = f"{options.dtype}, {options.frontend}, {options.device}, kernel={options.kernel}"
+    print(f"\n{options.database}, {setting}{part}, {time.perf_counter() - start:.0f} s")
     for kind in checking.KINDS:
         if counts[kind]:
             print(f"{counts[kind]:5} {kind}, {gradients[kind]} of them with gradients")
@@ -80,26 +80,26 @@ def main() -> int:
 
 def _recorded(checking: Any, options: argparse.Namespace, counts: Counter[str], gradients: Counter[str]) -> list[str]:
     """The row of the table in the texts."""
-    door = {"trace": "direct trace", "dynamo": "TorchDynamo"}[options.door]
-    known = f"{options.database}, {options.dtype}, {door}, kernel={options.kernel}, {options.device}"
+    frontend = {"trace": "direct trace", "dynamo": "TorchDynamo"}[options.frontend]
+    setting = f"{options.database}, {options.dtype}, {frontend}, kernel={options.kernel}, {options.device}"
     wholly, eagerly = counts[checking.EQUAL], counts[checking.EAGER]
     of = f"{gradients[checking.EQUAL]} of {sum(gradients.values())}"
-    return [known, str(wholly), of, str(eagerly), str(counts[checking.WRONG])]
+    return [setting, str(wholly), of, str(eagerly), str(counts[checking.WRONG])]
 
 
 def _verdicts(checking: Any, options: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     dtype = getattr(torch, options.dtype)
-    (index, count), known = options.part, (dtype, options.door, options.samples, options.device, options.kernel)
+    (index, count), how = options.part, (dtype, options.frontend, options.samples, options.device, options.kernel)
     if options.database == "op_db":
         for op in checking.operators(dtype, options.device)[index::count]:
             if not options.names or op.name in options.names or op.formatted_name in options.names:
-                yield op.formatted_name, checking.check_operator(op, *known)
+                yield op.formatted_name, checking.check_operator(op, *how)
         return
     for training in (True, False):
         for entry in checking.modules(dtype)[index::count]:
             if not options.names or entry.name in options.names:
                 mode = "training" if training else "evaluation"
-                yield f"{entry.name} ({mode})", checking.check_module(entry, *known, training=training)
+                yield f"{entry.name} ({mode})", checking.check_module(entry, *how, training=training)
 
 
 def _part(text: str) -> tuple[int, int]:

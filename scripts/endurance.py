@@ -1,7 +1,7 @@
 """Modules that change their own state, called thousands of times: nothing may grow, and nothing replaced stay alive.
 
     python scripts/endurance.py                                # 10,000 calls of ten kinds by a direct trace
-    python scripts/endurance.py --door dynamo --calls 1000 Counts
+    python scripts/endurance.py --frontend dynamo --calls 1000 Counts
 
 Of each kind a line: the objects and bytes that the calls leave behind after a warm-up, beyond those that the same
 module leaves in eager, and how many replaced parameters, buffers and modules are still alive. Exit code 1 where that is
@@ -33,29 +33,31 @@ _NUM_WATCHED = 50
 
 
 class Outcome(NamedTuple):
-    """Beyond eager's. num_alive: of what was replaced; is_equal: whether the last result is eager's."""
+    """Objects and bytes are those beyond eager's."""
 
     objects: int
     bytes: int
     num_replaced: int
     num_alive: int
+    """Of what was replaced."""
     is_equal: bool
+    """Whether the last result is eager's."""
 
 
-def endure(kind: Callable[[], nn.Module], door: str, num_calls: int) -> Outcome:
+def endure(kind: Callable[[], nn.Module], frontend: str, num_calls: int) -> Outcome:
     x = torch.ones(1, 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.compiler.reset()
         eager, module = kind(), kind()
-        wanted = growth(eager, x, num_calls)
-        call = aottrain.compile(module, capture=door)
-        found = growth(call, x, num_calls)
+        expected = growth(eager, x, num_calls)
+        call = aottrain.compile(module, capture=frontend)
+        compiled = growth(call, x, num_calls)
         for _ in range(_NUM_WATCHED):
             eager(x)
         num_replaced, num_alive = _replaced(call, module, x)
         is_equal = torch.equal(call(x), eager(x))
-    return Outcome(found[0] - wanted[0], found[1] - wanted[1], num_replaced, num_alive, is_equal)
+    return Outcome(compiled[0] - expected[0], compiled[1] - expected[1], num_replaced, num_alive, is_equal)
 
 
 def _replaced(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> tuple[int, int]:
@@ -64,15 +66,15 @@ def _replaced(call: Callable[..., Any], module: nn.Module, x: torch.Tensor) -> t
     dead = 0
     for _ in range(_NUM_WATCHED):
         for value in _state(module):
-            known = seen.get(id(value))
-            if known is None or known() is not value:
-                dead += known is not None  # its place in memory is another's now
+            reference = seen.get(id(value))
+            if reference is None or reference() is not value:
+                dead += reference is not None  # its place in memory is another's now
                 seen[id(value)] = weakref.ref(value)
         del value
         call(x)
     gc.collect()
     now = {id(value) for value in _state(module)}
-    replaced = [known() is not None for place, known in seen.items() if place not in now or known() is None]
+    replaced = [reference() is not None for place, reference in seen.items() if place not in now or reference() is None]
     return len(replaced) + dead, sum(replaced)
 
 
@@ -84,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [kind.__name__ for kind in KINDS]
     parser.add_argument("--calls", type=_positive, default=10_000, help="of each kind, after the warm-up")
-    parser.add_argument("--door", choices=CAPTURES, default="trace")
+    parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     parser.add_argument("--objects", type=_positive, default=20, help="that may be left beyond eager's")
     parser.add_argument("--bytes", type=_positive, default=4096, help="that may be left beyond eager's")
     parser.add_argument("kinds", nargs="*", metavar="kind", help=f"only these of {', '.join(names)}")
@@ -96,14 +98,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in KINDS:
         if options.kinds and kind.__name__ not in options.kinds:
             continue
-        found = endure(kind, options.door, options.calls)
-        bad = found.objects > options.objects or found.bytes > options.bytes or found.num_alive or not found.is_equal
+        outcome = endure(kind, options.frontend, options.calls)
+        bad = (
+            outcome.objects > options.objects
+            or outcome.bytes > options.bytes
+            or outcome.num_alive
+            or not outcome.is_equal
+        )
         failed += bool(bad)
-        alive = f"{found.num_alive} of {found.num_replaced} replaced alive"
-        result = "" if found.is_equal else ", result is not eager's"
+        alive = f"{outcome.num_alive} of {outcome.num_replaced} replaced alive"
+        result = "" if outcome.is_equal else ", result is not eager's"
         verdict = "GROWS" if bad else "ok"
-        print(f"{kind.__name__:20} {found.objects:+6} objects {found.bytes:+9,} bytes, {alive}{result}: {verdict}")
-    print(f"{options.calls:,} calls each, door {options.door}: {failed} kinds grow")
+        print(f"{kind.__name__:20} {outcome.objects:+6} objects {outcome.bytes:+9,} bytes, {alive}{result}: {verdict}")
+    print(f"{options.calls:,} calls each, front end {options.frontend}: {failed} kinds grow")
     return 1 if failed else 0
 
 

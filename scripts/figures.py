@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "gpu": ("scripts/bench_gpu.py --rounds 3 --steps 8",),
     "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
     "loss_head": ("scripts/bench_loss_head.py",),
-    "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --door dynamo"),
+    "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --frontend dynamo"),
     "optimizers": ("scripts/bench_optimizer.py", "scripts/bench_optimizer.py --dtype bfloat16"),
     "peaks": ("scripts/bench_peaks.py --engines eager torch.compile ours",),
 }
@@ -44,11 +44,13 @@ _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", 
 
 @dataclass(frozen=True)
 class Row:
-    """cells: the first one names the row. origin: machine, versions, date, as one line."""
+    """Of a table of figures."""
 
     cells: tuple[str, ...]
+    """The first one names the row."""
     command: str
     origin: str
+    """Machine, versions, date, as one line."""
 
 
 @dataclass(frozen=True)
@@ -60,33 +62,33 @@ class Figures:
 
     def with_row(self, row: Row) -> Figures:
         """In place of the row of that name, or after all others."""
-        names = [known.cells[0] for known in self.rows]
+        names = [other.cells[0] for other in self.rows]
         if row.cells[0] not in names:
             return Figures(self.header, (*self.rows, row))
-        return Figures(self.header, tuple(row if known.cells[0] == row.cells[0] else known for known in self.rows))
+        return Figures(self.header, tuple(row if other.cells[0] == row.cells[0] else other for other in self.rows))
 
 
 def record(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], versions: str = "") -> None:
     """Keep rows of the table `name`, as the command that runs gave them; rows of other names stay."""
     from aottrain.measure.machine import describe_machine
 
-    known = load(name)
-    if known is None or known.header != tuple(header):
-        known = Figures(tuple(header), ())
+    figures = load(name)
+    if figures is None or figures.header != tuple(header):
+        figures = Figures(tuple(header), ())
     command = shlex.join(word for word in (f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]) if word != "--record")
     origin = ", ".join(filter(None, (describe_machine(), versions)))
     for cells in rows:
-        known = known.with_row(Row(tuple(cells), command, origin))
-    save(name, known)
+        figures = figures.with_row(Row(tuple(cells), command, origin))
+    save(name, figures)
 
 
 def load(name: str) -> Figures | None:
     path = RECORDED / f"{name}.json"
     if not path.exists():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    rows = tuple(Row(tuple(row["cells"]), row["command"], row["origin"]) for row in found["rows"])
-    return Figures(tuple(found["header"]), rows)
+    stored = json.loads(path.read_text(encoding="utf-8"))
+    rows = tuple(Row(tuple(row["cells"]), row["command"], row["origin"]) for row in stored["rows"])
+    return Figures(tuple(stored["header"]), rows)
 
 
 def save(name: str, figures: Figures) -> None:
@@ -124,10 +126,10 @@ def plots() -> dict[Path, str]:
     from scripts.plots import drawn
 
     names = {name for path in TEXTS for name in plots_in(path.read_text(encoding="utf-8"))}
-    known = {name: load(name) for name in sorted(names)}
+    recorded = {name: load(name) for name in sorted(names)}
     return {
         RECORDED / f"{name}.svg": drawn(figures.header, [row.cells for row in figures.rows])
-        for name, figures in known.items()
+        for name, figures in recorded.items()
         if figures is not None
     }
 
@@ -135,25 +137,25 @@ def plots() -> dict[Path, str]:
 def written(text: str) -> str:
     """The text with each of its tables as recorded. Raises KeyError with the name of a table that is not recorded."""
 
-    def replace(found: re.Match[str]) -> str:
-        figures = load(found[2])
+    def replace(match: re.Match[str]) -> str:
+        figures = load(match[2])
         if figures is None:
-            raise KeyError(found[2])
-        return f"{found[1]}{markdown(figures)}{found[3]}"
+            raise KeyError(match[2])
+        return f"{match[1]}{markdown(figures)}{match[3]}"
 
-    def show(found: re.Match[str]) -> str:
-        figures = load(found[2])
-        return f"{found[1]}{'' if figures is None else picture(found[2], figures)}{found[3]}"
+    def show(match: re.Match[str]) -> str:
+        figures = load(match[2])
+        return f"{match[1]}{'' if figures is None else picture(match[2], figures)}{match[3]}"
 
     return _PLOT.sub(show, _BLOCK.sub(replace, text))
 
 
 def tables_in(text: str) -> list[str]:
-    return [found[2] for found in _BLOCK.finditer(text)]
+    return [match[2] for match in _BLOCK.finditer(text)]
 
 
 def plots_in(text: str) -> list[str]:
-    return [found[2] for found in _PLOT.finditer(text)]
+    return [match[2] for match in _PLOT.finditer(text)]
 
 
 def run(name: str) -> int:
@@ -175,8 +177,8 @@ def main() -> int:
     options = parser.parse_args()
     codes = [run(name) for name in options.run]
     stale = []
-    wanted = {**{path: written(path.read_text(encoding="utf-8")) for path in TEXTS}, **plots()}
-    for path, new in wanted.items():
+    current = {**{path: written(path.read_text(encoding="utf-8")) for path in TEXTS}, **plots()}
+    for path, new in current.items():
         if not path.exists() or path.read_text(encoding="utf-8") != new:
             stale.append(path)
             if not options.check:

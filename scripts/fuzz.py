@@ -1,4 +1,4 @@
-"""Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --door trace`.
+"""Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --frontend trace`.
 
 Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it. Triton's kernels are interpreted
 on the CPU, where the programs run: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`.
@@ -28,7 +28,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000, help="how many programs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the first; the others follow")
-    parser.add_argument("--door", choices=CAPTURES, default="trace")
+    parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     kernels = ("aten", *GENERATED)
     parser.add_argument("--kernel", choices=kernels, default="aten", help="but for aten, results may round otherwise")
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
@@ -45,10 +45,12 @@ def main() -> int:
     start = time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):
         program = legal(generate(seed))
-        verdict = check(program, options.door, options.kernel)
+        verdict = check(program, options.frontend, options.kernel)
         counts[verdict.kind] += 1
         if verdict.kind == WRONG:
-            print(f"\nseed {seed}: {verdict.detail}\n{minimised(program, options.door, options.kernel)}", flush=True)
+            print(
+                f"\nseed {seed}: {verdict.detail}\n{minimised(program, options.frontend, options.kernel)}", flush=True
+            )
         elif options.verbose and verdict.detail:
             print(f"seed {seed} {verdict.kind}: {verdict.detail[:200]}", flush=True)
         done = seed + 1 - options.seed

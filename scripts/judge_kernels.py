@@ -62,23 +62,23 @@ MODEL = (
 class Verdicts:
     """Of each kernel by its key, for each architecture."""
 
-    known: dict[tuple[str, int], Judged] = field(default_factory=dict)
+    judged: dict[tuple[str, int], Judged] = field(default_factory=dict)
 
     def of(self, key: str, arch: int) -> Judged:
-        if (key, arch) not in self.known:
+        if (key, arch) not in self.judged:
             compiled = LOG.compiled[key]
-            self.known[key, arch] = judge(compiled.source, compiled.metadata, arch)
-        return self.known[key, arch]
+            self.judged[key, arch] = judge(compiled.source, compiled.metadata, arch)
+        return self.judged[key, arch]
 
 
 def kernel_rows(launches: Sequence[Launch], arch: int, verdicts: Verdicts) -> list[tuple[str, ...]]:
     """One line for each kernel and size of launch, those with most waves in the step first."""
     lines = []
     for (key, programs, warps), count in Counter((k.kernel, k.programs, k.warps) for k in launches).items():
-        known = verdicts.of(key, arch)
-        waves = known.waves(programs, CHIPS[arch])
-        numbers = known.registers, known.spilled, known.shared
-        moved = _range(known.loads), _range(known.stores), str(known.resident), f"{waves:.2f}"
+        verdict = verdicts.of(key, arch)
+        waves = verdict.waves(programs, CHIPS[arch])
+        numbers = verdict.registers, verdict.spilled, verdict.shared
+        moved = _range(verdict.loads), _range(verdict.stores), str(verdict.resident), f"{waves:.2f}"
         name = LOG.compiled[key].source.fn.__name__
         line = (name, str(count), f"{programs:,}", str(warps), *map(str, numbers), *moved)
         lines.append((waves * count, line))
@@ -124,9 +124,9 @@ def main() -> int:
                 if options.kernels:
                     lines = kernel_rows(launches, arch, verdicts)
                     print(f"\n{title}, sm_{arch}\n{table(KERNEL, lines, right=range(1, len(KERNEL)))}", flush=True)
-                print(f"{title}, sm_{arch}: {len(verdicts.known)} kernels judged", file=sys.stderr, flush=True)
+                print(f"{title}, sm_{arch}: {len(verdicts.judged)} kernels judged", file=sys.stderr, flush=True)
     print(f"\n{table(MODEL, rows, right=range(1, len(MODEL)))}")
-    bad = [v for (_, arch), v in verdicts.known.items() if v.spilled or v.shared > CHIPS[arch].most_shared]
+    bad = [v for (_, arch), v in verdicts.judged.items() if v.spilled or v.shared > CHIPS[arch].most_shared]
     return 1 if bad else 0
 
 

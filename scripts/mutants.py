@@ -53,8 +53,8 @@ def main() -> int:
 
 def cover(options: argparse.Namespace) -> int:
     prepare()
-    found = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
-    for file in options.tests or [file for file in found if not file.startswith(LEFT_OUT)]:
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
+    for file in options.tests or [file for file in files if not file.startswith(LEFT_OUT)]:
         out = options.folder / (file.removesuffix(".py").replace("/", ".") + ".cover")
         if out.exists():
             continue
@@ -79,20 +79,20 @@ def run(options: argparse.Namespace) -> int:
     files = {f"tests/{name}" for names in PACKAGE_TESTS.values() for name in names}
     present = load_tests(ROOT, files | coverage.seconds.keys())
     path = options.folder / "mutants.jsonl"
-    known = {entry["key"]: entry for entry in _read(path)}
+    tried = {entry["key"]: entry for entry in _read(path)}
     part, parts = map(int, options.part.split("/"))
     for mutant in sample(options.count, options.seed)[part::parts]:
         if not mutant.path.startswith(options.under):
             continue
         key = f"{mutant.path}#{mutant.number}"
-        if key in known and not (options.again and known[key]["verdict"] in (SURVIVED, UNSEEN)):
+        if key in tried and not (options.again and tried[key]["verdict"] in (SURVIVED, UNSEEN)):
             continue
-        known_tests = tests_for(ROOT, mutant, coverage, options.seconds)
-        tests = [test for test in known_tests if "::" not in test or test in present]
-        found = try_mutant(ROOT, mutant, tests, int(3 * options.seconds) + 20)
+        candidates = tests_for(ROOT, mutant, coverage, options.seconds)
+        tests = [test for test in candidates if "::" not in test or test in present]
+        outcome = try_mutant(ROOT, mutant, tests, int(3 * options.seconds) + 20)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "mutant": str(mutant), "package": mutant.package, **found}) + "\n")
-        print(f"{found['verdict']:<9} {mutant}" + (f"  by {found['by']}" if found["by"] else ""), flush=True)
+            file.write(json.dumps({"key": key, "mutant": str(mutant), "package": mutant.package, **outcome}) + "\n")
+        print(f"{outcome['verdict']:<9} {mutant}" + (f"  by {outcome['by']}" if outcome["by"] else ""), flush=True)
     return 0
 
 
@@ -106,9 +106,9 @@ def sample(count: int, seed: int) -> list[Mutant]:
             by_package.setdefault(str(own.parent), []).extend(mutants(str(own), path.read_text(encoding="utf-8")))
     places = sum(map(len, by_package.values()))
     chosen: list[Mutant] = []
-    for package, found in sorted(by_package.items()):
+    for package, candidates in sorted(by_package.items()):
         rng = random.Random(f"{seed} {package}")
-        chosen += rng.sample(found, min(len(found), max(3, round(count * len(found) / places))))
+        chosen += rng.sample(candidates, min(len(candidates), max(3, round(count * len(candidates) / places))))
     random.Random(seed).shuffle(chosen)
     return chosen
 

@@ -38,12 +38,12 @@ def main() -> int:
     os.chdir(ROOT)
     prepare()
     bugs = [bug for bug in all_bugs().values() if _is_asked_for(bug, options)]
-    known = _read(options.resume)
-    load_tests(bug for bug in bugs if bug.name not in known)
+    tried = _read(options.resume)
+    load_tests(bug for bug in bugs if bug.name not in tried)
     table: dict[str, Counter[str]] = {}
     for bug in bugs:
-        verdict, why = known.get(bug.name) or _try(bug, options.unplanted)
-        if options.resume and bug.name not in known:
+        verdict, why = tried.get(bug.name) or _try(bug, options.unplanted)
+        if options.resume and bug.name not in tried:
             with options.resume.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"bug": bug.name, "area": bug.area, "verdict": verdict, "why": why}) + "\n")
         table.setdefault(bug.area, Counter())[verdict] += 1

@@ -30,9 +30,9 @@ def drawn(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     marks = [_mark(*row) for row in rows]
     marks.sort(key=lambda mark: (mark.series != _OURS, mark.num_bytes))
     plot = memory_plot(marks, [], axes=AXES, width=WIDTH, from_zero=True)
-    found = re.fullmatch(r'<svg [^>]*viewBox="0 0 \d+ (\d+)"[^>]*>(.*)</svg>', plot, re.DOTALL)
-    assert found is not None
-    height = int(found[1]) + TOP
+    match = re.fullmatch(r'<svg [^>]*viewBox="0 0 \d+ (\d+)"[^>]*>(.*)</svg>', plot, re.DOTALL)
+    assert match is not None
+    height = int(match[1]) + TOP
     title = f"A training step: {header[0]}"
     dark = f"@media (prefers-color-scheme: dark) {{ svg {{ {_variables(DARK, 1)} }} }}"
     schemes = f"svg {{ {_variables(LIGHT, 0)} }}\n{dark}"
@@ -43,7 +43,7 @@ def drawn(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         f"<title>{escape(title)}</title>\n<style>\n{schemes}{_STYLE}{classes}\n</style>\n"
         f'<rect class="ground" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>\n'
         f'<text class="title" x="16" y="26">{escape(title)}</text>\n'
-        f'<g transform="translate(0,{TOP})">{found[2]}</g>\n</svg>\n'
+        f'<g transform="translate(0,{TOP})">{match[2]}</g>\n</svg>\n'
     )
 
 

@@ -42,9 +42,9 @@ def main() -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="instruction sets, instead of all")
     parser.add_argument("--onednn", nargs="+", choices=ONEDNN, default=ONEDNN)
-    known, arguments = parser.parse_known_args()
+    options, arguments = parser.parse_known_args()
     failed = []
-    for name, environment in settings(known.sets, known.onednn, processor_features()):
+    for name, environment in settings(options.sets, options.onednn, processor_features()):
         print(f"=== {name}", flush=True)
         command = [sys.executable, "-m", "pytest", "-q", *(arguments or TESTS)]
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:

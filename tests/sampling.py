@@ -1,8 +1,8 @@
 """Of what the tests could try a share is run, chosen by names and numbers; `bash scripts/test.sh --whole` runs all.
 
-What is left to the whole run are further combinations (of a program and a budget, of a case and a front door, of an op
-and a type): each program, budget, case, door, op and type is in the sample. A test that a command names by its node id
-is run.
+What is left to the whole run are further combinations (of a program and a budget, of a case and a front end, of an op
+and a type): each program, budget, case, front end, op and type is in the sample. A test that a command names by its
+node id is run.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _left: set[str] = set()  # node ids
 
 def crossed(*axes: Iterable[Any], one_in: int) -> list[Any]:
     """Parameters: every combination, of which one in so many is sampled, so that each value meets others in turn."""
-    known = [list(axis) for axis in axes]
-    found, sampled = [], set()
-    for numbered in itertools.product(*(enumerate(axis) for axis in known)):
+    columns = [list(axis) for axis in axes]
+    parameters, sampled = [], set()
+    for numbered in itertools.product(*(enumerate(axis) for axis in columns)):
         places, values = zip(*numbered, strict=True)
         is_sampled = sum(places) % one_in == 0
         sampled.update(enumerate(places) if is_sampled else ())
-        found.append(pytest.param(*values, marks=[] if is_sampled else [WHOLE]))
-    assert len(sampled) == sum(map(len, known)), "a value is in no combination of the sample"
-    return found
+        parameters.append(pytest.param(*values, marks=[] if is_sampled else [WHOLE]))
+    assert len(sampled) == sum(map(len, columns)), "a value is in no combination of the sample"
+    return parameters
 
 
 def thinned(values: Iterable[Any], one_in: int) -> list[Any]:
@@ -66,12 +66,12 @@ def record_sample(record: Callable[[str, object], None], what: str, count: int, 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     ran = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
-    known = [text for report in ran for name, text in getattr(report, "user_properties", ()) if name == "sampled"]
+    lines = [text for report in ran for name, text in getattr(report, "user_properties", ()) if name == "sampled"]
     if _left:
-        known = [f"all but {len(_left)} combinations of what is tried; all: {COMMAND}", *known]
-    if known:
+        lines = [f"all but {len(_left)} combinations of what is tried; all: {COMMAND}", *lines]
+    if lines:
         terminalreporter.section("sampled")
-        for line in dict.fromkeys(known):
+        for line in dict.fromkeys(lines):
             terminalreporter.write_line(line)
 
 

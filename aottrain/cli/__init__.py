@@ -85,5 +85,7 @@ def begin_again_with_utf8() -> None:
 
 def not_installed(name: str) -> str:
     """What to do about a package that this Python lacks."""
-    found = f"{sys.executable or 'this Python'} has no {name}"
-    return f"{found}: write `bash scripts/train.sh` for `python -m aottrain`, or `source .venv/bin/activate` before it"
+    problem = f"{sys.executable or 'this Python'} has no {name}"
+    return (
+        f"{problem}: write `bash scripts/train.sh` for `python -m aottrain`, or `source .venv/bin/activate` before it"
+    )

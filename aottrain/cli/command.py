@@ -52,8 +52,8 @@ def run(arguments: list[str]) -> int:
         _sound(composer.check(flags.overrides, look=False))
         resumed = with_recorded(composer, flags.overrides)
         first = arguments.index(flags.overrides[0]) if flags.overrides else len(arguments)
-        taken = resumed.texts[: len(resumed.texts) - len(flags.overrides)]
-    return _show([*arguments[:first], *taken, *arguments[first:]], folder)
+        recorded = resumed.texts[: len(resumed.texts) - len(flags.overrides)]
+    return _show([*arguments[:first], *recorded, *arguments[first:]], folder)
 
 
 def _show(arguments: Sequence[str], folder: Path) -> int:
@@ -76,33 +76,33 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
     mode = None if head is None else head.hydra.mode  # set by an experiment's file, or by hydra.mode=MULTIRUN
     if flags.multirun or mode == RunMode.MULTIRUN:
         return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
-    said: list[str] = []
+    printed: list[str] = []
 
     def announce(config: RunConfig, directory: str) -> None:
         """The first line, before torch is imported, which takes longer than all until here."""
         what = f"{config.task} {config.recipe.name}, engine {config.engine.name}"
-        said.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
-        print(said[-1], flush=True)
+        printed.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
+        print(printed[-1], flush=True)
 
-    return _run_one(composer, _sound(composer.check(flags.overrides, announce=announce)), said)
+    return _run_one(composer, _sound(composer.check(flags.overrides, announce=announce)), printed)
 
 
-def _run_one(composer: Composer, job: Job, said: Sequence[str]) -> int:
+def _run_one(composer: Composer, job: Job, printed: Sequence[str]) -> int:
     """Make the output directory, which is this run's alone, and run the task in it."""
     with only_run_in(Path(directory_of(job.composed, "hydra.run.dir")[0]), "hydra.run.dir"):
-        return _run_in_folder(composer, job, said)
+        return _run_in_folder(composer, job, printed)
 
 
-def _run_in_folder(composer: Composer, job: Job, said: Sequence[str]) -> int:
+def _run_in_folder(composer: Composer, job: Job, printed: Sequence[str]) -> int:
     """Fill the output directory as Hydra does (.hydra/, log file, callbacks) and run the task in it.
 
-    said: what has been printed already; it goes to the log, as all that is printed from now on does.
+    printed: what has been printed already; it goes to the log, as all that is printed from now on does.
     """
     errors: list[Exception] = []
 
     def task(_: DictConfig) -> int:
         directory = HydraConfig.get().runtime.output_dir
-        with copied_to(Path(directory, f"{HydraConfig.get().job.name}.log"), said) as log:
+        with copied_to(Path(directory, f"{HydraConfig.get().job.name}.log"), printed) as log:
             try:
                 for note in job.notes:
                     print(note, flush=True)

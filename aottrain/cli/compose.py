@@ -33,11 +33,14 @@ QUOTING = "a value with special characters is quoted twice, as in 'data.path=\"m
 
 @dataclass(frozen=True)
 class Job:
-    """One checked run: the configuration as Hydra composed it, and as ours. notes: what to say before it runs."""
+    """One checked run."""
 
     composed: DictConfig
+    """The configuration as Hydra composed it."""
     config: RunConfig
+    """The same as ours."""
     notes: tuple[str, ...] = ()
+    """What to say before it runs."""
 
 
 Checked = tuple[Job | None, list[Mistake]]
@@ -79,26 +82,26 @@ class Composer:
         with the output directory, where nothing wrong has been found until then.
         """
         resumed = with_recorded(self, texts, sweep=sweep)
-        composed, given, mistakes = self.compose(resumed.texts)
+        composed, overridden, mistakes = self.compose(resumed.texts)
         if composed is None:
             return None, mistakes
-        values, found = resolved(composed)
-        config, wrong = read_config(values)
+        values, wrong = resolved(composed)
+        config, mistaken = read_config(values)
         config = absolute_paths(config)
-        found += wrong
+        wrong += mistaken
         if look:
             directory, unmade = directory_of(composed, "hydra.sweep.dir" if sweep else "hydra.run.dir")
-            found += missing_paths(config) + unmade
-            if announce is not None and not found and not mistakes:
+            wrong += missing_paths(config) + unmade
+            if announce is not None and not wrong and not mistakes:
                 announce(config, directory)
-            found += unusable(config, {item.key for item in found})
+            wrong += unusable(config, {item.key for item in wrong})
         shipped, _ = self._compose_most(())
         changed = shipped is None or values.get("recipe") != shipped.get("recipe")
-        finish = look and not sweep and not found and not mistakes
-        if (changed or finish) and not any(item.key.startswith("recipe") for item in found):
-            config, wrong = read_model(config)
-            found += wrong + (without_text(config) if finish else [])
-        mistakes += [self._with_file(item, composed, given) for item in found]
+        finish = look and not sweep and not wrong and not mistakes
+        if (changed or finish) and not any(item.key.startswith("recipe") for item in wrong):
+            config, mistaken = read_model(config)
+            wrong += mistaken + (without_text(config) if finish else [])
+        mistakes += [self._with_file(item, composed, overridden) for item in wrong]
         return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
 
     def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
@@ -108,15 +111,15 @@ class Composer:
         mistakes += [Mistake(text, "several values: add -m to run each, or write [a,b] for a list") for text in several]
         overrides = [item for item in overrides if text_of(item) not in several]
         choices = [item for item in overrides if self._is_choice(item)]
-        wrong = {text_of(item): found for item in choices if (found := self._wrong_choice(item))}
-        base, found = self._compose_most(tuple(text_of(item) for item in choices if text_of(item) not in wrong))
+        wrong = {text_of(item): refused for item in choices if (refused := self._wrong_choice(item))}
+        base, refused = self._compose_most(tuple(text_of(item) for item in choices if text_of(item) not in wrong))
         if base is None:
-            return None, set(), mistakes + list(wrong.values()) + found
-        known = OmegaConf.to_container(base, resolve=False)
+            return None, set(), mistakes + list(wrong.values()) + refused
+        base_values = OmegaConf.to_container(base, resolve=False)
         values = [item for item in overrides if not self._is_choice(item)]
-        wrong |= {text_of(item): reason for item in values if (reason := self._wrong_key(item, known))}
-        composed, found = self._compose_most(tuple(text_of(item) for item in overrides if text_of(item) not in wrong))
-        return composed, {item.key_or_group for item in overrides}, mistakes + list(wrong.values()) + found
+        wrong |= {text_of(item): reason for item in values if (reason := self._wrong_key(item, base_values))}
+        composed, refused = self._compose_most(tuple(text_of(item) for item in overrides if text_of(item) not in wrong))
+        return composed, {item.key_or_group for item in overrides}, mistakes + list(wrong.values()) + refused
 
     def plain(self, texts: Sequence[str]) -> dict[str, Any]:
         """Our part of what the overrides give, those left out that are wrong."""
@@ -175,34 +178,34 @@ class Composer:
             return None
         return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}", show(value))
 
-    def _wrong_key(self, item: Override, known: Any) -> Mistake | None:
+    def _wrong_key(self, item: Override, base_values: Any) -> Mistake | None:
         """What is wrong with the key of `key=value`, if anything is. Values are looked at when all is composed."""
         key, value = item.key_or_group, item.value()
-        exists = find(known, key)[0] or _is_open(key)
+        exists = find(base_values, key)[0] or _is_open(key)
         if item.package:
             return Mistake(text_of(item), "@ is for groups; write key=value")
         if not exists:
-            return self._unknown_key(key, value, known)
+            return self._unknown_key(key, value, base_values)
         if item.is_delete():
             return Mistake(text_of(item), "a key cannot be removed; give it another value")
         if item.is_add() and not _is_open(key):
             return Mistake(text_of(item), f"the key exists; write {key}={show(value)}, without +")
         parts = leaves(value, key) if isinstance(value, dict) else ()
-        unknown = [(name, part) for name, part in parts if not find(known, name)[0] and not _is_open(name)]
-        return self._unknown_key(*unknown[0], known) if unknown else None
+        unknown = [(name, part) for name, part in parts if not find(base_values, name)[0] and not _is_open(name)]
+        return self._unknown_key(*unknown[0], base_values) if unknown else None
 
-    def _unknown_key(self, key: str, value: Any, known: Any) -> Mistake:
-        _, names, section = find(known, key)
-        within = {"hydra": known["hydra"]} if key.startswith("hydra") else {**known, "hydra": None}
+    def _unknown_key(self, key: str, value: Any, base_values: Any) -> Mistake:
+        _, names, section = find(base_values, key)
+        within = {"hydra": base_values["hydra"]} if key.startswith("hydra") else {**base_values, "hydra": None}
         near = suggest(key, [*(name for name, _ in leaves(within)), *self.groups])
-        option = known["hydra"]["runtime"]["choices"].get(section)
+        option = base_values["hydra"]["runtime"]["choices"].get(section)
         text = f"unknown key with {section}={option}" if option else "unknown key"
         there = f"keys of {section}: {', '.join(names)}" if section else f"groups: {', '.join(self.groups)}"
         return Mistake(key, f"{text}{near} ({there})", None if value is None else show(value))
 
-    def _with_file(self, mistake: Mistake, composed: DictConfig, given: set[str]) -> Mistake:
+    def _with_file(self, mistake: Mistake, composed: DictConfig, overridden: set[str]) -> Mistake:
         """The mistake with the person's own file that it comes from, if it comes from one."""
-        chosen = {} if mistake.key in given else composed.hydra.runtime.choices
+        chosen = {} if mistake.key in overridden else composed.hydra.runtime.choices
         for (group, option), folder in itertools.product(chosen.items(), self.folders):
             path = folder / str(group) / f"{option}.yaml"
             if path.is_file():

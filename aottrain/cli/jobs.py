@@ -35,12 +35,14 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class SweepJob:
-    """overrides: what makes this job differ, as typed. arguments: its whole command line after `python -m aottrain`."""
+    """One job of a sweep, to run in a process of its own."""
 
     number: int
     overrides: Mapping[str, str]
+    """What makes this job differ, as typed."""
     directory: Path
     arguments: Sequence[str]
+    """Its whole command line after `python -m aottrain`."""
 
     @property
     def title(self) -> str:

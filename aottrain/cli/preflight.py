@@ -15,21 +15,21 @@ from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 
 def missing_paths(config: RunConfig) -> list[Mistake]:
     """Paths that are absent, unreadable or empty. Imports nothing, so that a wrong path is answered at once."""
-    found = []
+    mistakes = []
     text = "" if config.data.path is None else _unreadable(Path(config.data.path))
     if text:
-        found.append(Mistake("data.path", text, config.data.path))
+        mistakes.append(Mistake("data.path", text, config.data.path))
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         text = "no such file or folder; give the output directory of an earlier run, or auto"
-        found.append(Mistake("resume", text, config.resume))
+        mistakes.append(Mistake("resume", text, config.resume))
     if config.decisions not in (MEASURED, DEFAULT):
         try:
             read_record(config.decisions)
         except ValueError as error:
             reason = "no such file or folder" if not Path(config.decisions).exists() else str(error)
             text = f"{reason}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
-            found.append(Mistake("decisions", text, config.decisions))
-    return found
+            mistakes.append(Mistake("decisions", text, config.decisions))
+    return mistakes
 
 
 def _unreadable(path: Path) -> str:
@@ -44,22 +44,22 @@ def _unreadable(path: Path) -> str:
     return ""
 
 
-def unusable(config: RunConfig, known_wrong: Iterable[str]) -> list[Mistake]:
+def unusable(config: RunConfig, wrong_keys: Iterable[str]) -> list[Mistake]:
     """A device or a kernel's target that is not there. Imports torch, and the target, if there is one to look at."""
     checks = []
-    if config.kernel.target is not None and "kernel.target" not in known_wrong:
+    if config.kernel.target is not None and "kernel.target" not in wrong_keys:
         checks.append("load_kernel")
-    if config.device.startswith("cuda") and "device" not in known_wrong:
+    if config.device.startswith("cuda") and "device" not in wrong_keys:
         checks.append("find_device")
-    found = []
+    mistakes = []
     for check in checks:
         from aottrain.tasks import build
 
         try:
             build.load_kernel(config) if check == "load_kernel" else build.find_device(config.device)
         except ConfigError as error:
-            found += [Mistake.from_line(line) for line in error.mistakes]
-    return found
+            mistakes += [Mistake.from_line(line) for line in error.mistakes]
+    return mistakes
 
 
 def without_text(config: RunConfig) -> list[Mistake]:

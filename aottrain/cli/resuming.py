@@ -26,19 +26,23 @@ GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups,
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run was told. values: its configuration; choices: the option of each group."""
+    """What a run was told."""
 
     folder: Path
     values: Mapping[str, Any]
+    """Its configuration."""
     choices: Mapping[str, str]
+    """The option of each group."""
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """texts: the command line behind the recorded settings; notes: what to say about it, a line each."""
+    """A command line that resumes a run."""
 
     texts: tuple[str, ...]
+    """It, behind the recorded settings."""
     notes: tuple[str, ...] = ()
+    """What to say about it, a line each."""
 
 
 def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = False) -> Resumed:
@@ -57,7 +61,7 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
         note = f"resume={path}: no {RECORD} beside it: what is not given here has its default"
         return Resumed(tuple(texts), (note,) if missing else ())
     recorded = _read(folder)
-    together = (*_taken(composer, recorded, texts), *texts)
+    together = (*_recorded_overrides(composer, recorded, texts), *texts)
     notes = [f"resume: the settings are those of {folder}", *_differences(composer, recorded, together)]
     return Resumed(together, tuple(notes))
 
@@ -95,11 +99,11 @@ def _load(path: Path) -> DictConfig:
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
 
 
-def _taken(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
+def _recorded_overrides(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
     """Overrides that give a new run the recorded settings, but for what `texts` set."""
-    given = composer.parse(texts)[0]
-    own = {item.key_or_group for item in given}
-    for_all = [text_of(item) for item in given if item.key_or_group in GLOBAL_GROUPS]
+    overrides = composer.parse(texts)[0]
+    own = {item.key_or_group for item in overrides}
+    for_all = [text_of(item) for item in overrides if item.key_or_group in GLOBAL_GROUPS]
     shipped, base = composer.plain(()), composer.plain(for_all)
     own |= {group for group in composer.groups if composer.choice(group, for_all) != composer.choice(group, ())}
     own |= {key for key, value in leaves(base) if find(shipped, key)[0] and value != value_at(shipped, key)}
@@ -109,11 +113,11 @@ def _taken(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list
         if group in composer.groups and group not in (*GLOBAL_GROUPS, *own) and option in composer.options(group)
         if option != composer.choice(group, ())
     ]
-    known = composer.plain([*choices, *texts])
+    chosen = composer.plain([*choices, *texts])
     return choices + [
         override(key, value)
         for key, value in leaves(recorded.values)
-        if find(known, key)[0] and value_at(known, key) != value and not any(is_within(key, name) for name in own)
+        if find(chosen, key)[0] and value_at(chosen, key) != value and not any(is_within(key, name) for name in own)
     ]
 
 

@@ -48,8 +48,8 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     folder = ""
     for number, overrides in enumerate(jobs):
         texts = list(overrides.values())
-        job, found = composer.check(texts, sweep=True)
-        mistakes += found
+        job, wrong = composer.check(texts, sweep=True)
+        mistakes += wrong
         if job is not None:
             with read_write(job.composed.hydra):
                 job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
@@ -63,13 +63,13 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
         return run_sweep(planned, Path(folder))
 
 
-def _sweep_job(number: int, given: list[Override], job: Job, folder: Path, flags: argparse.Namespace) -> SweepJob:
+def _sweep_job(number: int, overrides: list[Override], job: Job, folder: Path, flags: argparse.Namespace) -> SweepJob:
     directory = folder / str(job.composed.hydra.sweep.subdir)
     named = {"config-dir": flags.config_dir, "config-path": flags.config_path, "config-name": flags.config_name}
     arguments = [f"--{name}={value}" for name, value in named.items() if value]
     own = ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.run.dir={quoted(str(directory))}"]
-    arguments += [*map(text_of, given), *own]
+    arguments += [*map(text_of, overrides), *own]
     if "group" in job.composed.logger and job.config.logger.group is None and "WANDB_RUN_GROUP" not in os.environ:
         arguments.append(f"logger.group={quoted(f'sweep-{folder.name}')}")  # so that wandb overlays the jobs
-    shown = {item.key_or_group: show(item.value()) for item in given if not item.is_hydra_override()}
+    shown = {item.key_or_group: show(item.value()) for item in overrides if not item.is_hydra_override()}
     return SweepJob(number, shown, directory, arguments)

@@ -94,9 +94,11 @@ def usage(conf: Path, version: str) -> str:
 
 def _keys() -> list[str]:
     """A line for each of the keys most used: its default, or the names that it takes, and the head of its sentence."""
-    known = {**keys(), **model_keys(RunConfig().recipe.name)}
-    shown = {key.name: "|".join(key.one_of) or show(key.default) for key in known.values()}
-    return [f"  {f'{name}={shown[name]}':<34}{known[name].meaning.partition(';')[0].rstrip('.')}" for name in MOST_USED]
+    documented = {**keys(), **model_keys(RunConfig().recipe.name)}
+    shown = {key.name: "|".join(key.one_of) or show(key.default) for key in documented.values()}
+    return [
+        f"  {f'{name}={shown[name]}':<34}{documented[name].meaning.partition(';')[0].rstrip('.')}" for name in MOST_USED
+    ]
 
 
 def _defaults(path: Path) -> dict[str, str]:

@@ -26,15 +26,17 @@ _TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 @dataclass(frozen=True)
 class Key:
-    """name: dotted, as it is typed; allowed: its values, in words; meaning: one sentence; one_of: the names that it
-    takes, where it takes names.
-    """
+    """What is documented of a configuration key."""
 
     name: str
+    """Dotted, as it is typed."""
     allowed: str
+    """Its values, in words."""
     default: Any
     meaning: str
+    """One sentence."""
     one_of: tuple[str, ...] = ()
+    """The names that it takes, where it takes names."""
 
 
 def keys() -> dict[str, Key]:
@@ -44,12 +46,12 @@ def keys() -> dict[str, Key]:
 
 def model_keys(recipe: str) -> dict[str, Key]:
     """Every `recipe.model` key of a recipe by its name, in order."""
-    found = {}
+    by_name = {}
     for field, meaning in _documented(Path(str(recipe_file(recipe))))["Options"]:
         name = join("recipe.model", ast.unparse(field.target))
         allowed = allowed_values(_TYPES[ast.unparse(field.annotation)], Range())
-        found[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)
-    return found
+        by_name[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)
+    return by_name
 
 
 def sections() -> dict[str, str]:
@@ -75,13 +77,13 @@ def _keys_of(section: Any, prefix: str) -> Iterator[Key]:
 def _documented(path: Path) -> dict[str, list[tuple[ast.AnnAssign, str]]]:
     """Of each class in a file its fields, each with the sentence after it; "" where there is none."""
     tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-    found: dict[str, list[tuple[ast.AnnAssign, str]]] = {}
+    by_class: dict[str, list[tuple[ast.AnnAssign, str]]] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             after = [*node.body[1:], None]
             pairs = zip(node.body, after, strict=True)
-            found[node.name] = [(item, _text(next_)) for item, next_ in pairs if isinstance(item, ast.AnnAssign)]
-    return found
+            by_class[node.name] = [(item, _text(next_)) for item, next_ in pairs if isinstance(item, ast.AnnAssign)]
+    return by_class
 
 
 def _text(node: ast.stmt | None) -> str:

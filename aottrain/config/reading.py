@@ -25,51 +25,51 @@ def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
     if "output_dir" in values:
         mistakes.append(Mistake("output_dir", "is set by Hydra; write hydra.run.dir=...", show(values["output_dir"])))
     seen = {mistake.key for mistake in mistakes}
-    return config, mistakes + [found for found in _contradictions(config) if found.key not in seen]
+    return config, mistakes + [mistake for mistake in _contradictions(config) if mistake.key not in seen]
 
 
 def _contradictions(config: RunConfig) -> list[Mistake]:
     """Mistakes that are seen only by looking at several keys, or at a text's form."""
-    found = []
+    mistakes = []
     schedule, engines = config.lr_schedule, config.compare.engines
-    found += _partition_mistakes(config.partition)
-    found += _target_mistakes("kernel", config.kernel.name, "custom", config.kernel.target, _KERNEL)
+    mistakes += _partition_mistakes(config.partition)
+    mistakes += _target_mistakes("kernel", config.kernel.name, "custom", config.kernel.target, _KERNEL)
     if config.recipe.name not in recipe_names():
         text = f"unknown recipe{suggest(config.recipe.name, recipe_names())} (recipes: {', '.join(recipe_names())})"
-        found.append(Mistake("recipe.name", text, config.recipe.name))
+        mistakes.append(Mistake("recipe.name", text, config.recipe.name))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
-        found.append(Mistake("device", f"must be {DEVICES}", config.device))
+        mistakes.append(Mistake("device", f"must be {DEVICES}", config.device))
     if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
         text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
-        found.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
+        mistakes.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):
-        found.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
-    found += _pareto_mistakes(config.pareto)
+        mistakes.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
+    mistakes += _pareto_mistakes(config.pareto)
     if config.task == "pareto" and config.partition.strategy != "budget":
         text = "task=pareto varies the budget; use partition=budget"
-        found.append(Mistake("partition", text, config.partition.strategy))
+        mistakes.append(Mistake("partition", text, config.partition.strategy))
     if config.logger.name == "wandb" and not config.logger.project.strip():
-        found.append(Mistake("logger.project", "must not be empty"))
-    return found
+        mistakes.append(Mistake("logger.project", "must not be empty"))
+    return mistakes
 
 
 def _pareto_mistakes(pareto: ParetoConfig) -> list[Mistake]:
-    found = []
+    mistakes = []
     try:
         budgets = [parse_budget(budget) for budget in pareto.budgets]
         if not budgets or len(set(budgets)) < len(budgets):
             text = "must name at least one budget, and none twice"
-            found.append(Mistake("pareto.budgets", text, show(pareto.budgets)))
+            mistakes.append(Mistake("pareto.budgets", text, show(pareto.budgets)))
     except ValueError:
-        found.append(Mistake("pareto.budgets", f"each must be {ALLOWED}", show(pareto.budgets)))
+        mistakes.append(Mistake("pareto.budgets", f"each must be {ALLOWED}", show(pareto.budgets)))
     if len(set(pareto.engines)) < len(pareto.engines):
-        found.append(Mistake("pareto.engines", "must name none twice", show(pareto.engines)))
+        mistakes.append(Mistake("pareto.engines", "must name none twice", show(pareto.engines)))
     for key in ("torch_backends", "torch_budgets"):
         values = getattr(pareto, key)
         if not values or len(set(values)) < len(values):
             text = "must name at least one, and none twice; leave torch_compile out of pareto.engines for none"
-            found.append(Mistake(f"pareto.{key}", text, show(values)))
-    return found
+            mistakes.append(Mistake(f"pareto.{key}", text, show(values)))
+    return mistakes
 
 
 _KERNEL = "a callable (GraphModule, example_inputs) -> callable"
@@ -77,19 +77,19 @@ _POLICY = "a callable aottrain.ForwardValue -> save | recompute | free"
 
 
 def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
-    found = []
+    mistakes = []
     if partition.strategy == "budget":
         try:
             parse_budget(partition.budget)
         except ValueError:
-            found.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
+            mistakes.append(Mistake("partition.budget", f"must be {ALLOWED}", show(partition.budget)))
     elif partition.budget is not None:
         text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
-        found.append(Mistake("partition.budget", text, show(partition.budget)))
+        mistakes.append(Mistake("partition.budget", text, show(partition.budget)))
     if partition.strategy != "checkpoint" and partition.modules:
         text = f"partition={partition.strategy} takes no modules; use partition=checkpoint"
-        found.append(Mistake("partition.modules", text, show(partition.modules)))
-    return found + _target_mistakes("partition", partition.strategy, "policy", partition.target, _POLICY)
+        mistakes.append(Mistake("partition.modules", text, show(partition.modules)))
+    return mistakes + _target_mistakes("partition", partition.strategy, "policy", partition.target, _POLICY)
 
 
 def _target_mistakes(group: str, name: str, wants: str, target: str | None, what: str) -> list[Mistake]:
@@ -118,8 +118,8 @@ def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
         text = f"Options.check() must return a list of texts, it returned {lines!r}"
         return config, [Mistake("recipe", text, config.recipe.name)]
     seen = {mistake.key for mistake in mistakes}
-    found = [Mistake.from_line(join(prefix, line)) for line in lines]
-    mistakes += [mistake for mistake in found if mistake.key not in seen]
+    refused = [Mistake.from_line(join(prefix, line)) for line in lines]
+    mistakes += [mistake for mistake in refused if mistake.key not in seen]
     return dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model)), mistakes
 
 

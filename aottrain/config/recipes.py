@@ -43,7 +43,7 @@ def load_recipe(name: str) -> ModuleType:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise  # of an installation, not of the recipe: the command line says what to do
         file = recipe_file(name)
-        raise ConfigError(f"recipe={name}: cannot be imported: {_told(error, file) or _brief(error)}") from error
+        raise ConfigError(f"recipe={name}: cannot be imported: {_error_text(error, file) or _brief(error)}") from error
     if lacks := _lacks(recipe):
         file = _shown(str(recipe.__file__))
         raise ConfigError([f"recipe={name}: {file} {text}" for text in lacks])
@@ -71,34 +71,34 @@ def recipe_errors(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         file = recipe_file(name)
-        if (text := _told(error, file)) is None:
+        if (text := _error_text(error, file)) is None:
             raise
         raise RecipeError(text) from error
 
 
 def _lacks(recipe: ModuleType) -> list[str]:
     """What the module lacks of a recipe, each as the end of a sentence that begins with its file."""
-    found = []
+    lacks = []
     options = getattr(recipe, "Options", None)
     if not (inspect.isclass(options) and dataclasses.is_dataclass(options)):
-        found.append("has no dataclass Options with the recipe's settings")
+        lacks.append("has no dataclass Options with the recipe's settings")
     else:
         if not callable(getattr(options, "check", None)):
-            found.append("has an Options without the method check(self) -> list[str]")
+            lacks.append("has an Options without the method check(self) -> list[str]")
         fields = dataclasses.fields(options)
         names = {item.name for item in fields}
         unset = [i.name for i in fields if i.init and i.default is i.default_factory is dataclasses.MISSING]
-        found += [f"has an Options whose {name} has no default" for name in unset]
+        lacks += [f"has an Options whose {name} has no default" for name in unset]
         if not hasattr(recipe, "make_batch") and (missing := sorted({"context", "vocab_size"} - names)):
             text = f"has an Options without {' and '.join(missing)}, which a recipe for text needs; "
-            found.append(text + "one with data of its own has make_batch(options, batch_size, generator)")
+            lacks.append(text + "one with data of its own has make_batch(options, batch_size, generator)")
     for name, parameters in (MUST_HAVE | MAY_HAVE).items():
         function = getattr(recipe, name, None)
         if function is None and name in MUST_HAVE:
-            found.append(f"has no function {name}({', '.join(parameters)})")
+            lacks.append(f"has no function {name}({', '.join(parameters)})")
         elif function is not None and not _takes(function, len(parameters)):
-            found.append(f"has a {name} that cannot be called as {name}({', '.join(parameters)})")
-    return found
+            lacks.append(f"has a {name} that cannot be called as {name}({', '.join(parameters)})")
+    return lacks
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
@@ -113,7 +113,7 @@ def _takes(function: Callable[..., Any], count: int) -> bool:
     return True
 
 
-def _told(error: Exception, file: str | None) -> str | None:
+def _error_text(error: Exception, file: str | None) -> str | None:
     """The error with the line of the recipe, or of a module that it uses, that raised it.
 
     None where the recipe is not to blame: it was not running, or code of this package that it called raised.

@@ -18,11 +18,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Mistake:
-    """One wrong setting. `key` is its full dotted name (or a file), `value` what was given, `text` what is allowed."""
+    """One wrong setting."""
 
     key: str
+    """Its full dotted name, or a file."""
     text: str
+    """What is allowed."""
     value: str | None = None
+    """What was given."""
 
     def __str__(self) -> str:
         name = self.key if self.value is None else f"{self.key}={self.value}"
@@ -38,15 +41,17 @@ class Mistake:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """What values a field allows; `low` and `high` belong to the range, `above` and `below` do not. form: in words, for
-    values whose form is checked elsewhere."""
+    """What values a field allows."""
 
     low: float | None = None
+    """Allowed itself, as `high` is."""
     high: float | None = None
     above: float | None = None
+    """Not allowed itself, as `below` is not."""
     below: float | None = None
     one_of: tuple[str, ...] = ()
     form: str = ""
+    """In words, for values whose form is checked elsewhere."""
 
     def admits(self, value: Any) -> bool:
         if self.one_of:
@@ -105,8 +110,8 @@ def build(cls: type, values: Any, prefix: str = "") -> tuple[Any, list[Mistake]]
     for name in fields.keys() & values.keys():
         key, hint = join(prefix, name), hints[name]
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            arguments[name], found = build(hint, values[name], key)
-            mistakes += found
+            arguments[name], within = build(hint, values[name], key)
+            mistakes += within
             continue
         try:
             arguments[name] = _checked(values[name], hint, fields[name].metadata.get("range", Range()))
@@ -142,24 +147,24 @@ def find(values: Any, key: str) -> tuple[bool, list[str], str]:
     return True, [], ""
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, candidates: Iterable[str]) -> str:
     """`; did you mean x?` for the known name nearest to `word`, in all or in the part after its last dot; or ""."""
-    names = list(known)
+    names = list(candidates)
     last = word.rsplit(".", 1)[-1]
     by_last: dict[str, list[str]] = {}
     for name in names:
         by_last.setdefault(name.rsplit(".", 1)[-1], []).append(name)
-    found = (
+    near = (
         difflib.get_close_matches(word, names, n=1, cutoff=0.85)
         or by_last.get(last, [])[:3]
-        or [by_last[near][0] for near in difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)]
+        or [by_last[close][0] for close in difflib.get_close_matches(last, by_last, n=1, cutoff=0.7)]
         or difflib.get_close_matches(word, names, n=1, cutoff=0.95 if "." in word else 0.6)
     )
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
-def _unknown(key: str, value: Any, known: Iterable[str], prefix: str) -> Mistake:
-    names = [join(prefix, name) for name in known]
+def _unknown(key: str, value: Any, fields: Iterable[str], prefix: str) -> Mistake:
+    names = [join(prefix, name) for name in fields]
     where = f"keys of {prefix}" if prefix else "keys"
     options = ", ".join(name.rsplit(".", 1)[-1] for name in names)
     return Mistake(key, f"unknown key{suggest(key, names)} ({where}: {options})", show(value))

@@ -23,16 +23,16 @@ MAX_WARNINGS = 3  # about single files
 
 @dataclass(frozen=True)
 class Text:
-    """train, held_out: uint8 of (num_bytes,), the start and the end of one text. fingerprint: SHA-256 of all of it.
-
-    notes: how much was read from the person's own files, and which of them are no text, a line each.
-    """
+    """The start and the end of one text, as uint8 of (num_bytes,)."""
 
     source: str
     train: torch.Tensor
     held_out: torch.Tensor
+    """The end, for evaluation."""
     fingerprint: str
+    """SHA-256 of all of it."""
     notes: tuple[str, ...] = ()
+    """How much was read from the person's own files, and which of them are no text, a line each."""
 
 
 def builtin_text() -> bytes:

@@ -14,40 +14,45 @@ from aottrain.ir.units import format_bytes
 
 @dataclass(frozen=True)
 class StageRecord:
-    """One stage of the pipeline. `seconds` is wall time, `cpu_seconds` processor time, of compilers run beside too;
-    `after` is the graph's text ("" where not kept)."""
+    """One stage of the pipeline."""
 
     name: str
     seconds: float
+    """Wall time."""
     num_nodes_before: int
     num_nodes_after: int
     after: str = ""
+    """The graph's text, "" where not kept."""
     note: str = ""
     cpu_seconds: float = 0.0
+    """Processor time, of compilers run beside too."""
 
 
 @dataclass(frozen=True)
 class ValueRecord:
-    """One forward value that is saved for, or recomputed in, the backward.
-
-    name: node name in the joint graph; op: ATen overload; module: module path ("" if none); source: "file.py:line";
-    num_bytes: size of its storage; recompute_flops: what recomputing it alone costs; reason: why this was decided.
-    recompute_s: by the cost model, of a recomputed value the seconds of its op; of a saved one what the step would take
-    longer if it were recomputed, with all that this needs (None: it may not be). peak_change: the bytes by which the
-    step's peak would change then (None: not simulated).
-    """
+    """One forward value that is saved for, or recomputed in, the backward."""
 
     name: str
+    """Of its node in the joint graph."""
     op: str
+    """ATen overload."""
     module: str
+    """Module path, "" if none."""
     source: str
+    """As "file.py:line"."""
     shape: tuple[int, ...]
     dtype: str
     num_bytes: int
+    """Size of its storage."""
     recompute_flops: int
+    """What recomputing it alone costs."""
     reason: str
+    """Why this was decided."""
     recompute_s: float | None = None
+    """By the cost model: of a recomputed value the seconds of its op; of a saved one what the step would take longer if
+    it were recomputed, with all that this needs (None: it may not be)."""
     peak_change: int | None = None
+    """Bytes by which the step's peak would change then (None: not simulated)."""
 
 
 @dataclass(frozen=True)
@@ -64,22 +69,23 @@ class AliveRecord:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Predicted bytes over one call and its backward.
-
-    fixed: alive throughout, by category. live: for each instant (before the forward, while each of its ops that
-    allocates runs, and so for the backward) the bytes of each of `categories`; the first `num_forward` instants are
-    the forward's. peak: the instant of the most; at, at_module: the op that runs then; alive: the largest of the
-    `num_alive` storages that are alive then.
-    """
+    """Predicted bytes over one call and its backward."""
 
     fixed: dict[str, int]
+    """Alive throughout, by category."""
     categories: tuple[str, ...]
     live: tuple[tuple[int, ...], ...]
+    """For each instant (before the forward, while each of its ops that allocates runs, and so for the backward) the
+    bytes of each of `categories`."""
     num_forward: int
+    """How many instants, the first ones, are the forward's."""
     peak: int
+    """The instant of the most."""
     at: str = ""
+    """The op that runs then, `at_module` its module."""
     at_module: str = ""
     alive: tuple[AliveRecord, ...] = ()
+    """The largest of the `num_alive` storages that are alive then."""
     num_alive: int = 0
 
     @property
@@ -104,41 +110,40 @@ class MemoryTimeline:
 
 @dataclass(frozen=True)
 class Gap:
-    """What recompute adds to a step, and what it must add: seconds by the cost model, op by op.
-
-    step_s: every op once; added_s: what the plan computes twice; least_added_s: what every plan whose peak is not
-    higher must compute twice, if not more.
-    """
+    """What recompute adds to a step, and what it must add: seconds by the cost model, op by op."""
 
     step_s: float
+    """Every op once."""
     added_s: float
+    """What the plan computes twice."""
     least_added_s: float
+    """What every plan whose peak is not higher must compute twice, if not more."""
 
 
 @dataclass(frozen=True)
 class Fallback:
-    """A call that ran eagerly: what could not be compiled, where it was written, how often it happened.
-
-    is_fault: no call did, but a fault of the compiler left a program's operators to run one by one.
-    """
+    """A call that ran eagerly."""
 
     reason: str
+    """What could not be compiled."""
     source: str = ""
+    """Where it was written."""
     count: int = 1
+    """How often it happened."""
     is_fault: bool = False
+    """No call did, but a fault of the compiler left a program's operators to run one by one."""
 
 
 @dataclass
 class Replays:
-    """What cuda_graphs=True came to in one program; it grows with each call of its forward and its backward.
-
-    reason: why neither is recorded, "" where they may be. plain: calls that ran kernel by kernel, by reason.
-    """
+    """What cuda_graphs=True came to in one program; it grows with each call of its forward and its backward."""
 
     reason: str = ""
+    """Why neither is recorded, "" where they may be."""
     recordings: int = 0
     replays: int = 0
     plain: dict[str, int] = field(default_factory=dict)
+    """Calls that ran kernel by kernel, by reason."""
 
     def __str__(self) -> str:
         if self.reason:
@@ -149,33 +154,26 @@ class Replays:
 
 @dataclass
 class Tangents:
-    """For which backward a program's peak is predicted; it grows where the backward runs for other gradients.
-
-    defined: whether the gradient of each differentiable result comes; () where all do. others: such tuples, of calls
-    whose peak is not predicted.
-    """
+    """For which backward a program's peak is predicted; it grows where the backward runs for other gradients."""
 
     defined: tuple[bool, ...] = ()
+    """Whether the gradient of each differentiable result comes; () where all do."""
     others: list[tuple[bool, ...]] = field(default_factory=list)
+    """Such tuples, of calls whose peak is not predicted."""
 
     def __str__(self) -> str:
         expected = f"from result {self.defined.index(True)} of {len(self.defined)} alone" if self.defined else ""
-        others = [" and ".join(str(i) for i, flag in enumerate(known) if flag) for known in self.others]
+        others = [" and ".join(str(i) for i, flag in enumerate(mask) if flag) for mask in self.others]
         ran = f"the backward also ran from {', from '.join(others)}, for which there is no prediction" if others else ""
         return "; ".join(filter(None, (expected, ran)))
 
 
 @dataclass(frozen=True)
 class GraphReport:
-    """One compiled program (one set of guards). All sizes in bytes, all times in seconds.
+    """One compiled program (one set of guards). All sizes in bytes, all times in seconds."""
 
-    saved_bytes: distinct residual storages without parameters, buffers and batch.
-    memory: predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients,
-        saved, temporaries, workspaces, outputs, reserved, arena); workspaces: what library calls allocate inside
-        themselves, where counts_workspaces; arena: temporaries that are used again from step to step.
-    """
-
-    mode: str  # "train": forward and backward; "inference": forward alone
+    mode: str
+    """One of "train" (forward and backward) and "inference" (forward alone)."""
     partition: str
     budget: Budget | None
     kernel: str
@@ -183,38 +181,58 @@ class GraphReport:
     saved: tuple[ValueRecord, ...]
     recomputed: tuple[ValueRecord, ...]
     saved_bytes: int
+    """Distinct residual storages without parameters, buffers and batch."""
     min_cut_saved_bytes: int
     save_all_bytes: int
     predicted_peak_bytes: int
     memory: dict[str, int]
+    """Predicted bytes alive at the predicted peak, by category (parameters, buffers, batch, gradients, saved,
+    temporaries, workspaces, outputs, reserved, arena). Workspaces are what library calls allocate inside themselves,
+    where `counts_workspaces`; the arena holds temporaries that are used again from step to step."""
     forward_flops: int
     backward_flops: int
     recompute_flops: int
-    num_nodes: dict[str, int]  # joint, forward, backward
+    num_nodes: dict[str, int]
+    """Joint, forward, backward."""
     forward_text: str
     backward_text: str
-    num_draws: int  # random draws per call
-    # Of each plan that a budget could choose: (peak in bytes, seconds of recompute).
+    num_draws: int
+    """Random draws per call."""
     curve: tuple[tuple[int, float], ...] = ()
-    kernels: tuple[str, ...] = ()  # names of generated kernels; () where every op runs through ATen
-    num_kernel_functions: int = 0  # that these kernels are: equal ones are one
+    """Of each plan that a budget could choose: (peak in bytes, seconds of recompute)."""
+    kernels: tuple[str, ...] = ()
+    """Names of generated kernels; () where every op runs through ATen."""
+    num_kernel_functions: int = 0
+    """That these kernels are: equal ones are one."""
     arena_bytes: int = 0
-    kernel_reason: str = ""  # why `kernel` is not what was asked for
-    library_calls: dict[str, int] = field(default_factory=dict)  # calls outside of generated kernels, by operator
-    # Calls whose code hangs on the model of the processor, not on its instructions alone, by operator.
+    kernel_reason: str = ""
+    """Why `kernel` is not what was asked for."""
+    library_calls: dict[str, int] = field(default_factory=dict)
+    """Calls outside of generated kernels, by operator."""
     tuned_calls: dict[str, int] = field(default_factory=dict)
+    """Calls whose code hangs on the model of the processor, not on its instructions alone, by operator."""
     timeline: MemoryTimeline | None = None
     counts_workspaces: bool = True
-    loss_heads: tuple[str, ...] = ()  # what was decided about each cross-entropy, where one may be computed in chunks
-    layouts: str = ""  # what was decided about the layouts of convolutions, and why; "" where there are none
-    gap: Gap | None = None  # None where nothing is trained
-    cuda_graphs: Replays | None = None  # None where none are wanted
-    tangents: Tangents = field(default_factory=Tangents)  # that the predicted peak is for
-    capture: str = ""  # "dynamo" | "trace": how the program was captured
-    inputs: tuple[str, ...] = ()  # types and shapes of what a call is given, parameters and buffers not among them
-    num_parameters: int = 0  # elements of the parameters that it reads
-    machine: str = ""  # on which it was compiled, and when: a line
-    decisions: Record = field(default_factory=Record)  # what was decided by measuring, or instead of it
+    loss_heads: tuple[str, ...] = ()
+    """What was decided about each cross-entropy, where one may be computed in chunks."""
+    layouts: str = ""
+    """What was decided about the layouts of convolutions, and why; "" where there are none."""
+    gap: Gap | None = None
+    """None where nothing is trained."""
+    cuda_graphs: Replays | None = None
+    """None where none are wanted."""
+    tangents: Tangents = field(default_factory=Tangents)
+    """For which the peak is predicted."""
+    capture: str = ""
+    """How the program was captured, one of "dynamo" and "trace"."""
+    inputs: tuple[str, ...] = ()
+    """Types and shapes of what a call is given, parameters and buffers not among them."""
+    num_parameters: int = 0
+    """Elements of the parameters that it reads."""
+    machine: str = ""
+    """On which it was compiled, and when: a line."""
+    decisions: Record = field(default_factory=Record)
+    """What was decided by measuring, or instead of it."""
 
     @property
     def compile_s(self) -> float:
@@ -261,25 +279,27 @@ class CompileReport:
     """Everything one compiled callable has done so far: it grows as new input signatures are compiled.
 
     `print` shows it as a page of text, a notebook as a page with pictures, which `save` writes; `explain` lists every
-    value. target: what was compiled, by its name; graph_breaks: where TorchDynamo cut it.
+    value.
     """
 
     graphs: list[GraphReport] = field(default_factory=list)
     fallbacks: list[Fallback] = field(default_factory=list)
     target: str = ""
+    """What was compiled, by its name."""
     graph_breaks: list[GraphBreak] = field(default_factory=list)
+    """Where TorchDynamo cut it."""
 
     def clear(self) -> None:
         """What was compiled is gone."""
-        for found in (self.graphs, self.fallbacks, self.graph_breaks):
-            found.clear()
+        for records in (self.graphs, self.fallbacks, self.graph_breaks):
+            records.clear()
 
     @property
     def breaks_text(self) -> str:
         """What graph breaks mean for peaks and budgets; "" where there are none."""
         if not self.graph_breaks:
             return ""
-        places = "; ".join(f"{found.source} ({found.reason})" for found in self.graph_breaks)
+        places = "; ".join(f"{graph_break.source} ({graph_break.reason})" for graph_break in self.graph_breaks)
         return f"{MEANING_OF_BREAKS}; TorchDynamo broke at {places}"
 
     @property
@@ -345,9 +365,9 @@ def add_graph_break(report: CompileReport, reason: str, source: str = "") -> boo
 
 
 def _count(counted: list[Any], one: Any) -> bool:
-    for i, known in enumerate(counted):
-        if known.reason == one.reason and (known.source == one.source or not one.source):
-            counted[i] = replace(known, count=known.count + 1)
+    for i, record in enumerate(counted):
+        if record.reason == one.reason and (record.source == one.source or not one.source):
+            counted[i] = replace(record, count=record.count + 1)
             return False
     counted.append(one)
     return True

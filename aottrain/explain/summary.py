@@ -50,11 +50,11 @@ def capture_text(graph: GraphReport) -> str:
 
 def inputs_text(graph: GraphReport) -> str:
     """`float32[4 x 128], int64[4] and 3 more; 1.85 M parameters`; "" where neither is known."""
-    some = ", ".join(graph.inputs[:_NUM_INPUTS])
+    first = ", ".join(graph.inputs[:_NUM_INPUTS])
     rest = len(graph.inputs) - _NUM_INPUTS
-    given = f"{some} and {rest} more" if rest > 0 else some
+    inputs = f"{first} and {rest} more" if rest > 0 else first
     parameters = f"{format_count(graph.num_parameters)} parameters" if graph.num_parameters else ""
-    return "; ".join(filter(None, [given, parameters]))
+    return "; ".join(filter(None, [inputs, parameters]))
 
 
 def _figures(graph: GraphReport, report: CompileReport) -> list[tuple[str, str]]:
@@ -131,21 +131,25 @@ def _fallbacks(fallbacks: Iterable[Fallback]) -> list[str]:
 
 
 def _graph_breaks(report: CompileReport) -> list[str]:
-    lines = [line for found in report.graph_breaks for line in _wrapped(f"{found.source}: {found.reason}", indent=2)]
+    lines = [
+        line
+        for graph_break in report.graph_breaks
+        for line in _wrapped(f"{graph_break.source}: {graph_break.reason}", indent=2)
+    ]
     return lines + _wrapped(MEANING_OF_BREAKS, indent=2)
 
 
 def _decided(graph: GraphReport) -> list[str]:
-    rows = [(f"{asked}: {answer}", times, source) for asked, answer, times, source in graph.decisions.rows()]
+    rows = [(f"{question}: {answer}", times, source) for question, answer, times, source in graph.decisions.rows()]
     lines = [line for row in rows[:_NUM_DECISIONS] for line in _wrapped("; ".join(filter(None, row)), 2)]
     return lines + ([f"  and {len(rows) - _NUM_DECISIONS} more"] if len(rows) > _NUM_DECISIONS else [])
 
 
 def _largest(values: Sequence[ValueRecord]) -> list[str]:
-    some = values[:_NUM_VALUES]
-    of = f", {len(some)} of {len(values)}" if len(values) > len(some) else ""
+    shown = values[:_NUM_VALUES]
+    of = f", {len(shown)} of {len(values)}" if len(values) > len(shown) else ""
     lines = [f"Largest saved values{of}"]
-    for value in some:
+    for value in shown:
         where = ", ".join(filter(None, [value.module, value.source]))
         lines.append(
             f"  {format_bytes(value.num_bytes):>8}  {value.name}  {format_shape(value.shape)} {value.dtype}  {where}"

@@ -109,15 +109,15 @@ def timeline_text(timeline: MemoryTimeline, width: int = 72, height: int = 8) ->
 
 
 def _alive_table(timeline: MemoryTimeline) -> str:
-    some = timeline.alive[:_NUM_ALIVE]
+    shown = timeline.alive[:_NUM_ALIVE]
     rows = [
         (record.name, record.module, record.op.removeprefix("aten."), format_shape(record.shape))
         + (format_bytes(record.num_bytes), LABELS.get(record.category, record.category))
-        for record in some
+        for record in shown
     ]
     text = table(("value", "module", "op", "shape", "size", "as"), rows, right=[4])
-    rest = timeline.num_alive - len(some)
-    return f"Alive at the top{f', the largest {len(some)} of {timeline.num_alive}' if rest > 0 else ''}\n{text}"
+    rest = timeline.num_alive - len(shown)
+    return f"Alive at the top{f', the largest {len(shown)} of {timeline.num_alive}' if rest > 0 else ''}\n{text}"
 
 
 def _value_table(values: Sequence[ValueRecord], max_rows: int | None) -> str:
@@ -153,7 +153,7 @@ def _fallbacks(fallbacks: Sequence[Fallback]) -> str:
 
 
 def _graph_breaks(breaks: Sequence[GraphBreak]) -> str:
-    rows = [(str(found.count), found.reason, found.source) for found in breaks]
+    rows = [(str(graph_break.count), graph_break.reason, graph_break.source) for graph_break in breaks]
     return "Where TorchDynamo broke the graph\n" + table(("times", "reason", "source"), rows, right=[0])
 
 

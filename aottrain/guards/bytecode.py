@@ -37,12 +37,12 @@ def globals_of(code: types.CodeType) -> frozenset[str]:
     """The names that it may read or write as globals: an attribute may have the name of one that it does not touch."""
     if _WAYS_ROUND & (names := names_of(code)):
         return frozenset(names)
-    found: set[str] = set()
+    global_names: set[str] = set()
     for inner in codes_of(code):
         extended = 0
         for op, low in zip(inner.co_code[::2], inner.co_code[1::2], strict=True):
             argument = extended | low
             extended = argument << 8 if op == opcode.EXTENDED_ARG else 0
             if op in _GLOBAL:
-                found.add(inner.co_names[argument >> 1 if op == _SHIFTED else argument])
-    return frozenset(found)
+                global_names.add(inner.co_names[argument >> 1 if op == _SHIFTED else argument])
+    return frozenset(global_names)

@@ -116,16 +116,16 @@ def unknown() -> bool:
 class _Same:
     """Slots of one kind of table whose values are the very objects that they were."""
 
-    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], known: list[Any]):
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], expected: list[Any]):
         self._default = () if kind in (getitem, read) else (MISSING,)
-        self._kind, self._tables, self._keys, self._known = kind, tables, keys, known
+        self._kind, self._tables, self._keys, self._expected = kind, tables, keys, expected
         self._values = _reader(kind, tables, keys)
 
     def holds(self) -> bool:
-        return all(map(is_, self._values(), self._known))
+        return all(map(is_, self._values(), self._expected))
 
     def difference(self) -> Differs:
-        for i in range(len(self._known)):
+        for i in range(len(self._expected)):
             if self._differs(i):
                 return partial(self._still_differs, i)
         return unknown
@@ -137,7 +137,7 @@ class _Same:
             return unknown()
 
     def _differs(self, i: int) -> bool:
-        return self._value(i) is not self._known[i]
+        return self._value(i) is not self._expected[i]
 
     def _value(self, i: int) -> Any:
         return self._kind(self._tables[i], self._keys[i], *self._default)
@@ -146,30 +146,30 @@ class _Same:
 class _Alive(_Same):
     """The same, of objects that are not kept alive here."""
 
-    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], known: list[Any]):
-        super().__init__(kind, tables, keys, list(map(id, known)))
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], expected: list[Any]):
+        super().__init__(kind, tables, keys, list(map(id, expected)))
 
     def holds(self) -> bool:
-        return list(map(id, self._values())) == self._known
+        return list(map(id, self._values())) == self._expected
 
     def _differs(self, i: int) -> bool:
-        return id(self._value(i)) != self._known[i]
+        return id(self._value(i)) != self._expected[i]
 
 
 class _Equal(_Same):
     """Plain values: of the same type, and equal."""
 
-    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], known: list[Any]):
-        super().__init__(kind, tables, keys, known)
-        self._kinds = list(map(type, known))
+    def __init__(self, kind: Any, tables: list[Any], keys: list[Any], expected: list[Any]):
+        super().__init__(kind, tables, keys, expected)
+        self._kinds = list(map(type, expected))
 
     def holds(self) -> bool:
         values = list(self._values())
-        return all(map(is_, map(type, values), self._kinds)) and values == self._known
+        return all(map(is_, map(type, values), self._kinds)) and values == self._expected
 
     def _differs(self, i: int) -> bool:
         value = self._value(i)
-        return type(value) is not self._kinds[i] or value != self._known[i]
+        return type(value) is not self._kinds[i] or value != self._expected[i]
 
 
 Reader = Callable[[], Iterable[Any]]
@@ -178,9 +178,9 @@ Reader = Callable[[], Iterable[Any]]
 def _grouped(slots: Sequence[Slot], group: type[_Same]) -> list[_Same]:
     """For each kind of table what reads and compares all that there are."""
     groups: dict[Any, tuple[list[Any], list[Any], list[Any]]] = {}
-    for table, key, known in slots:
+    for table, key, expected in slots:
         kind, source = _kind(table)
-        for column, value in zip(groups.setdefault(kind, ([], [], [])), (source, key, known), strict=True):
+        for column, value in zip(groups.setdefault(kind, ([], [], [])), (source, key, expected), strict=True):
             column.append(value)
     return [group(kind, *columns) for kind, columns in groups.items()]
 
@@ -204,9 +204,9 @@ def _reader(kind: Any, tables: list[Any], keys: list[Any]) -> Reader:
     return lambda: map(kind, tables, keys, repeat(MISSING))
 
 
-def has_others(items: Iterable[Any], known: list[int]) -> bool:
+def has_others(items: Iterable[Any], identities: list[int]) -> bool:
     """Whether it holds other objects, or in another order, than those with these identities."""
-    return list(map(id, items)) != known
+    return list(map(id, items)) != identities
 
 
 def restore_tables(copies: Iterable[tuple[Any, Any]]) -> None:
@@ -226,15 +226,15 @@ def restore_tables(copies: Iterable[tuple[Any, Any]]) -> None:
 
 def restore_slots(slots: Iterable[Slot]) -> None:
     """Put back what was there."""
-    for table, key, known in slots:
-        if read(table, key) is known:
+    for table, key, kept in slots:
+        if read(table, key) is kept:
             continue
         if isinstance(table, Cell):
-            table.cell.cell_contents = known
+            table.cell.cell_contents = kept
         elif isinstance(table, Attributes):
-            setattr(table.owner, key, known)
+            setattr(table.owner, key, kept)
         elif isinstance(table, dict):  # the globals of a function
-            table[key] = known
+            table[key] = kept
 
 
 def _restore_class(cls: type, copy: dict[str, Any]) -> None:

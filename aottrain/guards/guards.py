@@ -85,10 +85,10 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
     )
 
 
-def is_another(tensor: Callable[[], Tensor | None], facts: tuple[Any, ...]) -> bool:
-    """Whether a tensor is gone, or described otherwise than by these facts."""
+def is_another(tensor: Callable[[], Tensor | None], description: tuple[Any, ...]) -> bool:
+    """Whether a tensor is gone, or described otherwise."""
     value = tensor()
-    return value is None or describe(value) != facts
+    return value is None or describe(value) != description
 
 
 def argument_objects(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -106,7 +106,7 @@ def _constant(value: Any) -> Any:
     if isinstance(value, (types.MethodDescriptorType, enum.Enum)) or _is_plain_builtin(value):
         return (type(value), value)
     if _is_record(value):
-        return (type(value), *(_constant(getattr(value, known.name)) for known in fields(value)))
+        return (type(value), *(_constant(getattr(value, field.name)) for field in fields(value)))
     raise UnsupportedError(f"an argument of type {type(value).__name__} cannot be guarded by value")
 
 
@@ -120,7 +120,7 @@ def _is_record(value: Any) -> bool:
     """Whether it is a dataclass that holds its fields and nothing else."""
     if not is_dataclass(value) or isinstance(value, type):
         return False
-    return getattr(value, "__dict__", {}).keys() <= {known.name for known in fields(value)}
+    return getattr(value, "__dict__", {}).keys() <= {field.name for field in fields(value)}
 
 
 def alias_pattern(tensors: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:

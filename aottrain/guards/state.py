@@ -112,16 +112,16 @@ class StateGuard:
         return differs is None and not self.lost
 
     def _difference(self) -> Differs | None:
-        if (found := self._comparison().difference()) is not None:
-            return found
-        for items, known in self._items:
-            if has_others(items, known):
-                return functools.partial(has_others, items, known)
-        for tensor, facts in self._tensors:
-            if is_another(tensor, facts):
-                return functools.partial(is_another, tensor, facts)
+        if (differs := self._comparison().difference()) is not None:
+            return differs
+        for items, expected in self._items:
+            if has_others(items, expected):
+                return functools.partial(has_others, items, expected)
+        for tensor, description in self._tensors:
+            if is_another(tensor, description):
+                return functools.partial(is_another, tensor, description)
         filled = any(function.cache_info().misses != misses for function, misses in self._caches)
-        return unknown if filled or any(read() != known for read, known in self._contents) else None
+        return unknown if filled or any(read() != expected for read, expected in self._contents) else None
 
     def _comparison(self) -> Comparison:
         """Made anew where more is guarded than when it was made."""
@@ -140,7 +140,7 @@ class StateGuard:
         loss = Loss(self)
         self._watched = [weakref.ref(value, loss) for value in self._mortal.values()]
         self._released = True
-        self._tensors = [(self._reference(tensor()), facts) for tensor, facts in self._tensors]
+        self._tensors = [(self._reference(tensor()), description) for tensor, description in self._tensors]
         self._slots, self._plain, self._sizes, self._copies = [], [], [], []
         self._functions, self._mortal, self.seen, self.reachable = {}, {}, set(), set()
 

@@ -30,12 +30,13 @@ _alone = threading.Lock()
 
 @dataclass(frozen=True)
 class OpCall:
-    """target(*args, **kwargs) with a TensorSpec in the place of each tensor. result_bytes: of what it returns."""
+    """target(*args, **kwargs) with a TensorSpec in the place of each tensor."""
 
     target: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     result_bytes: int = 0
+    """Of what it returns."""
 
     @cached_property
     def text(self) -> str | None:
@@ -70,8 +71,8 @@ class OpCall:
         """Whether it may run on made-up inputs: it has no effect, and takes at most half of the free memory."""
         if getattr(self.target, "namespace", None) not in _NAMESPACES or self.text is None:
             return False
-        facts = op_info(self.target)
-        if facts.writes or facts.kind in (OpKind.EFFECT, OpKind.STRUCTURE, OpKind.SIZE):
+        info = op_info(self.target)
+        if info.writes or info.kind in (OpKind.EFFECT, OpKind.STRUCTURE, OpKind.SIZE):
             return False
         if any(spec.device.type not in ("cpu", "cuda") for spec in self.tensors):
             return False
@@ -80,7 +81,9 @@ class OpCall:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Made-up inputs: numbers between 0 and 1; zeros for integers, which are valid wherever one is an index."""
-        return [_made(value) for value in self.args], {name: _made(value) for name, value in self.kwargs.items()}
+        return [_materialized(value) for value in self.args], {
+            name: _materialized(value) for name, value in self.kwargs.items()
+        }
 
 
 @cache
@@ -172,9 +175,9 @@ def _extent(spec: TensorSpec) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=False))
 
 
-def _made(value: Any) -> Any:
+def _materialized(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_made(item) for item in value]
+        return [_materialized(item) for item in value]
     return _made_tensor(value) if isinstance(value, TensorSpec) else value
 
 

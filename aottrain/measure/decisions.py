@@ -13,17 +13,19 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
-from aottrain.measure.machine import machine_facts
+from aottrain.measure.machine import machine_description
 
 Policy = str | Record
 
 
 @dataclass(frozen=True)
 class Timed:
-    """source: "measured", "cache" or "busy" of `SOURCES` in ir.settings.decisions; "model": it could not be timed."""
+    """Times of candidates, and where they come from."""
 
     times: Mapping[str, Timing] = field(default_factory=dict)
     source: str = "model"
+    """One of "measured", "cache" and "busy", as `SOURCES` in ir.settings.decisions has them; "model": it could not be
+    timed."""
 
     @property
     def decides(self) -> bool:
@@ -32,29 +34,30 @@ class Timed:
 
 @dataclass
 class Ledger:
-    """policy: MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
+    """What was decided while a program is compiled."""
 
     policy: Policy
-    made: dict[tuple[str, str], Decision] = field(default_factory=dict)
+    """MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
+    decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
 
     @property
     def measures(self) -> bool:
         return self.policy == MEASURED
 
     def recorded(self, kind: str, key: str) -> Decision | None:
-        known = self.policy.by_question.get((kind, key)) if isinstance(self.policy, Record) else None
-        return None if known is None else replace(known, source="record")
+        decision = self.policy.by_question.get((kind, key)) if isinstance(self.policy, Record) else None
+        return None if decision is None else replace(decision, source="record")
 
     def record(self, device: torch.device | None = None) -> Record:
-        return Record(tuple(self.made.values()), machine_facts(device))
+        return Record(tuple(self.decisions.values()), machine_description(device))
 
 
 _active: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
 
 
-def policy_of(given: Policy) -> Policy:
+def policy_of(policy: Policy) -> Policy:
     """AOTTRAIN_RATES=default in the environment says DEFAULT for all that would be measured."""
-    return DEFAULT if given == MEASURED and os.environ.get("AOTTRAIN_RATES") == DEFAULT else given
+    return DEFAULT if policy == MEASURED and os.environ.get("AOTTRAIN_RATES") == DEFAULT else policy
 
 
 @contextmanager
@@ -80,12 +83,12 @@ def decide(
     model: the fixed model's; measure: times the candidates, or finds their times; prefer: what follows from these.
     """
     ledger = _ledger()
-    if (kind, key) not in ledger.made:
-        ledger.made[kind, key] = ledger.recorded(kind, key) or _asked(ledger, kind, key, model, measure, prefer)
-    return ledger.made[kind, key]
+    if (kind, key) not in ledger.decisions:
+        ledger.decisions[kind, key] = ledger.recorded(kind, key) or _decide(ledger, kind, key, model, measure, prefer)
+    return ledger.decisions[kind, key]
 
 
-def _asked(
+def _decide(
     ledger: Ledger,
     kind: str,
     key: str,
@@ -102,12 +105,12 @@ def _asked(
 def recorded(kind: str, key: str) -> Decision | None:
     """What the record says of a figure that no clock gives, such as bytes."""
     ledger = _ledger()
-    return ledger.made.get((kind, key)) or ledger.recorded(kind, key)
+    return ledger.decisions.get((kind, key)) or ledger.recorded(kind, key)
 
 
 def note(kind: str, key: str, choice: Choice, source: str) -> None:
     """Such a figure, as it was found."""
-    _ledger().made.setdefault((kind, key), Decision(kind, key, choice, source))
+    _ledger().decisions.setdefault((kind, key), Decision(kind, key, choice, source))
 
 
 def _ledger() -> Ledger:

@@ -21,13 +21,13 @@ def describe_machine(device: torch.device | None = None) -> str:
     return ", ".join([*parts, f"torch {torch.__version__}", date.today().isoformat()])
 
 
-def machine_facts(device: torch.device | None = None) -> dict[str, str]:
+def machine_description(device: torch.device | None = None) -> dict[str, str]:
     """What measured figures hang on, by name, and the day."""
-    facts = {"processor": _processor_name(), "instruction set": torch.backends.cpu.get_cpu_capability()}
+    description = {"processor": _processor_name(), "instruction set": torch.backends.cpu.get_cpu_capability()}
     if device is not None and device.type == "cuda":
-        facts["device"] = torch.cuda.get_device_name(device)
+        description["device"] = torch.cuda.get_device_name(device)
     versions = {"threads": str(torch.get_num_threads()), "torch": str(torch.__version__), "code": own_code()}
-    return {**facts, **versions, "python": platform.python_version(), "date": date.today().isoformat()}
+    return {**description, **versions, "python": platform.python_version(), "date": date.today().isoformat()}
 
 
 @cache

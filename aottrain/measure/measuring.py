@@ -49,29 +49,30 @@ now = time.monotonic
 
 @dataclass(frozen=True)
 class Run:
-    """Something to time; units: how much of what is counted (bytes, operations, calls) one run does."""
+    """Something to time."""
 
     call: Callable[[], object]
     units: float = 1.0
+    """How much of what is counted (bytes, operations, calls) one run does."""
 
 
 def in_turns(runs: Mapping[str, Run], device: torch.device) -> tuple[dict[str, Timing], bool]:
     """For each candidate the time of one unit, and whether the machine was busy: then the times say little."""
     num_calls = {name: _num_calls(run, device) for name, run in runs.items()}
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     rounds: list[dict[str, list[float]]] = []
     num_disturbed = 0
     for _ in range(MAX_ROUNDS):
-        found, disturbed = _round(runs, num_calls, device)
+        times, disturbed = _round(runs, num_calls, device)
         num_disturbed += disturbed
         if num_disturbed == _MAX_DISTURBED:
             _seen[:] = [(now(), True)]
             break
-        rounds += [] if disturbed else [found]
-        settled = {name: _agreeing([times[name] for times in rounds]) for name in runs}
+        rounds += [] if disturbed else [times]
+        settled = {name: _agreeing([round_times[name] for round_times in rounds]) for name in runs}
         if all(settled.values()):
             return {name: _timing(settled[name], run.units) for name, run in runs.items()}, False
-    return {name: _timing(found[name], run.units) for name, run in runs.items()}, True
+    return {name: _timing(times[name], run.units) for name, run in runs.items()}, True
 
 
 def is_busy() -> bool:
@@ -91,8 +92,8 @@ def _work(seconds: float) -> None:
 
 def contradicts(run: Run, kept: Timing, device: torch.device) -> bool:
     """Whether some runs now, undisturbed, are more than CONTRADICTION away from what was kept."""
-    found, disturbed = _round({"": run}, {"": _num_calls(run, device)}, device)
-    ratio = _timing(found[""], run.units).seconds / max(kept.seconds, 1e-12)
+    times, disturbed = _round({"": run}, {"": _num_calls(run, device)}, device)
+    ratio = _timing(times[""], run.units).seconds / max(kept.seconds, 1e-12)
     return not disturbed and not 1 / CONTRADICTION <= ratio <= CONTRADICTION
 
 

@@ -38,8 +38,8 @@ class Rates:
 
     def flops_per_s(self, dtype: torch.dtype | None) -> float:
         """Of matrix products; float32's for a dtype that was not measured."""
-        found = self.flops_by_dtype.get(dtype) if dtype is not None else None
-        return self.flops_by_dtype[torch.float32] if found is None else found
+        measured = self.flops_by_dtype.get(dtype) if dtype is not None else None
+        return self.flops_by_dtype[torch.float32] if measured is None else measured
 
 
 DEFAULT_RATES = Rates()
@@ -75,8 +75,8 @@ def _prefer(times: Mapping[str, Timing]) -> dict[str, float]:
     figures = {}
     for name, timing in times.items():
         model = _DEFAULT_FIGURES.get(name, _DEFAULT_FIGURES[str(torch.float32)])
-        found = timing.seconds if name == OVERHEAD else 1 / max(timing.seconds, 1e-18)
-        figures[name] = _stepped(found, model)
+        figure = timing.seconds if name == OVERHEAD else 1 / max(timing.seconds, 1e-18)
+        figures[name] = _stepped(figure, model)
     return figures
 
 

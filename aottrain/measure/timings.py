@@ -18,7 +18,7 @@ from aottrain.ir.settings.decisions import Timing
 from aottrain.measure import measuring
 from aottrain.measure.calls import OpCall, environment, own_code, quiet
 from aottrain.measure.decisions import Timed, decide
-from aottrain.measure.machine import machine_facts
+from aottrain.measure.machine import machine_description
 from aottrain.measure.measuring import Run
 from aottrain.toolchain.cache import Table, table
 
@@ -30,31 +30,31 @@ _busy: dict[tuple[str, str], tuple[float, Timed]] = {}
 def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: torch.device) -> Timed:
     """The times of candidates for one purpose: those that are kept unless a run of today contradicts them, else
     measured in turns. make: gives the runs, the first of which is held against what is kept."""
-    kept = _table(kind, device)
-    known, name = _times(kept.get(key)), (kept.path.name, key)
-    if known and name in _checked:
-        return Timed(known, "cache")
+    store = _table(kind, device)
+    kept, name = _times(store.get(key)), (store.path.name, key)
+    if kept and name in _checked:
+        return Timed(kept, "cache")
     if name in _busy and measuring.now() - _busy[name][0] < measuring.BUSY_SECONDS:
         return _busy[name][1]
     with quiet() as allowed:
         if not allowed:  # a profiler of the caller's records
-            return Timed(known, "cache" if known else "model")
+            return Timed(kept, "cache" if kept else "model")
         if measuring.is_busy():
-            return Timed(known, "cache" if known else "busy")
+            return Timed(kept, "cache" if kept else "busy")
         try:
             runs = make()
-            if known and set(known) == set(runs) and not _is_contradicted(runs, known, device):
+            if kept and set(kept) == set(runs) and not _is_contradicted(runs, kept, device):
                 _checked.add(name)
-                return Timed(known, "cache")
+                return Timed(kept, "cache")
             times, is_busy = measuring.in_turns(runs, device)
         except Exception:  # whatever it is: these inputs were none that a program would give
             return Timed()
     if is_busy:
-        if known:
-            return Timed(known, "cache")
+        if kept:
+            return Timed(kept, "cache")
         _busy[name] = measuring.now(), Timed(times, "busy")
         return _busy[name][1]
-    return _keep(kept, key, times, device)
+    return _keep(store, key, times, device)
 
 
 def calls_timed(candidates: Mapping[str, OpCall]) -> Timed:
@@ -89,31 +89,31 @@ def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object
     return target(*args, **kwargs)
 
 
-def _is_contradicted(runs: Mapping[str, Run], known: Mapping[str, Timing], device: torch.device) -> bool:
+def _is_contradicted(runs: Mapping[str, Run], kept: Mapping[str, Timing], device: torch.device) -> bool:
     first = next(iter(runs))
-    return measuring.contradicts(runs[first], known[first], device)
+    return measuring.contradicts(runs[first], kept[first], device)
 
 
-def _keep(kept: Table, key: str, times: Mapping[str, Timing], device: torch.device) -> Timed:
-    """What another process has kept meanwhile goes before; what this one had found, damaged or contradicted, not."""
+def _keep(store: Table, key: str, times: Mapping[str, Timing], device: torch.device) -> Timed:
+    """What another process has kept meanwhile goes before; a damaged or contradicted entry does not."""
     entry = {"times": {name: [time.seconds, time.spread] for name, time in times.items()}}
-    entries = {key: {**entry, "date": date.today().isoformat()}, _ABOUT: machine_facts(device)}
-    kept.add(entries, replacing=kept.get(key) is not None)
-    _checked.add((kept.path.name, key))
-    found = _times(kept.get(key)) or times
-    return Timed(found, "measured" if found == times else "cache")
+    entries = {key: {**entry, "date": date.today().isoformat()}, _ABOUT: machine_description(device)}
+    store.add(entries, replacing=store.get(key) is not None)
+    _checked.add((store.path.name, key))
+    stored = _times(store.get(key)) or times
+    return Timed(stored, "measured" if stored == times else "cache")
 
 
 def _times(entry: Any) -> dict[str, Timing]:
     """Of an entry in the file; empty where there is none, or it is damaged."""
     try:
-        found = {str(name): Timing(float(seconds), float(spread)) for name, (seconds, spread) in entry["times"].items()}
+        times = {str(name): Timing(float(seconds), float(spread)) for name, (seconds, spread) in entry["times"].items()}
     except (TypeError, KeyError, ValueError, AttributeError):
         return {}
-    sound = all(0 <= figure < float("inf") for time in found.values() for figure in (time.seconds, time.spread))
-    return found if sound else {}
+    sound = all(0 <= figure < float("inf") for time in times.values() for figure in (time.seconds, time.spread))
+    return times if sound else {}
 
 
 def _table(kind: str, device: torch.device) -> Table:
-    known = "\0".join((environment(device), own_code()))
-    return table(f"{kind}-{hashlib.sha256(known.encode()).hexdigest()[:16]}")
+    conditions = "\0".join((environment(device), own_code()))
+    return table(f"{kind}-{hashlib.sha256(conditions.encode()).hexdigest()[:16]}")

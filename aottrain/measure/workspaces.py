@@ -31,11 +31,14 @@ _counted: ContextVar[bool] = ContextVar("workspaces are counted", default=True)
 
 @dataclass(frozen=True)
 class Workspaces:
-    """num_bytes: for each call; unknown: those that could not be measured and count 0; num_run: calls run for it."""
+    """What calls allocate inside themselves."""
 
     num_bytes: tuple[int, ...]
+    """For each call."""
     unknown: tuple[OpCall, ...]
+    """Those that could not be measured and count 0."""
     num_run: int = 0
+    """Calls run for it."""
 
 
 def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
@@ -49,22 +52,28 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
     for i, call in enumerate(calls):
         if needs_none(call):
             answers[i] = 0
-        elif call.plain_text is not None and (told := recorded(_KIND, call.plain_text)) is not None:
-            answers[i] = None if told.choice is None else int(told.choice)  # type: ignore[arg-type]
-            note(_KIND, told.key, told.choice, told.source)
+        elif call.plain_text is not None and (decision := recorded(_KIND, call.plain_text)) is not None:
+            answers[i] = None if decision.choice is None else int(decision.choice)  # type: ignore[arg-type]
+            note(_KIND, decision.key, decision.choice, decision.source)
         else:
             by_device.setdefault(call.device, []).append(i)
     for device, indices in by_device.items():
+<<<<<<< HEAD
         known = _table(device)
         new = [call for call in distinct([calls[i] for i in indices]) if not _is_known(call, known)]
         runs = [call for call in new if call.may_run and _counted.get()]
+=======
+        store = _table(device)
+        new = [call for call in distinct([calls[i] for i in indices]) if not _is_known(call, store)]
+        runs = [call for call in new if call.may_run]
+>>>>>>> wt-b
         if runs:
-            num_run += _measure(runs, device, known)
+            num_run += _measure(runs, device, store)
         measured = {call.text for call in runs}
         for i in indices:
             text = calls[i].text
-            found = None if text is None else known.get(text)
-            answers[i] = None if found is None else int(found)
+            num_bytes = None if text is None else store.get(text)
+            answers[i] = None if num_bytes is None else int(num_bytes)
             if (name := calls[i].plain_text) is not None:
                 note(_KIND, name, answers[i], "measured" if text in measured else "cache")
     unknown = tuple(call for i, call in enumerate(calls) if answers[i] is None)
@@ -106,13 +115,13 @@ def _table(device: torch.device) -> Table:
     return table(f"workspaces-{hashlib.sha256(environment(device).encode()).hexdigest()[:16]}")
 
 
-def _is_known(call: OpCall, known: Table) -> bool:
+def _is_known(call: OpCall, store: Table) -> bool:
     text = call.text or ""
-    return known.get(text) is not None or (text, known.path.name) in _failed
+    return store.get(text) is not None or (text, store.path.name) in _failed
 
 
-def _measure(calls: list[OpCall], device: torch.device, known: Table) -> int:
-    """Add to `known` what these calls need; how many were run."""
+def _measure(calls: list[OpCall], device: torch.device, store: Table) -> int:
+    """Add to the store what these calls need; how many were run."""
     with quiet() as allowed:
         if not allowed:
             return 0
@@ -124,9 +133,9 @@ def _measure(calls: list[OpCall], device: torch.device, known: Table) -> int:
                 if _runs(call, f"{_MARK}{i}"):
                     done.append(i)
         failed = [call for i, call in enumerate(calls) if i not in set(done)]
-        _failed.update((call.text or "", known.path.name) for call in failed)
+        _failed.update((call.text or "", store.path.name) for call in failed)
         peaks = _peaks(record, device)
-        known.add({calls[i].text or "": peaks[i] for i in done if i in peaks})
+        store.add({calls[i].text or "": peaks[i] for i in done if i in peaks})
         return len(calls)
 
 
@@ -164,7 +173,7 @@ def _peaks(record: profile, device: torch.device) -> dict[int, int]:
     )
     changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]" and e.device_type() == kind]
     changes.sort(key=lambda change: change[0])  # stable: equal times keep their order
-    found: dict[int, int] = {}
+    peaks: dict[int, int] = {}
     at = 0
     for start, end, i in marks:
         while at < len(changes) and changes[at][0] < start:
@@ -174,5 +183,5 @@ def _peaks(record: profile, device: torch.device) -> dict[int, int]:
             now += changes[at][1]
             largest = max(largest, now)
             at += 1
-        found[i] = largest - max(now, 0)
-    return found
+        peaks[i] = largest - max(now, 0)
+    return peaks

@@ -62,9 +62,10 @@ def peak_rss_bytes() -> int:
 
 @dataclass
 class Peak:
-    """num_bytes: largest sum of bytes alive within the watched block; None until it has ended."""
+    """Of a watched block."""
 
     num_bytes: int | None = None
+    """Largest sum of bytes alive within it; None until it has ended."""
 
 
 @contextmanager

@@ -20,20 +20,20 @@ _READING = (
 
 
 def render_curve(
-    facts: Sequence[str],
+    subtitles: Sequence[str],
     marks: Sequence[PlotMark],
     line: Sequence[Place],
     header: Sequence[str],
     rows: Sequence[Sequence[str]],
     notes: Sequence[str],
 ) -> str:
-    """The page as text. facts: lines under the title. line: the predicted curve, as (bytes, seconds). The first column
+    """The page as text. subtitles: under the title. line: the predicted curve, as (bytes, seconds). The first column
     of the rows is text, as is the last."""
     columns = [Column(name, number=0 < i < len(header) - 1) for i, name in enumerate(header)]
     drawn = at_each_width(lambda width: memory_plot(marks, line, axes=AXES, width=width))
     body = [
         "<h1>Memory against speed</h1>",
-        *(f'<p class="dim">{escape(fact)}</p>' for fact in facts),
+        *(f'<p class="dim">{escape(subtitle)}</p>' for subtitle in subtitles),
         f'<div class="panel">{drawn}{memory_legend(marks)}</div>',
         f'<p class="dim">{escape(_READING)}</p>',
         heading("All runs"),

@@ -57,14 +57,14 @@ def _header(report: CompileReport, summary: Mapping[str, Any]) -> str:
     if graph is not None:
         lines.append([f"inputs {inputs_text(graph)}"] if inputs_text(graph) else [])
         lines.append([f"times are of {graph.machine}"] if graph.machine else [])
-    shown = (f'<p class="dim">{escape(" · ".join(facts))}</p>' for facts in lines if facts)
+    shown = (f'<p class="dim">{escape(" · ".join(texts))}</p>' for texts in lines if texts)
     return "\n".join([f"<h1>Compile report{escape(f' of {target}' if target else '')}</h1>", *shown])
 
 
 def _fallbacks(report: CompileReport) -> str:
     if not report.fallbacks:
-        known = bool(report.graphs)
-        text = "Everything ran compiled: no fallbacks to eager." if known else "Nothing was compiled yet."
+        compiled = bool(report.graphs)
+        text = "Everything ran compiled: no fallbacks to eager." if compiled else "Nothing was compiled yet."
         return f'<p class="good">{text}</p>'
     rows = [[format_count(f.count), escape(f.reason), mono(f.source)] for f in report.fallbacks]
     count = report.num_fallbacks
@@ -80,7 +80,7 @@ def _graph_breaks(report: CompileReport) -> str:
     """Where TorchDynamo cut the target into several graphs; a budget is of each."""
     if not report.graph_breaks:
         return ""
-    rows = [[format_count(found.count), escape(found.reason), mono(found.source)] for found in report.graph_breaks]
+    rows = [[format_count(broken.count), escape(broken.reason), mono(broken.source)] for broken in report.graph_breaks]
     columns = [Column("times", number=True), Column("why"), Column("where")]
     return f"{heading('Graph breaks', MEANING_OF_BREAKS)}{table(columns, rows)}"
 

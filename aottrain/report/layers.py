@@ -14,14 +14,14 @@ _CHARACTER = 7.2  # of the font, on the average
 
 @dataclass(frozen=True)
 class Layers:
-    """What is drawn: (label, bytes of each column), the first layer at the bottom.
-
-    split: the column at which the second of the two `halves` begins; top: the column that is marked.
-    """
+    """A stacked area plot."""
 
     layers: Sequence[tuple[str, Sequence[float]]]
+    """(label, bytes of each column), the first layer at the bottom."""
     split: int
+    """The column at which the second of the two `halves` begins."""
     top: int
+    """The column that is marked."""
     halves: tuple[str, str] = ("forward", "backward")
 
 

@@ -12,10 +12,11 @@ from aottrain.report.style import CSS
 
 @dataclass(frozen=True)
 class Column:
-    """Of a table. share: of its width in percent, 0 where the contents decide."""
+    """Of a table."""
 
     name: str
     share: float = 0
+    """Of its width in percent, 0 where the contents decide."""
     number: bool = False
 
 

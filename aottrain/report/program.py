@@ -60,7 +60,7 @@ def _decisions(graph: GraphReport) -> list[str]:
 
 def _decided(graph: GraphReport) -> str:
     """What was measured to decide, or what stood in for it."""
-    rows = [[mono(asked), *map(escape, row)] for asked, *row in graph.decisions.rows()]
+    rows = [[mono(question), *map(escape, row)] for question, *row in graph.decisions.rows()]
     if not rows:
         return ""
     columns = [Column("what"), Column("choice"), Column("times (longest run above the best)"), Column("from")]
@@ -84,14 +84,14 @@ def _memory(graph: GraphReport) -> str:
         return ""
     total = format_bytes(sum(num_bytes for _, num_bytes in rows)) + uncounted(graph)
     bar = stacked_bar(rows, title="Memory at the predicted peak, by category", colours=_COLOURS)
-    found = [heading("Memory at the predicted peak", total), f'<div class="panel">{bar}</div>']
+    parts = [heading("Memory at the predicted peak", total), f'<div class="panel">{bar}</div>']
     timeline = graph.timeline
     if timeline is not None:
         top = f"{format_bytes(timeline.totals[timeline.peak])} at the top, {top_of(timeline)}"
-        found.append(heading("Memory over the step", top))
+        parts.append(heading("Memory over the step", top))
         drawn = at_each_width(lambda width: area_plot(_layers(timeline, width // 3), _COLOURS, width=width))
-        found.append(f'<div class="panel">{drawn}{_colour_keys(timeline)}</div>{_alive(timeline)}')
-    return "\n".join(found)
+        parts.append(f'<div class="panel">{drawn}{_colour_keys(timeline)}</div>{_alive(timeline)}')
+    return "\n".join(parts)
 
 
 def _layers(timeline: MemoryTimeline, num_columns: int) -> Layers:
@@ -134,8 +134,8 @@ def _alive(timeline: MemoryTimeline) -> str:
         ]
         for record in timeline.alive
     ]
-    some = f"the largest {len(rows)} of {timeline.num_alive}" if timeline.num_alive > len(rows) else str(len(rows))
-    return folded("Alive at the top", table(columns, rows), some)
+    extent = f"the largest {len(rows)} of {timeline.num_alive}" if timeline.num_alive > len(rows) else str(len(rows))
+    return folded("Alive at the top", table(columns, rows), extent)
 
 
 _PRICES = (

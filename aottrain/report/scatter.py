@@ -28,16 +28,18 @@ _SHAPES = (
 
 @dataclass(frozen=True)
 class PlotMark:
-    """A point of `memory_plot`. series: shares a colour, a shape and a line with others; low, high: of its seconds;
-    remark: "" | "beaten" | "knee"."""
+    """A point of `memory_plot`."""
 
     series: str
+    """Shares a colour, a shape and a line with others."""
     name: str
     label: str
     num_bytes: float
     seconds: float
     remark: str = ""
+    """One of "", "beaten" and "knee"."""
     low: float | None = None
+    """Of its seconds, as `high`."""
     high: float | None = None
 
     @property
@@ -58,17 +60,17 @@ def memory_plot(
         return NOTHING
     area = _Area(marks, line, width, from_zero)
     series, labels = _series(marks), list[Box]()
-    drawn, taken = [area.grid()], [box for mark in marks for box in area.boxes(mark)]
+    drawn, occupied = [area.grid()], [box for mark in marks for box in area.boxes(mark)]
     if line:
         drawn.append(f'<polyline class="predicted" points="{area.path(line)}"/>')
-        taken += area.along(line)
+        occupied += area.along(line)
     for index, name in enumerate(series):
         places = [(mark.num_bytes, mark.seconds) for mark in marks if mark.series == name]
         drawn.append(f'<polyline class="l{index}" points="{area.path(places)}"/>' if places[1:] else "")
-        taken += area.along(places)
+        occupied += area.along(places)
     for mark in marks:
         drawn.append(area.mark(mark, series.index(mark.series)))
-        drawn.append(area.label(mark, taken, labels))
+        drawn.append(area.label(mark, occupied, labels))
     corner = f'x="{area.right}" y="{area.height - 8}" text-anchor="end"'
     drawn.append(f'<text class="axis" {corner}>{escape(axes[0])}</text>')
     drawn.append(f'<text class="axis" x="4" y="14">{escape(axes[1])}</text>')
@@ -151,14 +153,14 @@ class _Area:
 
     def along(self, places: Sequence[Place]) -> list[Box]:
         """What a line through the places covers: a small box every few units."""
-        found = []
+        boxes = []
         for (x, y), (u, v) in itertools.pairwise(self.place(*at) for at in places):
             count = max(1, round(math.hypot(u - x, v - y) / 12))
             steps = ((x + (u - x) * i / count, y + (v - y) * i / count) for i in range(count))
-            found += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
-        return found
+            boxes += [(at - 1, up - 1, at + 1, up + 1) for at, up in steps]
+        return boxes
 
-    def label(self, mark: PlotMark, taken: Sequence[Box], labels: list[Box]) -> str:
+    def label(self, mark: PlotMark, occupied: Sequence[Box], labels: list[Box]) -> str:
         """The text beside the mark; its box is added to those of the labels."""
         x, y = self.place(mark.num_bytes, mark.seconds)
         width = _CHARACTER * len(mark.label)
@@ -166,13 +168,13 @@ class _Area:
         places = [(x + dx, y + dy) for dy in (-8, 16, 4, -22, 30, -36, 44, -50, 58) for dx in sides]
         places += [(x - width / 2, y + dy) for dy in (-12, 22, -26, 36, -40, 50, -54, 64)]
         boxes = [(left, line - 11, left + width, line + 3) for left, line in places]
-        best = min(boxes, key=lambda box: self._cost(box, taken, labels))  # the first of equals
+        best = min(boxes, key=lambda box: self._cost(box, occupied, labels))  # the first of equals
         labels.append(best)
         return f'<text class="label" x="{best[0]:.1f}" y="{best[3] - 3:.1f}">{escape(mark.label)}</text>'
 
-    def _cost(self, box: Box, taken: Sequence[Box], labels: Sequence[Box]) -> int:
+    def _cost(self, box: Box, occupied: Sequence[Box], labels: Sequence[Box]) -> int:
         outside = box[0] < self.left or box[2] > self.right + 36 or box[1] < self.top or box[3] > self.bottom
-        return _over(box, taken) + 30 * _over(box, labels) + 1000 * outside
+        return _over(box, occupied) + 30 * _over(box, labels) + 1000 * outside
 
 
 def _over(box: Box, others: Sequence[Box]) -> int:

@@ -140,10 +140,10 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
 
 
 def _variables(scheme: dict[str, str], index: int) -> str:
-    found = dict(scheme)
-    found |= {f"m-{name}": pair[index] for name, pair in MEMORY.items()}
-    found |= {f"s{i}": pair[index] for i, pair in enumerate(SERIES)}
-    return " ".join(f"--{name}: {colour};" for name, colour in found.items())
+    colours = dict(scheme)
+    colours |= {f"m-{name}": pair[index] for name, pair in MEMORY.items()}
+    colours |= {f"s{i}": pair[index] for i, pair in enumerate(SERIES)}
+    return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
 
 
 def _fills() -> str:

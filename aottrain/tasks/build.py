@@ -118,12 +118,12 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     return TextBatches(text, size, options.context, accumulate, config.seed, device)
 
 
-def _checked_batch(made: Any, batch_size: int) -> Batch:
+def _checked_batch(value: Any, batch_size: int) -> Batch:
     """A recipe's batch as a tuple. RecipeError says what else the recipe gave."""
-    batch = tuple(made) if isinstance(made, tuple | list) else ()
+    batch = tuple(value) if isinstance(value, tuple | list) else ()
     if not batch or not all(isinstance(item, torch.Tensor) for item in batch):
-        given = f"{type(made).__name__} of {[type(item).__name__ for item in batch]}" if batch else type(made).__name__
-        raise RecipeError(f"make_batch(options, batch_size, generator) must return a tuple of tensors, not {given}")
+        kind = f"{type(value).__name__} of {[type(item).__name__ for item in batch]}" if batch else type(value).__name__
+        raise RecipeError(f"make_batch(options, batch_size, generator) must return a tuple of tensors, not {kind}")
     if batch[0].shape[:1] != (batch_size,):
         text = f"must hold batch_size={batch_size} examples along its first dimension; its shape is"
         raise RecipeError(
@@ -182,8 +182,8 @@ def build_step(
         with suppress(UnsupportedError):  # the call will run eagerly and be counted, or raise this itself
             compiled.prepare(*batch)
 
-    known = {"report": compiled.report, "explain": explain, "compile_for": compile_for}
-    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, **known)
+    hooks = {"report": compiled.report, "explain": explain, "compile_for": compile_for}
+    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, **hooks)
 
 
 def raise_own_error(job: Job) -> None:
@@ -207,14 +207,14 @@ def _load(key: str, target: str) -> Callable[..., Any]:
     """The callable at "package.module:name"."""
     module_name, _, path = target.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        loaded: Any = importlib.import_module(module_name)
         for name in path.split("."):
-            found = getattr(found, name)
+            loaded = getattr(loaded, name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"{key}={target}: cannot be loaded: {error}") from error
-    if not callable(found):
+    if not callable(loaded):
         raise ConfigError(f"{key}={target}: is not a callable")
-    return found
+    return loaded
 
 
 def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[[int], str] | None:

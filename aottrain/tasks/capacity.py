@@ -64,6 +64,6 @@ def allocator_errors(doing: list[str]) -> Iterator[None]:
             text in str(error) for text in _ALLOCATOR
         ):
             raise
-        said = str(error).strip().splitlines() or ["no memory"]
-        text = next((line for line in said if any(part in line for part in _ALLOCATOR)), said[0])
+        lines = str(error).strip().splitlines() or ["no memory"]
+        text = next((line for line in lines if any(part in line for part in _ALLOCATOR)), lines[0])
         raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text[-160:]}; {SMALLER}") from error

@@ -306,8 +306,8 @@ def _speed(row: Row) -> str:
 
 def measured_on(machines: Iterable[str]) -> str:
     """The line that says where figures come from; more than one machine, or day, is said too."""
-    known = list(dict.fromkeys(filter(None, machines)))
-    return f"Measured on {'; '.join(known)}." if known else "Nothing was measured."
+    distinct = list(dict.fromkeys(filter(None, machines)))
+    return f"Measured on {'; '.join(distinct)}." if distinct else "Nothing was measured."
 
 
 def shown(write: Callable[[Any], str], value: float | None) -> str:

@@ -36,7 +36,7 @@ def as_deterministic_as_asked(config: RunConfig) -> Iterator[None]:
     if not config.trainer.deterministic:
         yield
         return
-    asked = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fills, threads = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
     workspace, cudnn = os.environ.get(_CUBLAS), torch.backends.cudnn
     os.environ.setdefault(_CUBLAS, ":4096:8")
@@ -51,7 +51,7 @@ def as_deterministic_as_asked(config: RunConfig) -> Iterator[None]:
             raise
         raise UnsupportedError(f"trainer.deterministic=true: {str(error).partition(', but you set')[0]}") from error
     finally:
-        torch.use_deterministic_algorithms(asked[0], warn_only=asked[1])
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = fills
         torch.set_num_threads(threads)
         if workspace is None:

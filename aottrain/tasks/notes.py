@@ -24,9 +24,9 @@ def ignored(config: RunConfig) -> list[str]:
     default = PartitionConfig()
     if (partition.strategy, partition.budget) != (default.strategy, default.budget):
         takes_budget = partition.strategy == "budget"
-        asked = f"partition.budget={partition.budget}" if takes_budget else f"partition={partition.strategy}"
+        setting = f"partition.budget={partition.budget}" if takes_budget else f"partition={partition.strategy}"
         own = "; its own is engine.activation_memory_budget" if engine == "torch_compile" else ""
-        lines.append(f"warning: {asked} has no effect: engine={engine} takes none{own}")
+        lines.append(f"warning: {setting} has no effect: engine={engine} takes none{own}")
     if kernel.name != KernelConfig().name:
         lines.append(f"warning: kernel={kernel.name} has no effect: engine={engine} runs kernels of its own")
     return lines
@@ -51,8 +51,8 @@ def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
 def unmeasured(report: CompileReport) -> list[str]:
     """How decisions were made, where it was not by measuring."""
     record = report.decisions
-    known = {decision.source for decision in record.decisions if decision.kind not in COUNTED}
-    return [] if known <= {"measured", "cache"} else [f"{record} ({FILE})"]
+    sources = {decision.source for decision in record.decisions if decision.kind not in COUNTED}
+    return [] if sources <= {"measured", "cache"} else [f"{record} ({FILE})"]
 
 
 def resume_command(directory: str) -> str:

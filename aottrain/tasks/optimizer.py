@@ -16,21 +16,21 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
 
     ConfigError: optimizer.kernel=generated, and this machine cannot.
     """
-    wanted, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
-    reason = "" if wanted == "generated" else _other_choice(config)
+    setting, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
+    reason = "" if setting == "generated" else _other_choice(config)
     if not reason:
         obstacle = _obstacle(kernel, device)
-        if obstacle and wanted == "generated":
+        if obstacle and setting == "generated":
             raise ConfigError(f"optimizer.kernel=generated: {obstacle}; use optimizer.kernel=torch")
         reason = obstacle
     if reason:
         return build_optimizer(module, config.optimizer), f"torch ({reason})"
     import aottrain  # the compiler, which the others do without
 
-    made = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
+    optimizer_class = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
     groups = decay_groups(module, config.optimizer.weight_decay)
     more = {"clip_norm": config.optimizer.clip_norm, "skip_nonfinite": True, "kernel": kernel}
-    return made(groups, **hyperparameters(config.optimizer), **more), kernel
+    return optimizer_class(groups, **hyperparameters(config.optimizer), **more), kernel
 
 
 def _other_choice(config: RunConfig) -> str:

@@ -75,9 +75,9 @@ def _measure(config: RunConfig) -> int:
         points = judged(sorted(runs.points.values(), key=_row_order))
     _write_csv(directory / "pareto.csv", points)
     rows, notes = [_cells(point) for point in points], _notes(config, points, error)
-    facts = f"{config.recipe.name}, batches of {config.data.batch_size}, {config.trainer.precision}"
+    settings = f"{config.recipe.name}, batches of {config.data.batch_size}, {config.trainer.precision}"
     machine = measured_on(point.machine for point in points)
-    page = render_curve([facts, machine], _marks(points), predicted_line(points, curve), HEADER, rows, notes)
+    page = render_curve([settings, machine], _marks(points), predicted_line(points, curve), HEADER, rows, notes)
     (directory / "pareto.html").write_text(page, encoding="utf-8")
     lines = [table(HEADER, rows, right=range(1, 7)), "", machine, *notes, f"plot: {directory / 'pareto.html'}"]
     print("\n".join(lines))
@@ -99,15 +99,15 @@ def matching(points: Iterable[Point], curve: Curve) -> list[Point]:
     """A run of ours for each peak of the other engines, unless its plan runs already or no plan is as low."""
     points = list(points)
     planned = {point.predicted_peak_bytes for point in points if point.engine == "aot"}
-    found = []
+    added = []
     for point in points:
         if point.engine != "aot" and point.peak_bytes is not None:
             peak = planned_peak(curve, point.peak_bytes)
             if peak is not None and peak not in planned:
                 planned.add(peak)
                 name = f"budget-{format_bytes(point.peak_bytes).replace(' ', '')}"
-                found.append(Point(name, "aot", f"{point.peak_bytes}B"))
-    return found
+                added.append(Point(name, "aot", f"{point.peak_bytes}B"))
+    return added
 
 
 def point_config(config: RunConfig, point: Point) -> RunConfig:

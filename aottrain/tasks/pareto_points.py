@@ -20,20 +20,24 @@ Curve = Sequence[Place]
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One run's figures; None where there is none. speedup: eager's step time in units of this one's."""
+    """One run's figures; None where there is none."""
 
     name: str
     engine: str
-    budget: float | str | None = None  # partition.budget; torch's activation_memory_budget for torch_compile
+    budget: float | str | None = None
+    """Partition.budget; for torch_compile torch's activation_memory_budget."""
     error: str = ""
-    backend: str = ""  # of torch_compile
+    backend: str = ""
+    """Of torch_compile."""
     compile_s: float | None = None
     predicted_peak_bytes: int | None = None
     peak_bytes: int | None = None
     prediction_error: float | None = None
-    round_ms: tuple[float, ...] = ()  # the median step of each round
+    round_ms: tuple[float, ...] = ()
+    """The median step of each round."""
     step_ms_median: float | None = None
     speedup: float | None = None
+    """Eager's step time in units of this one's."""
     speedup_min: float | None = None
     speedup_max: float | None = None
     saved_bytes: int | None = None
@@ -79,8 +83,8 @@ class Ratio:
 
 def ratio(point: Point, other: Point) -> Ratio | None:
     """The step time of `point` in units of that of `other`; None where they share no round."""
-    found = [a / b for a, b in zip(point.round_ms, other.round_ms, strict=False) if b]
-    return Ratio(statistics.median(found), min(found), max(found)) if found else None
+    ratios = [a / b for a, b in zip(point.round_ms, other.round_ms, strict=False) if b]
+    return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
 
 
 def dominated(places: Sequence[Place | None]) -> list[bool]:
@@ -97,11 +101,11 @@ def beaten(points: Sequence[Point]) -> list[bool]:
     less memory, by more than EQUAL_PEAK, and not slower by the median. A difference within the spread beats nothing."""
 
     def beats(other: Point, point: Point) -> bool:
-        found = ratio(other, point)
-        if found is None or other.peak_bytes is None or point.peak_bytes is None:
+        compared = ratio(other, point)
+        if compared is None or other.peak_bytes is None or point.peak_bytes is None:
             return False
-        faster = other.peak_bytes <= point.peak_bytes and found.verdict == "faster"
-        return faster or (other.peak_bytes < point.peak_bytes * (1 - EQUAL_PEAK) and found.median <= 1)
+        faster = other.peak_bytes <= point.peak_bytes and compared.verdict == "faster"
+        return faster or (other.peak_bytes < point.peak_bytes * (1 - EQUAL_PEAK) and compared.median <= 1)
 
     return [any(beats(other, point) for other in points if other is not point) for point in points]
 
@@ -128,10 +132,10 @@ def judged(points: Sequence[Point]) -> list[Point]:
     eager = next((point for point in points if point.engine == "eager"), None)
     worse = beaten(points)
     chosen = knee([point.place if point.engine == "aot" else None for point in points])
-    found = []
+    marked = []
     for i, point in enumerate(points):
         speed = ratio(eager, point) if eager else None
-        found.append(
+        marked.append(
             dataclasses.replace(
                 point,
                 speedup=speed.median if speed else None,
@@ -141,7 +145,7 @@ def judged(points: Sequence[Point]) -> list[Point]:
                 knee=i == chosen,
             )
         )
-    return found
+    return marked
 
 
 def equal_peak_verdicts(points: Sequence[Point]) -> list[str]:
@@ -161,18 +165,20 @@ def _verdict(peer: Point, ours: Sequence[Point]) -> str:
     limit = (peer.peak_bytes or 0) * (1 + EQUAL_PEAK)
     fitting = [point for point in ours if (point.peak_bytes or 0) <= limit]
     best = min(fitting, key=lambda point: point.step_ms_median or 0, default=None)
-    found = ratio(best, peer) if best else None
-    if best is None or found is None:
+    compared = ratio(best, peer) if best else None
+    if best is None or compared is None:
         return f"{at}: no run of ours is as low"
     alone = ", in one round" if len(peer.round_ms) == 1 else ""
     size = format_bytes(best.peak_bytes or 0)
-    return f"{at}: {best.name} ({size}) takes {found} of its time: {found.verdict}{alone}"
+    return f"{at}: {best.name} ({size}) takes {compared} of its time: {compared.verdict}{alone}"
 
 
 def predicted_line(points: Sequence[Point], curve: Curve) -> list[Place]:
     """The curve as (peak, step in s): the measured step of the roomiest budget, and the recompute that others add."""
-    known = [point for point in points if point.predicted_peak_bytes is not None and point.step_ms_median is not None]
-    start = max(known, key=lambda point: point.predicted_peak_bytes or 0, default=None)
+    measured = [
+        point for point in points if point.predicted_peak_bytes is not None and point.step_ms_median is not None
+    ]
+    start = max(measured, key=lambda point: point.predicted_peak_bytes or 0, default=None)
     if start is None or start.predicted_peak_bytes is None or start.step_ms_median is None:
         return []
     base = min((seconds for peak, seconds in curve if peak <= start.predicted_peak_bytes), default=None)

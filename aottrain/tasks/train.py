@@ -42,7 +42,7 @@ def say(line: str) -> None:
 
 @dataclass
 class RunRecord:
-    """What a run leaves behind. doing: what it has been at, the last of it now, for an error that only says how."""
+    """What a run leaves behind."""
 
     config: RunConfig
     directory: Path
@@ -50,9 +50,12 @@ class RunRecord:
     sinks: list[Sink] = field(default_factory=list)
     job: Job | None = None
     doing: list[str] = field(default_factory=lambda: ["building the model"])
+    """What it has been at, the last of it now, for an error that only says how."""
     exit_code: int = 1
-    resumes: str | None = None  # what goes on from where this run stands; None while there is nothing
-    is_begun: bool = False  # before that a folder that is gone on in keeps the summary of the run before
+    resumes: str | None = None
+    """What goes on from where this run stands; None while there is nothing."""
+    is_begun: bool = False
+    """Before that a folder that is gone on in keeps the summary of the run before."""
 
     @property
     def summary_path(self) -> Path:

@@ -96,8 +96,8 @@ def last_words(log: Path, code: int) -> str:
     if code < 0:
         return f"ended by signal {signal.Signals(-code).name}"
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    said = [line for line in lines if line]
-    return said[-1] if said else f"exit code {code}, and no output"
+    messages = [line for line in lines if line]
+    return messages[-1] if messages else f"exit code {code}, and no output"
 
 
 if __name__ == "__main__":

@@ -78,16 +78,16 @@ def is_own(file: Path) -> bool:
 def _distrust(path: Path, is_kind: Callable[[int], bool]) -> str:
     """Why what lies there may be another user's work; empty where it is this user's alone. A file must be no link."""
     try:
-        found = os.stat(path) if is_kind is stat.S_ISDIR else os.lstat(path)
+        status = os.stat(path) if is_kind is stat.S_ISDIR else os.lstat(path)
     except OSError as error:
         return f"{path} cannot be used ({error.strerror})"
-    if not is_kind(found.st_mode):
+    if not is_kind(status.st_mode):
         return f"{path} is no {'folder' if is_kind is stat.S_ISDIR else 'plain file'}"
     if hasattr(os, "geteuid"):  # elsewhere modes say nothing
-        if found.st_uid != os.geteuid():
-            return f"{path} belongs to another user (number {found.st_uid})"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o})"
+        if status.st_uid != os.geteuid():
+            return f"{path} belongs to another user (number {status.st_uid})"
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"others may write to {path} (mode {stat.S_IMODE(status.st_mode):o})"
     return ""
 
 
@@ -101,12 +101,12 @@ def _named_folder() -> Path | None:
 
 def say_once(text: str) -> None:
     """A warning that a process gives once, whatever the filters of warnings say of places."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _warned:
+        _warned.add(text)
         warnings.warn(text, stacklevel=3)
 
 
-_said: set[str] = set()
+_warned: set[str] = set()
 
 
 @cache
@@ -140,10 +140,10 @@ class Table:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with _locked(self.path.with_suffix(".lock")):
-                known = _read(self.path) | (dict(values) if replacing else {})
-                self._values.update(known)
-                if replacing or any(key not in known for key in values):
-                    _write(self.path, {**values, **known})
+                merged = _read(self.path) | (dict(values) if replacing else {})
+                self._values.update(merged)
+                if replacing or any(key not in merged for key in values):
+                    _write(self.path, {**values, **merged})
 
 
 @cache

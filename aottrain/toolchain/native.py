@@ -43,10 +43,11 @@ class Source(NamedTuple):
 
 
 class Library(NamedTuple):
-    """A loaded object. compiled: whether it was made now, not found in memory or on disk."""
+    """A loaded object."""
 
     functions: ctypes.CDLL
     compiled: bool
+    """Whether it was made now, not found in memory or on disk."""
 
 
 _PROBE = Source(
@@ -74,16 +75,16 @@ def load(text: str, flags: tuple[str, ...] = ()) -> ctypes.CDLL | None:
 
 def load_all(sources: Sequence[Source]) -> list[Library | None]:
     """As `load`, for several at a time: a compiler for each processor."""
-    return [None if isinstance(found, CompilerError) else found for found in _load_all(sources)]
+    return [None if isinstance(library, CompilerError) else library for library in _load_all(sources)]
 
 
 def require_all(sources: Sequence[Source]) -> list[Library]:
     """As `load_all`; raises CompilerError, with the compiler's words, where one of them cannot be had."""
-    found = _load_all(sources)
-    for library in found:
+    libraries = _load_all(sources)
+    for library in libraries:
         if isinstance(library, CompilerError):
             raise CompilerError(str(library))
-    return found  # type: ignore[return-value]
+    return libraries  # type: ignore[return-value]
 
 
 def find_compiler() -> str | None:
@@ -118,7 +119,7 @@ def _probe(compiler: str) -> str:
 
 def _named_compiler() -> str | None:
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
-    return next((found for name in names if name and (found := shutil.which(name))), None)
+    return next((path for name in names if name and (path := shutil.which(name))), None)
 
 
 def _num_processors() -> int:
@@ -141,8 +142,8 @@ def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
                     _kill(process)
                 wait(futures, timeout=0.05)
             raise
-    for source, found in new.items():
-        _loaded[source] = found._replace(compiled=False) if isinstance(found, Library) else found
+    for source, library in new.items():
+        _loaded[source] = library._replace(compiled=False) if isinstance(library, Library) else library
     return [new[source] if source in new else _loaded[source] for source in sources]
 
 
@@ -231,7 +232,7 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
         raise CompilerError(f"the C++ compiler {compiler} cannot be started: {error.strerror or error}") from error
     _running.add(process)
     try:
-        said = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
+        output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
     except BaseException as error:
         _kill(process)
         with suppress(subprocess.TimeoutExpired):
@@ -243,10 +244,10 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
     finally:
         _running.discard(process)
     if process.returncode:
-        lines = [line for line in said.splitlines() if line.strip()][:_SHOWN_LINES] or ["it said nothing"]
+        lines = [line for line in output.splitlines() if line.strip()][:_SHOWN_LINES] or ["it said nothing"]
         status = f"exit code {process.returncode}" if process.returncode > 0 else f"signal {-process.returncode}"
         raise CompilerError(f"the C++ compiler {compiler} failed ({status}): " + "; ".join(lines))
-    return said
+    return output
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -74,12 +74,12 @@ def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> No
             flat[f"{prefix}.{key}"] = value
 
 
-def check_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
     """ResumeError lists every setting in which the checkpoint and this run differ."""
     differences = [
-        f"  {key}: {saved.get(key)!r} in the checkpoint, {wanted.get(key)!r} in this run"
-        for key in sorted(saved.keys() | wanted.keys())
-        if saved.get(key) != wanted.get(key)
+        f"  {key}: {saved.get(key)!r} in the checkpoint, {current.get(key)!r} in this run"
+        for key in sorted(saved.keys() | current.keys())
+        if saved.get(key) != current.get(key)
     ]
     if differences:
         raise ResumeError("\n".join([f"{path} is of another run; it differs in", *differences]))
@@ -87,11 +87,13 @@ def check_identity(saved: Mapping[str, Any], wanted: Mapping[str, Any], path: Pa
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that has been read: `state` is what was given to `save`, `step` the step after which it was."""
+    """A checkpoint that has been read."""
 
     path: Path
     step: int
+    """The step after which it was saved."""
     state: dict[str, Any]
+    """What was given to `save`."""
 
 
 class CheckpointFolder:
@@ -117,8 +119,8 @@ class CheckpointFolder:
                 file.unlink()
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
-            said = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
-            raise CheckpointError(f"{path}: cannot be written: {said}") from error
+            message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
+            raise CheckpointError(f"{path}: cannot be written: {message}") from error
         return path
 
     def newest(self, say: Callable[[str], None]) -> Loaded | None:
@@ -178,13 +180,13 @@ def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None
     if not path.is_dir():
         return load(path)
     nested = path / folder.directory.name
-    found = CheckpointFolder(nested if nested.is_dir() else path).newest(say)
-    if found is None:
+    newest = CheckpointFolder(nested if nested.is_dir() else path).newest(say)
+    if newest is None:
         within = path.glob(f"*/{folder.directory.name}/step_*.pt")
-        newest = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
-        hint = f"; the newest run in it that has one is {newest.parents[1]}" if newest else ""
+        other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
+        hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
         raise ResumeError(f"resume={resume}: the folder has no checkpoint{hint}")
-    return found
+    return newest
 
 
 def _save(content: Mapping[str, Any], path: Path) -> None:

@@ -84,11 +84,11 @@ class ModuleStep:
 def _checked_loss(value: Any) -> torch.Tensor:
     """The loss of a batch, where it is one. RecipeError says what else the recipe gave."""
     if not isinstance(value, torch.Tensor):
-        given = f"it returned {type(value).__name__}"
+        problem = f"it returned {type(value).__name__}"
     elif value.numel() != 1:
-        given = f"it returned a tensor of shape {list(value.shape)}"
+        problem = f"it returned a tensor of shape {list(value.shape)}"
     elif not value.requires_grad:
-        given = "what it returned does not depend on any parameter that takes a gradient"
+        problem = "what it returned does not depend on any parameter that takes a gradient"
     else:
         return value
-    raise RecipeError(f"loss(model, batch) must return a scalar tensor to go back from: {given}")
+    raise RecipeError(f"loss(model, batch) must return a scalar tensor to go back from: {problem}")

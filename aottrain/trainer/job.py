@@ -17,18 +17,20 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """What is trained: made by tasks/build.py.
-
-    module: the eager loss module; its parameters are those that `step` computes gradients for and `optimizer` updates.
-    """
+    """What is trained: made by tasks/build.py."""
 
     name: str
     module: LossModule
+    """The eager loss module; `step` computes gradients for its parameters, `optimizer` updates them."""
     step: TrainStep
     optimizer: torch.optim.Optimizer
-    optimizer_kernel: str  # what its update runs as, with the reason where another was to be expected
+    optimizer_kernel: str
+    """What its update runs as, with the reason where another was to be expected."""
     batches: Batches
     device: torch.device
-    torch_optimizer: Callable[[], torch.optim.Optimizer] | None = None  # where `optimizer`'s kernels cannot be made
-    flops_per_sample: int | None = None  # of forward and backward, as the recipe counts them
-    sample: Callable[[int], str] | None = None  # text of that many bytes by the model as it is now
+    torch_optimizer: Callable[[], torch.optim.Optimizer] | None = None
+    """Where `optimizer`'s kernels cannot be made."""
+    flops_per_sample: int | None = None
+    """Of forward and backward, as the recipe counts them."""
+    sample: Callable[[int], str] | None = None
+    """Text of that many bytes by the model as it is now."""

@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Output:
-    """Where a run's results go. `summary` is kept up to date, so that a run that fails leaves one too."""
+    """Where a run's results go."""
 
     sinks: Sequence[Sink]
     summary: dict[str, Any]
+    """Kept up to date, so that a run that fails leaves one too."""
     summary_path: Path
     checkpoints: CheckpointFolder
     wandb_id: Callable[[], str | None] = lambda: None
-    is_complaint_made: bool = False  # about a summary that cannot be written on the way
+    is_complaint_made: bool = False
+    """About a summary that cannot be written on the way."""
 
     def write_summary(self, say: Callable[[str], None]) -> None:
         try:
@@ -216,18 +218,18 @@ def _verify_outcome(
         progress.say(f"step {step} runs eagerly, so there is nothing to verify")
         return
     try:
-        found = verify_outcome(step, compiled, job.step, job.module, micro_batches, config.verify, philox_eager)
+        verification = verify_outcome(step, compiled, job.step, job.module, micro_batches, config.verify, philox_eager)
     except NumericsError as error:
         if not config.verify.bisect or job.step.explain is None:
             raise
         suspect = micro_batches[(error.micro_batch or compiled.ran_eagerly.index(False) + 1) - 1]
         raise NumericsError(f"{error}\n{job.step.explain(suspect)}") from error
-    summary["verify_max_error"] = max(found.max_error, summary.get("verify_max_error") or 0.0)
+    summary["verify_max_error"] = max(verification.max_error, summary.get("verify_max_error") or 0.0)
     progress.say(
-        f"verified step {step} against eager: largest relative error {found.loss_error:.1e} of the loss, "
-        f"{found.grad_error:.1e} of a gradient or buffer"
-        + (f" ({found.worst})" if found.grad_error else "")
-        + ("" if found.noise is None else f"; eager's own rounding error is up to {found.noise:.1e}")
+        f"verified step {step} against eager: largest relative error {verification.loss_error:.1e} of the loss, "
+        f"{verification.grad_error:.1e} of a gradient or buffer"
+        + (f" ({verification.worst})" if verification.grad_error else "")
+        + ("" if verification.noise is None else f"; eager's own rounding error is up to {verification.noise:.1e}")
         + (f"; {of_all} run eagerly" if eager else "")
     )
 
@@ -238,12 +240,12 @@ def _verify_update(
     if not isinstance(job.optimizer, ClipsItself):
         return  # torch's own
     names = {parameter: name for name, parameter in job.module.named_parameters()}
-    found = verify_update(step, job.optimizer, names, compiled.gradients, config.optimizer)
-    known = output.summary.get("verify_update_error") or 0.0
-    output.summary["verify_update_error"] = max(found.error, known)
+    verification = verify_update(step, job.optimizer, names, compiled.gradients, config.optimizer)
+    largest = output.summary.get("verify_update_error") or 0.0
+    output.summary["verify_update_error"] = max(verification.error, largest)
     progress.say(
-        f"verified its update against torch's in float64: largest relative error {found.error:.1e}"
-        + (f" ({found.worst})" if found.error else "")
+        f"verified its update against torch's in float64: largest relative error {verification.error:.1e}"
+        + (f" ({verification.worst})" if verification.error else "")
     )
 
 

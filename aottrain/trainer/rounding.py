@@ -46,63 +46,66 @@ class Surroundings:
     @staticmethod
     def pooled(parts: Sequence[Surroundings]) -> Surroundings:
         """Of several tensors of one shape taken together."""
-        known = [part for part in parts if part.top]
-        if not known:
+        nonzero = [part for part in parts if part.top]
+        if not nonzero:
             return Surroundings(0.0, (), 0.0)
-        top = max(part.top for part in known)
-        weights = [(part.top / top) ** 2 / len(parts) for part in known]
-        axes = range(len(known[0].along))
-        along = tuple(sum(w * part.along[d] for w, part in zip(weights, known, strict=True)) for d in axes)
-        return Surroundings(sum(w * part.mean for w, part in zip(weights, known, strict=True)), along, top)
+        top = max(part.top for part in nonzero)
+        weights = [(part.top / top) ** 2 / len(parts) for part in nonzero]
+        axes = range(len(nonzero[0].along))
+        along = tuple(sum(w * part.along[d] for w, part in zip(weights, nonzero, strict=True)) for d in axes)
+        return Surroundings(sum(w * part.mean for w, part in zip(weights, nonzero, strict=True)), along, top)
 
     def magnitude(self) -> Tensor | float:
         """For each element the root of the mean square around it: that of its row, times that of its column, over that
         of all, as of an outer product; a shape that broadcasts to the tensor's."""
         if not self.mean:
             return 0.0
-        found: Tensor | float = self.top * self.mean**0.5
+        root: Tensor | float = self.top * self.mean**0.5
         for mean in self.along:
-            found = found * (mean / self.mean).sqrt()
-        return found
+            root = root * (mean / self.mean).sqrt()
+        return root
 
 
 def distance(actual: Tensor, expected: Tensor) -> Tensor:
     """|actual - expected|, 0 where both are the same infinity or NaN; infinite where only one of them is finite."""
     kind = torch.float64 if torch.float64 in (actual.dtype, expected.dtype) else torch.float32
-    away = (actual.detach().to(kind) - expected.detach().to(kind)).abs_()
-    if not torch.isfinite(away).all():
+    difference = (actual.detach().to(kind) - expected.detach().to(kind)).abs_()
+    if not torch.isfinite(difference).all():
         same = (actual == expected) | (actual.isnan() & expected.isnan())
-        away = torch.where(same, 0.0, away.nan_to_num(float("inf")))
-    return away
+        difference = torch.where(same, 0.0, difference.nan_to_num(float("inf")))
+    return difference
 
 
-def relative_norm(away: Tensor, expected: Tensor) -> float:
-    """||away|| / ||expected||, both 2-norms: 0 where nothing is away, infinite where only `expected` is zero."""
-    norm = torch.linalg.vector_norm(away, dtype=torch.float64).item()
+def relative_norm(difference: Tensor, expected: Tensor) -> float:
+    """||difference|| / ||expected||, both 2-norms: 0 where there is none, infinite where only `expected` is zero."""
+    norm = torch.linalg.vector_norm(difference, dtype=torch.float64).item()
     if norm == 0:
         return 0.0
     finite = torch.where(expected.isfinite(), expected, 0) if expected.is_floating_point() else expected
-    wanted = torch.linalg.vector_norm(finite.detach(), dtype=torch.float64).item()
-    return norm / wanted if wanted else float("inf")
+    reference = torch.linalg.vector_norm(finite.detach(), dtype=torch.float64).item()
+    return norm / reference if reference else float("inf")
 
 
 @dataclass(frozen=True)
 class Excess:
-    """What is beyond `tolerance` of each element's own size. place: of the worst element; units: its distance in units
-    of its scale; allowed: how many units eager's own runs explain."""
+    """What is beyond `tolerance` of each element's own size."""
 
     place: tuple[int, ...]
+    """Of the worst element."""
     units: float
+    """Its distance in units of its scale."""
     allowed: float
+    """How many units eager's own runs explain."""
     count: int
+    """Elements beyond that."""
 
 
-def explained_by_sums(away: Tensor, expected: Tensor, tolerance: float) -> bool:
+def explained_by_sums(difference: Tensor, expected: Tensor, tolerance: float) -> bool:
     """Whether every element is within the tolerance and what another order of summing explains, without any sample."""
-    return bool((away <= tolerance * expected.abs() + FACTOR * _sum_error(expected)).all())
+    return bool((difference <= tolerance * expected.abs() + FACTOR * _sum_error(expected)).all())
 
 
-def unexplained(away: Tensor, expected: Tensor, samples: Sequence[Tensor], tolerance: float) -> Excess | None:
+def unexplained(difference: Tensor, expected: Tensor, samples: Sequence[Tensor], tolerance: float) -> Excess | None:
     """The worst of what the samples of eager's own distances do not explain; None where they explain everything.
 
     At every distance from FACTOR units on, at most MANY times as many elements may be so far off as are a FACTOR-th so
@@ -114,15 +117,15 @@ def unexplained(away: Tensor, expected: Tensor, samples: Sequence[Tensor], toler
     for i, sample in enumerate(samples):
         others = Surroundings.pooled(around[:i] + around[i + 1 :]).magnitude()
         allowed = allowed.maximum(_numbers_beyond(_units((sample.to(free.dtype) - free).clamp_(min=0), others + floor)))
-    units = _units((away - free).clamp_(min=0), Surroundings.pooled(around).magnitude() + floor)
-    found, shift = _numbers_beyond(units), int(FACTOR).bit_length() - 1
-    excessive = (found[shift:] > MANY * allowed[: _LEVELS - shift]).nonzero()
+    units = _units((difference - free).clamp_(min=0), Surroundings.pooled(around).magnitude() + floor)
+    counts, shift = _numbers_beyond(units), int(FACTOR).bit_length() - 1
+    excessive = (counts[shift:] > MANY * allowed[: _LEVELS - shift]).nonzero()
     if not len(excessive):
         return None
     level = int(excessive[-1])  # the farthest elements are at fault where several levels have too many
     worst = int(units.argmax())
     return Excess(
-        place_of(worst, units.shape), units.flatten()[worst].item(), FACTOR * 2.0**level, int(found[level + shift])
+        place_of(worst, units.shape), units.flatten()[worst].item(), FACTOR * 2.0**level, int(counts[level + shift])
     )
 
 
@@ -139,8 +142,8 @@ def _sum_error(expected: Tensor) -> Tensor | float:
     return SUM_ERROR * Surroundings.of(torch.where(expected.isfinite(), expected, 0)).magnitude()
 
 
-def _units(away: Tensor, scale: Tensor | float) -> Tensor:
-    return torch.where(away > 0, away / scale, 0.0)
+def _units(difference: Tensor, scale: Tensor | float) -> Tensor:
+    return torch.where(difference > 0, difference / scale, 0.0)
 
 
 def _numbers_beyond(units: Tensor) -> Tensor:

@@ -25,9 +25,10 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Stop:
-    """signum: the signal that asked for the end; None while nobody has."""
+    """Whether the run is to end."""
 
     signum: int | None = None
+    """The signal that asked for it; None while nobody has."""
 
     @property
     def exit_code(self) -> int:

@@ -31,10 +31,12 @@ Values = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class UpdateVerification:
-    """error: of the parameter or state that is the most off, `worst`: the difference's 2-norm relative to its own."""
+    """How far an update is from torch's."""
 
     error: float
+    """Of the worst result: the difference's 2-norm relative to its own."""
     worst: str
+    """The parameter or state that is the most off."""
 
 
 def verify_update(
@@ -66,11 +68,11 @@ def verify_update(
         taken = scale is not None and after.grad is not None
         _check_count(step_number, name, old, new, taken)
         pieces += _pieces(name, _Update(group, float(old.get("step", 0)), taken), (before, old), (after, new))
-    found = UpdateVerification(0.0, "")
+    worst = UpdateVerification(0.0, "")
     for together in _together(pieces):
         for error in _compare(step_number, PLAIN[config.name], scale, together):
-            found = max(found, error, key=lambda known: known.error)
-    return found
+            worst = max(worst, error, key=lambda verification: verification.error)
+    return worst
 
 
 def _scale(step_number: int, trial: Any, optimizer: Any) -> float | None:
@@ -102,11 +104,14 @@ def _check_count(step_number: int, name: str, old: Mapping[str, Any], new: Mappi
 
 @dataclass(frozen=True)
 class _Update:
-    """What an element's update depends on beside its own numbers: its group, the steps taken, whether one is now."""
+    """What an element's update depends on beside its own numbers."""
 
     group: Mapping[str, Any]
+    """The optimizer's parameter group."""
     steps: float
+    """Taken before."""
     taken: bool
+    """Whether one is taken now."""
 
     def is_like(self, other: _Update) -> bool:
         return self.group is other.group and (self.steps, self.taken) == (other.steps, other.taken)
@@ -134,12 +139,12 @@ class _Piece:
 
 def _pieces(name: str, update: _Update, before: Any, after: Any) -> Iterator[_Piece]:
     """before, after: the parameter and its state."""
-    given, made = _values(*before), _values(*after)
+    old, new = _values(*before), _values(*after)
     if after[0].grad is not None:
-        given["gradient"] = after[0].grad.detach()
-    given, made = ({key: value.reshape(-1) for key, value in values.items()} for values in (given, made))
-    for start in range(0, len(given["parameter"]), _CHUNK):
-        parts = [{key: value[start : start + _CHUNK] for key, value in values.items()} for values in (given, made)]
+        old["gradient"] = after[0].grad.detach()
+    old, new = ({key: value.reshape(-1) for key, value in values.items()} for values in (old, new))
+    for start in range(0, len(old["parameter"]), _CHUNK):
+        parts = [{key: value[start : start + _CHUNK] for key, value in values.items()} for values in (old, new)]
         yield _Piece(name, before[0].shape, start, update, *parts)
 
 
@@ -151,24 +156,26 @@ def _values(parameter: Tensor, state: Mapping[str, Any]) -> Values:
 
 def _together(pieces: Sequence[_Piece]) -> Iterator[list[_Piece]]:
     """Pieces that one call can compute, as long as they are few enough elements."""
-    found: list[_Piece] = []
+    group: list[_Piece] = []
     for piece in pieces:
-        if found and (not found[0].is_like(piece) or sum(map(len, found)) + len(piece) > _CHUNK):
-            yield found
-            found = []
-        found.append(piece)
-    if found:
-        yield found
+        if group and (not group[0].is_like(piece) or sum(map(len, group)) + len(piece) > _CHUNK):
+            yield group
+            group = []
+        group.append(piece)
+    if group:
+        yield group
 
 
-def _step(made: Callable[..., torch.optim.Optimizer], scale: float | None, update: _Update, values: Values) -> Values:
+def _step(
+    optimizer_class: Callable[..., torch.optim.Optimizer], scale: float | None, update: _Update, values: Values
+) -> Values:
     """torch's own step, in float64, as a function of numbers: "gradient", "parameter" and states. Without the first."""
     if not update.taken or scale is None:
         return {name: value for name, value in values.items() if name != "gradient"}
     parameter = nn.Parameter(values["parameter"].double().clone())
     parameter.grad = values["gradient"].double() * scale
     options = {name: value for name, value in update.group.items() if name not in ("params", "fused", "foreach")}
-    optimizer = made([{"params": [parameter], **options}])
+    optimizer = optimizer_class([{"params": [parameter], **options}])
     states = [name for name in values if name not in ("gradient", "parameter")]
     if states:
         optimizer.state[parameter] = {name: values[name].double().clone() for name in states}
@@ -177,50 +184,53 @@ def _step(made: Callable[..., torch.optim.Optimizer], scale: float | None, updat
     return _values(parameter, optimizer.state[parameter])
 
 
-def _bounds(step: Callable[[Values], Values], values: Values, wanted: Values, epsilon: float) -> Values:
+def _bounds(step: Callable[[Values], Values], values: Values, expected: Values, epsilon: float) -> Values:
     """How far each result may be off: what it moves when an input is rounded, and its own rounding."""
     unit = ROUNDINGS * epsilon
-    found = {name: (value.abs() + (value - values.get(name, 0)).abs()) * unit for name, value in wanted.items()}
+    bounds = {name: (value.abs() + (value - values.get(name, 0)).abs()) * unit for name, value in expected.items()}
     for name, value in values.items():
         moved = [step({**values, name: value.double() * (1 + sign * unit)}) for sign in (-1, 1)]
-        for result in wanted:
-            found[result] += torch.maximum(*((other[result] - wanted[result]).abs() for other in moved))
-    return found
+        for result in expected:
+            bounds[result] += torch.maximum(*((other[result] - expected[result]).abs() for other in moved))
+    return bounds
 
 
 def _compare(
-    step_number: int, made: Callable[..., torch.optim.Optimizer], scale: float | None, pieces: Sequence[_Piece]
+    step_number: int,
+    optimizer_class: Callable[..., torch.optim.Optimizer],
+    scale: float | None,
+    pieces: Sequence[_Piece],
 ) -> Iterator[UpdateVerification]:
     """The error of each result of each piece."""
     first = pieces[0]
-    given = {key: torch.cat([piece.before[key] for piece in pieces]) for key in first.before}
-    got = {key: torch.cat([piece.after[key] for piece in pieces]) for key in first.after}
+    before = {key: torch.cat([piece.before[key] for piece in pieces]) for key in first.before}
+    actual = {key: torch.cat([piece.after[key] for piece in pieces]) for key in first.after}
 
     def step(values: Values) -> Values:
-        return _step(made, scale, first.update, values)
+        return _step(optimizer_class, scale, first.update, values)
 
-    wanted = step(given)
-    bounds = _bounds(step, given, wanted, torch.finfo(given["parameter"].dtype).eps)
+    expected = step(before)
+    bounds = _bounds(step, before, expected, torch.finfo(before["parameter"].dtype).eps)
     ends = list(itertools.accumulate(map(len, pieces)))
-    for key, value in wanted.items():
-        if key not in got:
+    for key, value in expected.items():
+        if key not in actual:
             missing = f"torch's update makes {key} of {first.name}, the generated one does not"
             raise NumericsError(f"step {step_number}: {missing}")
-        away = distance(got[key], value)
-        beyond = ~(away <= bounds[key] + ROUNDINGS * torch.finfo(got[key].dtype).tiny)
+        difference = distance(actual[key], value)
+        beyond = ~(difference <= bounds[key] + ROUNDINGS * torch.finfo(actual[key].dtype).tiny)
         for piece, end in zip(pieces, ends, strict=True):
             inside = slice(end - len(piece), end)
             what = piece.name if key == "parameter" else f"{key} of {piece.name}"
             if beyond[inside].any():
                 worst = int(beyond[inside].to(torch.uint8).argmax())
                 what = f"{what} at {list(place_of(piece.start + worst, piece.shape))}"
-                numbers = (values[key][inside][worst].item() for values in (got, wanted, bounds))
+                numbers = (values[key][inside][worst].item() for values in (actual, expected, bounds))
                 raise NumericsError(_beyond_text(step_number, what, *numbers))
-            yield UpdateVerification(relative_norm(away[inside], value[inside]), what)
+            yield UpdateVerification(relative_norm(difference[inside], value[inside]), what)
 
 
-def _beyond_text(step_number: int, what: str, actual: float, wanted: float, bound: float) -> str:
+def _beyond_text(step_number: int, what: str, actual: float, expected: float, bound: float) -> str:
     return (
-        f"step {step_number}: the generated update makes {what} {actual:.9g}, torch's {wanted:.9g}; "
+        f"step {step_number}: the generated update makes {what} {actual:.9g}, torch's {expected:.9g}; "
         f"rounding explains {bound:.3g}"
     )

@@ -39,35 +39,33 @@ Draws = Callable[[], AbstractContextManager]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the forwards and backwards of one step gave.
-
-    values: gradients and buffers by what they are; None for a gradient that there is none of. ran_eagerly: which of the
-    micro-batches no compiled program ran.
-    """
+    """What the forwards and backwards of one step gave."""
 
     loss: Tensor
     values: dict[str, Tensor | None]
+    """Gradients and buffers by what they are; None for a gradient that there is none of."""
     ran_eagerly: tuple[bool, ...] = ()
+    """Which of the micro-batches no compiled program ran."""
 
     @property
     def gradients(self) -> dict[str, Tensor | None]:
         """By the names of the parameters."""
-        known = self.values.items()
-        return {what.removeprefix(_GRADIENT): value for what, value in known if what.startswith(_GRADIENT)}
+        values = self.values.items()
+        return {what.removeprefix(_GRADIENT): value for what, value in values if what.startswith(_GRADIENT)}
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Relative errors: of the loss, and of the gradient or buffer whose 2-norm is the most off, relative to eager's.
-
-    noise: eager's own error of the worst value that was beyond its tolerance; None where nothing was.
-    """
+    """Relative errors, by 2-norms, of what a compiled step gave."""
 
     step: int
     loss_error: float
     grad_error: float
+    """Of the gradient or buffer that is the most off."""
     worst: str
+    """What that is."""
     noise: float | None = None
+    """Eager's own error of the worst value that was beyond its tolerance; None where nothing was."""
 
     @property
     def max_error(self) -> float:
@@ -102,16 +100,16 @@ class Reference:
 
 def run_compiled(step: TrainStep, module: nn.Module, micro_batches: Sequence[Batch]) -> Outcome:
     """What the step gives for these micro-batches, without a trace. module: shares parameters and buffers with it."""
-    found: list[tuple[bool, ...]] = []
+    ran_eagerly: list[tuple[bool, ...]] = []
 
     def loss() -> Tensor:
         result = step(micro_batches)
-        found.append(result.ran_eagerly or (False,) * len(micro_batches))
+        ran_eagerly.append(result.ran_eagerly or (False,) * len(micro_batches))
         return result.loss
 
     with preserved(module):
         outcome = _outcome(loss, module)
-    return Outcome(outcome.loss, outcome.values, found[0])
+    return Outcome(outcome.loss, outcome.values, ran_eagerly[0])
 
 
 def verify_step(
@@ -199,8 +197,8 @@ def _compare(compiled: Outcome, reference: Reference) -> Verification:
         )
     noise = [loss_noise] if samples else []
     for what in beyond:
-        known = [value for sample in samples if (value := sample.values[what]) is not None]
-        noise.append(_check(what, *pairs[what], distances[what], errors[what], known, reference))
+        sampled = [value for sample in samples if (value := sample.values[what]) is not None]
+        noise.append(_check(what, *pairs[what], distances[what], errors[what], sampled, reference))
     worst = max(errors, key=lambda what: errors[what], default="")
     return Verification(number, loss_error, errors.get(worst, 0.0), worst, max(noise, default=None))
 
@@ -209,7 +207,7 @@ def _check(
     what: str,
     actual: Tensor,
     expected: Tensor,
-    away: Tensor,
+    difference: Tensor,
     error: float,
     samples: Sequence[Tensor],
     reference: Reference,
@@ -223,13 +221,13 @@ def _check(
             f"step {number}: the compiled {what} differs from eager's by {error:.3g} of its norm; {allowed}"
             + _explained(noise)
         )
-    excess = unexplained(away, expected, samples, tolerance)
+    excess = unexplained(difference, expected, samples, tolerance)
     if excess is not None:
         place = list(excess.place)
-        got, wanted = actual[excess.place].item(), expected[excess.place].item()
+        compiled, eager = actual[excess.place].item(), expected[excess.place].item()
         raise NumericsError(
             f"step {number}: the compiled {what} differs from eager's in {excess.count} elements by more than their "
-            f"rounding: at {place} it is {got:.6g}, eager's is {wanted:.6g}; {allowed} of each element and "
+            f"rounding: at {place} it is {compiled:.6g}, eager's is {eager:.6g}; {allowed} of each element and "
             f"{excess.allowed:g} times what rounding does around it, this is {excess.units:.3g} times"
         )
     return noise
@@ -244,9 +242,9 @@ def _worst(errors: Iterable[float]) -> float:
     return max((error for error in errors if math.isfinite(error)), default=0.0)
 
 
-def _samples(module: nn.Module, reference: Reference, eager: Outcome, wanted: set[str]) -> Iterator[Outcome]:
+def _samples(module: nn.Module, reference: Reference, eager: Outcome, names: set[str]) -> Iterator[Outcome]:
     """How far eager is from itself when its inputs are changed by about one rounding, several times: of the loss
-    relative to it, of the values in `wanted` each element's distance, in bfloat16. Parameters are put back bit for bit.
+    relative to it, of the values `names` each element's distance, in bfloat16. Parameters are put back bit for bit.
     """
     unit = _rounding_unit(module)
     generator = torch.Generator(next(module.parameters()).device).manual_seed(0)
@@ -260,12 +258,12 @@ def _samples(module: nn.Module, reference: Reference, eager: Outcome, wanted: se
     for _ in range(NOISE_SAMPLES):
         with _changed_parameters(module, changed):
             sample = reference.run([tuple(map(changed, batch)) for batch in reference.micro_batches])
-        away: dict[str, Tensor | None] = {}
-        for what in wanted:
+        differences: dict[str, Tensor | None] = {}
+        for what in names:
             expected, other = eager.values[what], sample.values[what]
-            found = None if other is None or expected is None else distance(_real(other), _real(expected))
-            away[what] = found.to(torch.bfloat16) if found is not None and found.isfinite().all() else None
-        yield Outcome(torch.tensor(_loss_error(sample.loss, eager.loss)), away)
+            errors = None if other is None or expected is None else distance(_real(other), _real(expected))
+            differences[what] = errors.to(torch.bfloat16) if errors is not None and errors.isfinite().all() else None
+        yield Outcome(torch.tensor(_loss_error(sample.loss, eager.loss)), differences)
 
 
 @contextmanager

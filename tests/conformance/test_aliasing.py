@@ -569,6 +569,7 @@ def unsafe_parts_of_what_the_program_changes(comp):
     return a, c, x, grads(b)
 
 
+<<<<<<< HEAD
 @case
 def writes_behind_autograds_back(comp):
     """Through a detached alias, or under no_grad, a tensor keeps its history: no gradient comes by the program."""
@@ -587,6 +588,11 @@ def writes_behind_autograds_back(comp):
     return x, y, z, names, first, torch.autograd.grad(y.sum() + z.sum(), [b, c])
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)
+=======
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)
+>>>>>>> wt-b

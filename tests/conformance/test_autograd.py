@@ -813,6 +813,6 @@ def parameters_differentiated_through_update(comp):
     return grads(w)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -1,4 +1,4 @@
-"""The door torch.compile(backend=...), without aottrain.compile around it: the guards that TorchDynamo leaves out."""
+"""torch.compile(backend=...) without aottrain.compile around it: the guards that TorchDynamo leaves out."""
 
 from __future__ import annotations
 

@@ -51,15 +51,15 @@ def work(rank: int, port: int) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    for door in ("trace", "dynamo"):
+    for frontend in ("trace", "dynamo"):
         for program in PROGRAMS:
             given = [torch.full((3,), rank + i + 1.0) for i in range(program.__code__.co_argcount)]
             wanted = [value.clone() for value in given]
-            call = aottrain.compile(program, capture=door, kernel="aten")
+            call = aottrain.compile(program, capture=frontend, kernel="aten")
             got, expected = call(*given), program(*wanted)
             assert all(map(torch.equal, [torch.as_tensor(got), *given], [torch.as_tensor(expected), *wanted])), program
             kept = "all_reduce" in "".join(graph.forward_text for graph in call.report.graphs)
-            assert kept or call.report.num_fallbacks, f"{program.__name__} by {door}: no collective is left"
+            assert kept or call.report.num_fallbacks, f"{program.__name__} by {frontend}: no collective is left"
     dist.destroy_process_group()
 
 

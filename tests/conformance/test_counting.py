@@ -1,5 +1,5 @@
-"""What runs eagerly is counted, with the line that it is about, or is an error: by either door, the whole call or a
-part of it."""
+"""What runs eagerly is counted, with the line that it is about, or is an error: by either front end, the whole call or
+a part of it."""
 
 from __future__ import annotations
 
@@ -221,13 +221,13 @@ def test_reports_of_what_is_alive():
     assert len(aottrain.reports()) <= len(earlier)
 
 
-@pytest.mark.parametrize("door", ["dynamo", "trace", "torch.compile"])
-def test_a_budget_error_arrives_as_it_is(door):
+@pytest.mark.parametrize("frontend", ["dynamo", "trace", "torch.compile"])
+def test_a_budget_error_arrives_as_it_is(frontend):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
-    if door == "torch.compile":
+    if frontend == "torch.compile":
         call = torch.compile(model, backend="aottrain", options={"budget": "100B"})
     else:
-        call = aottrain.compile(model, budget="100B", capture=door)
+        call = aottrain.compile(model, budget="100B", capture=frontend)
     for _ in range(2):
         with pytest.raises(aottrain.BudgetError, match="^a budget of 100B cannot be met: ") as found:
             call(torch.ones(4, 8))
@@ -279,9 +279,9 @@ def test_where_torch_dynamo_itself_fails_python_runs():
             aottrain.compile(program, on_unsupported="error")(ONE)
 
 
-@pytest.mark.parametrize("door", ["dynamo", "trace"])
-def test_a_wrong_shape_is_eager_s_error_without_torch_s_log_of_the_trace(door, caplog):
-    call = aottrain.compile(nn.Linear(8, 8), capture=door)
+@pytest.mark.parametrize("frontend", ["dynamo", "trace"])
+def test_a_wrong_shape_is_eager_s_error_without_torch_s_log_of_the_trace(frontend, caplog):
+    call = aottrain.compile(nn.Linear(8, 8), capture=frontend)
     with pytest.warns(UserWarning, match="runs this call eagerly"), pytest.raises(RuntimeError, match="cannot be mult"):
         call(torch.ones(2, 5))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -23,8 +23,8 @@ def make(concatenated: bool):
 @pytest.mark.parametrize("zero_infinity", (False, True))
 def test_any_lengths_by_one_program(reduction, concatenated, zero_infinity):
     def loss(x, targets, times, lengths):
-        known = F.ctc_loss(x.log_softmax(-1), targets, times, lengths, 0, reduction, zero_infinity)
-        return known.mul(2).sin()
+        losses = F.ctc_loss(x.log_softmax(-1), targets, times, lengths, 0, reduction, zero_infinity)
+        return losses.mul(2).sin()
 
     step = aottrain.compile(loss, capture="trace", on_unsupported="error")
     x, targets = make(concatenated)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.conformance.harness import DOORS, PROGRAMS, case, cases_of, check, grads, leaf, normal, raises
+from tests.conformance.harness import FRONTENDS, PROGRAMS, case, cases_of, check, grads, leaf, normal, raises
 
 
 class Scale(torch.autograd.Function):
@@ -296,7 +296,7 @@ def once_differentiable_twice_raises(comp):
     return bool(raises(go))  # the compiled error has a type of its own: it comes from create_graph=True already
 
 
-@case(refused=dict.fromkeys(DOORS, "a custom Function's backward is not differentiated again: a clear error"))
+@case(refused=dict.fromkeys(FRONTENDS, "a custom Function's backward is not differentiated again: a clear error"))
 def second_derivative(comp):
     class S(torch.autograd.Function):
         @staticmethod
@@ -511,6 +511,6 @@ def custom_operator_that_writes(comp):
     return out, x
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

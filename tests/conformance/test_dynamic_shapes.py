@@ -1,4 +1,4 @@
-"""Symbolic sizes: one program for many shapes, by both doors, and eager's values at each of them."""
+"""Symbolic sizes: one program for many shapes, by both front ends, and eager's values at each of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
-from tests.conformance.harness import DOORS
+from tests.conformance.harness import FRONTENDS
 from tests.sampling import crossed
 
 ROWS = ((3, 4), (5, 6), (2, 10), (9, 8), (3, 4))
@@ -37,12 +37,16 @@ class Block(nn.Module):
 
 
 def check(
-    target: Callable[..., Any], make: Callable[[Any], Sequence[Any]], shapes: Sequence[Any], door: str, **options: Any
+    target: Callable[..., Any],
+    make: Callable[[Any], Sequence[Any]],
+    shapes: Sequence[Any],
+    frontend: str,
+    **options: Any,
 ) -> Any:
     """Equal outputs, gradients, states at every shape; gives the compiled target's report."""
     reference = copy.deepcopy(target) if isinstance(target, nn.Module) else target
     options = {"dynamic": True, "rng": "eager", "on_unsupported": "error", **options}
-    compiled = aottrain.compile(target, capture=door, **options)
+    compiled = aottrain.compile(target, capture=frontend, **options)
     for i, shape in enumerate(shapes):
         seen = []
         for call in (reference, compiled):
@@ -51,36 +55,38 @@ def check(
             out = call(*inputs)
             tensors = [v for v in (out if isinstance(out, tuple) else [out]) if isinstance(v, Tensor)]
             rest = [(type(v), v) for v in (out if isinstance(out, tuple) else []) if not isinstance(v, Tensor)]
-            wanted = [v for v in tensors if v.requires_grad][: 1 + i % 2]  # at times an output goes unused
+            differentiated = [v for v in tensors if v.requires_grad][: 1 + i % 2]  # at times an output goes unused
             leaves = [v for v in inputs if isinstance(v, Tensor) and v.requires_grad]
             if isinstance(call, nn.Module):
                 leaves += list(call.parameters())
-            tangents = [torch.randn_like(v) for v in wanted]
-            gradients = torch.autograd.grad(wanted, leaves, tangents, allow_unused=True) if wanted else ()
+            tangents = [torch.randn_like(v) for v in differentiated]
+            gradients = (
+                torch.autograd.grad(differentiated, leaves, tangents, allow_unused=True) if differentiated else ()
+            )
             state = list(call.buffers()) if isinstance(call, nn.Module) else []
             after = [v for v in inputs if isinstance(v, Tensor)]
             seen.append(([*tensors, *gradients, *state, *after], rest, torch.get_rng_state()))
         assert seen[0][1] == seen[1][1]
         assert torch.equal(seen[0][2], seen[1][2])
-        for known, got in zip(seen[0][0], seen[1][0], strict=True):
-            assert (known is None) == (got is None)
-            if known is not None:
-                assert torch.equal(known, got) and known.stride() == got.stride() and known.dtype == got.dtype
+        for eager, got in zip(seen[0][0], seen[1][0], strict=True):
+            assert (eager is None) == (got is None)
+            if eager is not None:
+                assert torch.equal(eager, got) and eager.stride() == got.stride() and eager.dtype == got.dtype
     return compiled.report
 
 
-@pytest.mark.parametrize(("door", "budget"), crossed(DOORS, (None, 0.3), one_in=2))
-def test_one_program_serves_all_batches_and_lengths(door: str, budget: float | None) -> None:
-    report = check(Block(), lambda shape: [torch.randn(*shape, 8)], ROWS, door, budget=budget)
+@pytest.mark.parametrize(("frontend", "budget"), crossed(FRONTENDS, (None, 0.3), one_in=2))
+def test_one_program_serves_all_batches_and_lengths(frontend: str, budget: float | None) -> None:
+    report = check(Block(), lambda shape: [torch.randn(*shape, 8)], ROWS, frontend, budget=budget)
     assert len(report.graphs) == 1 and not report.fallbacks
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_size_of_one_or_a_branch_has_a_program_of_its_own(door: str) -> None:
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_size_of_one_or_a_branch_has_a_program_of_its_own(frontend: str) -> None:
     def branches(x: Tensor) -> Tensor:
         return x.sin() * x.shape[0] if x.shape[0] > 6 else x.cos().expand(3, *x.shape)
 
-    report = check(branches, lambda n: [torch.randn(n, 2, requires_grad=True)], (4, 9, 5, 12, 1, 4, 7), door)
+    report = check(branches, lambda n: [torch.randn(n, 2, requires_grad=True)], (4, 9, 5, 12, 1, 4, 7), frontend)
     assert len(report.graphs) == 3
 
 
@@ -139,16 +145,16 @@ def _cases() -> dict[str, tuple[Callable[..., Any], Callable[[Any], Sequence[Any
     }
 
 
-@pytest.mark.parametrize(("name", "door"), crossed(_cases(), DOORS, one_in=2))
-def test_equals_eager(name: str, door: str) -> None:
+@pytest.mark.parametrize(("name", "frontend"), crossed(_cases(), FRONTENDS, one_in=2))
+def test_equals_eager(name: str, frontend: str) -> None:
     target, make, shapes, num_programs = _cases()[name]
     for options in ({}, {"partition": "recompute_all"}):
-        report = check(target, make, shapes, door, **options)
+        report = check(target, make, shapes, frontend, **options)
         assert len(report.graphs) <= num_programs, [graph.forward_text for graph in report.graphs]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_marked_dimension_is_dynamic_and_the_others_are_not(door: str) -> None:
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_marked_dimension_is_dynamic_and_the_others_are_not(frontend: str) -> None:
     def make(shape: tuple[int, int]) -> list[Tensor]:
         x = torch.randn(*shape)
         torch._dynamo.mark_dynamic(x, 0)
@@ -157,13 +163,13 @@ def test_a_marked_dimension_is_dynamic_and_the_others_are_not(door: str) -> None
     def target(x: Tensor, w: Tensor) -> Tensor:
         return F.linear(x.view(x.shape[0], -1, 1), w).relu().sum(1)
 
-    report = check(target, make, ((4, 8), (5, 8), (64, 8), (4, 6), (9, 6)), door, dynamic=False)
+    report = check(target, make, ((4, 8), (5, 8), (64, 8), (4, 6), (9, 6)), frontend, dynamic=False)
     assert len(report.graphs) == 2
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_past_the_limit_one_warning_and_eager(door: str) -> None:
-    compiled = aottrain.compile(lambda x: x.sin() * 2, capture=door)
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_past_the_limit_one_warning_and_eager(frontend: str) -> None:
+    compiled = aottrain.compile(lambda x: x.sin() * 2, capture=frontend)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in range(2, 24):
@@ -227,7 +233,7 @@ def test_the_registered_backend_takes_symbolic_sizes_and_floats(dynamic: bool | 
     ):
         module.eps, module.scale = eps, scale
         x = torch.randn(shape, requires_grad=True)
-        known, got = module(x, n), compiled(x, n)
-        assert torch.equal(known[0], got[0]) and known[1] == got[1] and type(got[1]) is int
-        gradients = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (known[0], got[0])]
+        eager, got = module(x, n), compiled(x, n)
+        assert torch.equal(eager[0], got[0]) and eager[1] == got[1] and type(got[1]) is int
+        gradients = [torch.autograd.grad(out.sin().sum(), x)[0] for out in (eager[0], got[0])]
         assert torch.equal(*gradients)

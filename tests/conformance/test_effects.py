@@ -920,6 +920,6 @@ def tensor_memoised_between_calls(comp):
     return a, b, grads(x)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

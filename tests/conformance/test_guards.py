@@ -366,6 +366,6 @@ def inference_tensors_as_arguments(comp):
     return a, b.tolist()
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -443,6 +443,6 @@ def test_an_attribute_is_not_the_global_of_its_name():
     assert len(compiled.report.graphs) == 1
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

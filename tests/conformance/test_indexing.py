@@ -438,6 +438,6 @@ def mixture_of_experts_routing(comp):
     return out, grads(x, *m.parameters())
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -329,6 +329,6 @@ def zero_sized(comp):
     return out, grads(*m.parameters()), g(normal(2, 4))
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

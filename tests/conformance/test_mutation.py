@@ -737,6 +737,6 @@ def view_input_written_with_gradient_of_base(comp):
     return out, base, grads(b)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

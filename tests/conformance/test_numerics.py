@@ -806,6 +806,6 @@ def variance_of_one_dimension_less(comp):
     return out, grads(x, var)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -503,6 +503,6 @@ def module_as_an_argument_gets_a_hook(comp):
     return a, g(normal(2, 3), layer)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

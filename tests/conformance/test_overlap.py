@@ -152,6 +152,6 @@ def views_name_their_base(comp):
     return [view._base is x for view in views], [view._is_view() for view in views], under._is_view()
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -131,7 +131,7 @@ def numbers(count):
 
 PROGRAMS = [in_a_try, without_a_try, after_another_write, in_a_function_that_it_calls, after_a_break]
 PROGRAMS += [what_is_not_compiled, WithABuffer]
-DOORS = {
+FRONTENDS = {
     "dynamo": lambda target, **options: aottrain.compile(target, capture="dynamo", **options),
     "trace": lambda target, **options: aottrain.compile(target, capture="trace", **options),
     "torch": lambda target, **options: torch.compile(target, backend="aottrain", options=options, dynamic=False),
@@ -149,9 +149,9 @@ def seen(function, given):
     return [value.tolist() for value in results], [value.tolist() for value in given], list(said)
 
 
-def compare(program, door, orders, **options):
+def compare(program, frontend, orders, **options):
     made = program() if isinstance(program, type) else program
-    compiled = DOORS[door](made, **options)
+    compiled = FRONTENDS[frontend](made, **options)
     for make in orders:
         given = make()
         got = seen(compiled, given)
@@ -165,21 +165,23 @@ def _anew():
 
 
 LAID = [apart, shifted, apart, expanded, windows, parts, columns, apart]
-COMBINED = [(program, door, "auto") for program in PROGRAMS for door in DOORS]
-COMBINED += [(program, door, "cpp") for program in (in_a_try, after_another_write) for door in ("dynamo", "trace")]
+COMBINED = [(program, frontend, "auto") for program in PROGRAMS for frontend in FRONTENDS]
+COMBINED += [
+    (program, frontend, "cpp") for program in (in_a_try, after_another_write) for frontend in ("dynamo", "trace")
+]
 
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
 @pytest.mark.parametrize(
-    ("program", "door", "kernel"),
-    [pytest.param(*known, marks=[needs_compiler] * (known[2] == "cpp")) for known in COMBINED],
+    ("program", "frontend", "kernel"),
+    [pytest.param(*values, marks=[needs_compiler] * (values[2] == "cpp")) for values in COMBINED],
     ids=["-".join((program.__name__, *names)) for program, *names in COMBINED],
 )
-def test_each_call_is_eagers(program, door, kernel):
-    compare(program, door, LAID, kernel=kernel)
+def test_each_call_is_eagers(program, frontend, kernel):
+    compare(program, frontend, LAID, kernel=kernel)
     for other in (shifted, expanded, windows):
         torch._dynamo.reset()
-        compare(program, door, [other, apart, other], kernel=kernel)
+        compare(program, frontend, [other, apart, other], kernel=kernel)
 
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
@@ -198,13 +200,13 @@ def test_it_is_an_error_where_that_is_asked_for():
 
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
-@pytest.mark.parametrize("door", ["dynamo", "torch"])
-def test_calls_that_overlap_are_counted_and_not_traced_without_end(door):
+@pytest.mark.parametrize("frontend", ["dynamo", "torch"])
+def test_calls_that_overlap_are_counted_and_not_traced_without_end(frontend):
     def program(x, y):
         return in_a_try(x, y)
 
     frames = torch._dynamo.utils.counters["frames"]
-    compiled = DOORS[door](program)
+    compiled = FRONTENDS[frontend](program)
     compare_more(compiled, [apart])
     before = frames["total"]
     compare_more(compiled, [*[shifted] * (dynamo.RECOMPILE_LIMIT + 4), apart])
@@ -233,10 +235,10 @@ def doubled(x):
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
 @pytest.mark.parametrize("kernel", ["auto", pytest.param("cpp", marks=needs_compiler)])
-@pytest.mark.parametrize(("door", "first"), crossed(["dynamo", "trace"], [0, 2], one_in=2))
-def test_of_symbolic_sizes(first, door, kernel):
+@pytest.mark.parametrize(("frontend", "first"), crossed(["dynamo", "trace"], [0, 2], one_in=2))
+def test_of_symbolic_sizes(first, frontend, kernel):
     """Strides are no part of what a program is compiled for: rows that lie apart, and rows that overlap."""
-    compiled = aottrain.compile(doubled, dynamic=True, capture=door, kernel=kernel)
+    compiled = aottrain.compile(doubled, dynamic=True, capture=frontend, kernel=kernel)
     layouts = [((3, 3), (5, 1)), ((4, 3), (6, 1)), ((3, 3), (2, 1)), ((5, 3), (2, 1)), ((5, 3), (7, 1))]
     for shape, stride in layouts[first:] + layouts[:first]:
         ours, eagers = numbers(40), numbers(40)
@@ -253,24 +255,24 @@ def multiplied(x, y):
 
 
 @pytest.mark.filterwarnings("ignore:aottrain runs this call eagerly")
-@pytest.mark.parametrize("door", DOORS)
-def test_arguments_that_are_wrong(door):
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_arguments_that_are_wrong(frontend):
     """In a `try` and outside of one: the error is eager's, and other calls stay compiled."""
     right, wrong = (torch.ones(3, 3), torch.ones(3, 3)), (torch.ones(3, 3), torch.ones(2, 3))
     for program in (multiplied, torch.matmul):
         torch._dynamo.reset()
-        known = {id(report) for report in aottrain.reports()}
-        compiled = DOORS[door](program)
-        for given in (wrong, right, wrong, right):
-            wanted, got = error_or_result(program, given), error_or_result(compiled, given)
-            assert torch.equal(wanted, got) if given is right else wanted == got
-        made = [report for report in aottrain.reports() if id(report) not in known]
+        earlier = {id(report) for report in aottrain.reports()}
+        compiled = FRONTENDS[frontend](program)
+        for arguments in (wrong, right, wrong, right):
+            expected, got = error_or_result(program, arguments), error_or_result(compiled, arguments)
+            assert torch.equal(expected, got) if arguments is right else expected == got
+        made = [report for report in aottrain.reports() if id(report) not in earlier]
         assert sum(len(report.graphs) for report in made) == 1
-        assert sum(report.num_fallbacks for report in made) == 2 or door == "torch"
+        assert sum(report.num_fallbacks for report in made) == 2 or frontend == "torch"
 
 
 def test_arguments_that_are_wrong_are_an_error_where_that_is_asked_for():
-    compiled = DOORS["torch"](multiplied, on_unsupported="error")
+    compiled = FRONTENDS["torch"](multiplied, on_unsupported="error")
     with pytest.raises(aottrain.UnsupportedError, match="cannot trace it"):
         compiled(torch.ones(3, 3), torch.ones(2, 3))
     assert torch.equal(compiled(torch.ones(3, 3), torch.ones(3, 3)), torch.full((3, 3), 3.0))

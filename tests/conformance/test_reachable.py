@@ -238,6 +238,6 @@ def attribute_lookup_that_fails_in_its_own_way(comp):
     return changed(comp, lambda x: x * box.k, lambda: box.table.update(k=5.0))
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -68,15 +68,15 @@ def test_a_change_is_said(monkeypatch, name, now, said):
     assert record.reasons_of(falls) == {"why": 2}
 
 
-def test_cases_are_renewed_door_by_door(script):
+def test_cases_are_renewed_frontend_by_frontend(script):
     falls = {"test_some": {"fell": {"trace cpp": "eager: why"}}}
     script._write(falls, "test_some", "fell", "cpp", Standing(WHOLE))
     assert falls == {"test_some": {"fell": {"trace": "eager: why"}}}
     script._write(falls, "test_some", "fell", "dynamo", Standing(EAGER, ("why",)))
     assert falls == {"test_some": {"fell": {"trace dynamo": "eager: why"}}}
     assert json.loads(script.text_of({"why": {}, "falls": falls})) == {"why": {}, "falls": falls}
-    for door in ("trace", "dynamo"):
-        script._write(falls, "test_some", "fell", door, Standing(WHOLE))
+    for frontend in ("trace", "dynamo"):
+        script._write(falls, "test_some", "fell", frontend, Standing(WHOLE))
     assert falls == {"test_some": {}}
 
 

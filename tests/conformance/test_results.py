@@ -700,6 +700,6 @@ def result_given_back_in_another_call(comp):
     return seen, grads(x)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -514,6 +514,6 @@ def masks_do_not_depend_on_the_budget(comp):
     return torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -121,14 +121,14 @@ def module_that_seeds_itself(comp):
     return comp(M())(x), x, torch.rand(1)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, VALUES))
-def test_equals_eager(known, door):
-    check(known, door)
-    assert run(known, door).fallbacks == ()
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
+def test_equals_eager(case, frontend):
+    check(case, frontend)
+    assert run(case, frontend).fallbacks == ()
 
 
-@pytest.mark.parametrize("door", ["trace", "dynamo"])
-def test_torch_is_left_as_it_was(door):
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_torch_is_left_as_it_was(frontend):
 
     def names():
         return torch.manual_seed, torch.get_rng_state, torch.set_rng_state, torch.random.fork_rng
@@ -139,7 +139,7 @@ def test_torch_is_left_as_it_was(door):
 
     torch.compiler.reset()
     before = names()
-    aottrain.compile(f, capture=door, rng="eager")(normal(2))
+    aottrain.compile(f, capture=frontend, rng="eager")(normal(2))
     assert names() == before
     assert torch.random.default_generator is torch.default_generator
 

@@ -421,7 +421,7 @@ def packed_sequence(comp):
     return a, h, grads(x, *m.parameters())
 
 
-@case(close="the direct door takes the LSTM apart, where eager runs oneDNN's")
+@case(close="the direct trace takes the LSTM apart, where eager runs oneDNN's")
 def recurrent_state_passed_along(comp):
     m = fill(nn.LSTM(2, 3))
     g = comp(m)
@@ -556,15 +556,15 @@ def shapes_as_arguments_of_custom_functions(comp):
     return out.detach(), grads(x)
 
 
-@pytest.mark.parametrize("door", ["dynamo", "trace"])
+@pytest.mark.parametrize("frontend", ["dynamo", "trace"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_shape_as_an_argument_compiles(door, dynamic):
-    g = aottrain.compile(_of_shape, capture=door, dynamic=dynamic, on_unsupported="error")
+def test_a_shape_as_an_argument_compiles(frontend, dynamic):
+    g = aottrain.compile(_of_shape, capture=frontend, dynamic=dynamic, on_unsupported="error")
     x = leaf(3)
     assert g(x, torch.Size((2, 3)), {"sizes": [x.shape]})[1:] == (torch.Size((2, 3)), True)
     assert g.report.num_fallbacks == 0
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PYTHON))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PYTHON))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -387,6 +387,6 @@ def gradcheck_around(comp):
     return torch.autograd.gradcheck(g, (x,)), torch.autograd.gradgradcheck(g, (x,))
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

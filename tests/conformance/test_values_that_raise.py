@@ -277,7 +277,7 @@ PROGRAMS = [a_lookup, an_embedding, a_gather, an_index_select, a_cross_entropy, 
 PROGRAMS += [an_assert_statement, a_draw, a_factorisation, of_a_function_that_it_calls, suppressed, forgiven]
 PROGRAMS += [with_a_finally, without_a_handler, raised_anew, another_error, writes_before, in_a_loop, after_a_break]
 PROGRAMS += [before_a_break, of_names, with_cells, of_a_generator, of_pythons_random_numbers, Model]
-DOORS = {
+FRONTENDS = {
     "dynamo": lambda target, **options: aottrain.compile(target, **options),
     "trace": lambda target, **options: aottrain.compile(target, capture="trace", **options),
     "torch": lambda target, **options: torch.compile(target, backend="aottrain", options=options, dynamic=False),
@@ -313,14 +313,14 @@ def _anew():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("program", "door", "kernel"), crossed(PROGRAMS, DOORS, ["aten", "cpp"], one_in=4))
-def test_as_eager(program, door, kernel):
+@pytest.mark.parametrize(("program", "frontend", "kernel"), crossed(PROGRAMS, FRONTENDS, ["aten", "cpp"], one_in=4))
+def test_as_eager(program, frontend, kernel):
     if kernel == "cpp" and find_compiler() is None:
         pytest.skip(NO_COMPILER)
     for order in ([GOOD, BAD, GOOD, BAD], [BAD, GOOD]):
         torch._dynamo.reset()
         ours, eagers = (program(), program()) if isinstance(program, type) else (program, program)
-        compiled = DOORS[door](ours, kernel=kernel)
+        compiled = FRONTENDS[frontend](ours, kernel=kernel)
         for i in order:
             wanted, got = seen(eagers, i), seen(compiled, i)
             assert same(wanted, got), f"{wanted} became {got}"

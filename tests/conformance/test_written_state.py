@@ -370,6 +370,6 @@ def lazily_initialised_buffer(comp):
     return g(normal(2)), g(normal(2, seed=1)), m.s, m.ready
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -89,7 +89,7 @@ def test_a_report_is_saved_and_shown_in_a_notebook(tmp_path):
     assert depth == 0 and selectors and all(".aottrain" in name or name.startswith("@media") for name in selectors)
 
 
-def test_what_was_compiled_is_in_the_report_of_either_door():
+def test_what_was_compiled_is_in_the_report_of_either_frontend():
     import torch
     from torch import nn
 

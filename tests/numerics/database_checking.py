@@ -148,7 +148,7 @@ def _generators() -> list[torch.Tensor]:
 
 
 def check_operator(
-    op: Any, dtype: torch.dtype, door: str, num_samples: int, device: str = "cpu", kernel: str = "auto"
+    op: Any, dtype: torch.dtype, frontend: str, num_samples: int, device: str = "cpu", kernel: str = "auto"
 ) -> Verdict:
     """Forward, gradients where the type has them, inputs afterwards and the generators, for the first samples.
 
@@ -166,11 +166,11 @@ def check_operator(
                 want = _run_sample(function, sample)
             except Exception:
                 continue  # a sparse tangent, a missing kernel
-            compiled = aottrain.compile(function, capture=door, rng="eager", kernel=kernel)
+            compiled = aottrain.compile(function, capture=frontend, rng="eager", kernel=kernel)
             runs = [lambda call=call, sample=sample: _run_sample(call, sample) for call in (compiled, function)]
             yield _judged(compiled, *runs, want, want[1] is not None, kernel != "aten")
 
-    return _checked(verdicts, door)
+    return _checked(verdicts, frontend)
 
 
 def _judged(
@@ -217,8 +217,8 @@ def _reasons(report: Any) -> str:
     return "; ".join(dict.fromkeys(fallback.reason for fallback in report.fallbacks))
 
 
-def _checked(verdicts: Callable[[], Iterator[Verdict]], door: str) -> Verdict:
-    if door == "dynamo":
+def _checked(verdicts: Callable[[], Iterator[Verdict]], frontend: str) -> Verdict:
+    if frontend == "dynamo":
         torch.compiler.reset()  # programs are kept for a piece of code, which here is the same for every entry
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -249,7 +249,7 @@ def _run_module(call: Any, module: Any, sample: Any) -> tuple[Any, ...]:
 def check_module(
     entry: Any,
     dtype: torch.dtype,
-    door: str,
+    frontend: str,
     num_samples: int,
     device: str = "cpu",
     kernel: str = "auto",
@@ -273,10 +273,10 @@ def check_module(
                 want = _run_module(eager, eager, sample.forward_input)
             except RuntimeError:
                 continue
-            compiled = aottrain.compile(copied, capture=door, rng="eager", kernel=kernel)
+            compiled = aottrain.compile(copied, capture=frontend, rng="eager", kernel=kernel)
             noisy, given = copy.deepcopy(made), sample.forward_input
             pairs = (compiled, copied), (noisy, noisy)
             runs = [lambda call=call, of=of, given=given: _run_module(call, of, given) for call, of in pairs]
             yield _judged(compiled, *runs, want, any(g is not None for g in want[1]), kernel != "aten")
 
-    return _checked(verdicts, door)
+    return _checked(verdicts, frontend)

@@ -244,12 +244,12 @@ def _tangent(value: Tensor, kind: str, seed: int) -> Tensor:
     return torch.empty_like(value, requires_grad=False).copy_(numbers)
 
 
-def check(program: Program, door: str = "trace", kernel: str = "aten") -> Verdict:
+def check(program: Program, frontend: str = "trace", kernel: str = "aten") -> Verdict:
     """Run both and compare. A call that ran eagerly has to be plain eager's; then no Philox is expected of it.
 
     Generated kernels may round otherwise than eager's; with them a result that is close is no error.
     """
-    return _check(_runnable(program), door, kernel)
+    return _check(_runnable(program), frontend, kernel)
 
 
 def legal(program: Program) -> Program:
@@ -259,17 +259,17 @@ def legal(program: Program) -> Program:
     return without_stale_writes(program, lambda candidate: _STALE in observe(_runnable(candidate), None).error)
 
 
-def minimised(program: Program, door: str = "trace", kernel: str = "aten") -> Program:
+def minimised(program: Program, frontend: str = "trace", kernel: str = "aten") -> Program:
     """The smallest program found that is wrong in the same way."""
 
     def way(verdict: Verdict) -> str:
         return verdict.kind + re.sub(r"[\d\W]+", "", verdict.detail)[:12]
 
-    wanted = way(check(program, door, kernel))
+    wanted = way(check(program, frontend, kernel))
 
     def fails(candidate: Program) -> bool:
         try:
-            return way(check(candidate, door, kernel)) == wanted
+            return way(check(candidate, frontend, kernel)) == wanted
         except Exception:  # what is left is no program any more
             return False
 
@@ -286,7 +286,7 @@ def _runnable(program: Program) -> Any:
     )
 
 
-def check_source(model: Any, arguments: Any, door: str = "trace", seed: int = 0, **settings: Any) -> None:
+def check_source(model: Any, arguments: Any, frontend: str = "trace", seed: int = 0, **settings: Any) -> None:
     """The same for a program that was printed; raises AssertionError where it is wrong."""
     verdict = _check(
         SimpleNamespace(
@@ -297,17 +297,17 @@ def check_source(model: Any, arguments: Any, door: str = "trace", seed: int = 0,
             traces=True,
             **settings,
         ),
-        door,
+        frontend,
     )
     assert verdict.kind != WRONG, verdict.detail
 
 
-def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
+def _check(program: Any, frontend: str, kernel: str = "aten") -> Verdict:
     made: list[Any] = []
 
     def compiled(model: Any) -> Any:
         plan = {"partition": program.plan} if isinstance(program.plan, str) else {"budget": program.plan}
-        made.append(aottrain.compile(model, capture=door, rng=program.rng, kernel=kernel, **plan))
+        made.append(aottrain.compile(model, capture=frontend, rng=program.rng, kernel=kernel, **plan))
         return made[0]
 
     torch._dynamo.reset()
@@ -316,7 +316,7 @@ def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
     ran_eagerly = bool(made and made[0].report.num_fallbacks)
     if program.draws and program.rng == "philox" and made and made[0].report.graph_breaks:
         # What is drawn between two graphs are eager's numbers, and no eager run has both kinds.
-        return _check(SimpleNamespace(**{**vars(program), "rng": "eager"}), door, kernel)
+        return _check(SimpleNamespace(**{**vars(program), "rng": "eager"}), frontend, kernel)
     wanted = observe(program, None, philox=program.draws and program.rng == "philox" and not ran_eagerly)
     afterwards = observe(program, None).error if program.traces else ""
     if afterwards != untouched:
@@ -343,7 +343,7 @@ def _check(program: Any, door: str, kernel: str = "aten") -> Verdict:
         return Verdict(PARTLY, difference)
     if kinds == {STRIDED} or (WRONG not in kinds and wanted.reorders):
         return Verdict(STRIDED if kinds == {STRIDED} else ROUNDED, difference)
-    if door == "dynamo" and _difference_by_dynamo_alone(program).partition(":")[0] == difference.partition(":")[0]:
+    if frontend == "dynamo" and _difference_by_dynamo_alone(program).partition(":")[0] == difference.partition(":")[0]:
         return Verdict(THEIRS, difference)
     return Verdict(WRONG, difference)
 

@@ -57,11 +57,11 @@ def program_of(seed: int) -> Program:
     return legal(generate(seed))
 
 
-def check_seed(seed: int, door: str = "trace", kernel: str = "aten") -> None:
+def check_seed(seed: int, frontend: str = "trace", kernel: str = "aten") -> None:
     program = program_of(seed)
-    verdict = check(program, door, kernel)
+    verdict = check(program, frontend, kernel)
     if verdict.kind == WRONG:
-        shown = minimised(program) if (door, kernel) == ("trace", "aten") else program
+        shown = minimised(program) if (frontend, kernel) == ("trace", "aten") else program
         raise AssertionError(f"seed {seed}: {verdict.detail}\n{shown}")
     assert verdict.kind in {EQUAL, ROUNDED, STRIDED, EAGER, REFUSED, LENIENT, PARTLY, *[NOISY] * (kernel != "aten")}
     if on_recorded_torch():

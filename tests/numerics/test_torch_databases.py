@@ -1,4 +1,4 @@
-"""torch's own databases of operators and modules: through the direct door a share of the entries gives eager's results.
+"""torch's own databases of operators and modules: by the direct trace a share of the entries gives eager's results.
 
 Their samples are below the size from which kernels are generated; some entries are computed by kernels all the same.
 `scripts/databases.py` runs all entries, with other types, more samples, by generated kernels, and through TorchDynamo.

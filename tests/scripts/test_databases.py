@@ -30,7 +30,9 @@ def test_counts_and_reasons_are_printed() -> None:
     assert "0 by generated kernels" in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [("--part", "2/2"), ("--part", "x"), ("--dtype", "float3"), ("--door", "back")])
+@pytest.mark.parametrize(
+    "arguments", [("--part", "2/2"), ("--part", "x"), ("--dtype", "float3"), ("--frontend", "back")]
+)
 def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], monkeypatch, capsys) -> None:
     """In this process: a fourth one would import torch for as many seconds as all else takes."""
     monkeypatch.setattr(sys, "argv", ["databases.py", *arguments])

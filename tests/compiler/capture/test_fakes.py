@@ -134,14 +134,14 @@ def test_strides_are_the_kernels(op):
         assert found == wanted, layouts
 
 
-@pytest.mark.parametrize("door", ["trace", "dynamo"])
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
 @pytest.mark.parametrize("plan", ["save_all", "min_cut"])
-def test_an_error_of_the_backward_stays_there(door, plan):
+def test_an_error_of_the_backward_stays_there(frontend, plan):
     def function(x):
         return torch.logaddexp(x, x < x)
 
     x = torch.ones(2, 2, requires_grad=True)
-    compiled = aottrain.compile(function, capture=door, partition=plan)
+    compiled = aottrain.compile(function, capture=frontend, partition=plan)
     with pytest.warns(UserWarning, match="runs this call eagerly: a subtraction of booleans"):
         out = compiled(x)
     assert compiled.report.num_fallbacks == 1

@@ -21,7 +21,7 @@ from tests.numerics.comparison import assert_same, assert_trains_like_eager
 
 WIDTH, ROWS = 16, 8
 ROW_BYTES = ROWS * WIDTH * 4
-DOORS = ("dynamo", "trace")
+FRONTENDS = ("dynamo", "trace")
 
 
 class Block(nn.Module):
@@ -142,11 +142,11 @@ def test_a_name_that_matches_nothing_is_refused_with_the_names_that_there_are() 
         plan_partition(joint, "checkpoint", modules=["blocks.*", "blcks.*"])
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("modules", [(), ("blocks.*",)])
-def test_it_saves_what_enters_a_block_and_nothing_within(door, modules) -> None:
+def test_it_saves_what_enters_a_block_and_nothing_within(frontend, modules) -> None:
     torch._dynamo.reset()
-    step = aottrain.compile(Stack(), partition="checkpoint", modules=modules, capture=door, on_unsupported="error")
+    step = aottrain.compile(Stack(), partition="checkpoint", modules=modules, capture=frontend, on_unsupported="error")
     step(leaf(ROWS, WIDTH)).sum().backward()
     (graph,) = step.report.graphs
     assert graph.partition == "checkpoint" and graph.saved_bytes == 3 * ROW_BYTES  # the first block reads the batch
@@ -154,19 +154,19 @@ def test_it_saves_what_enters_a_block_and_nothing_within(door, modules) -> None:
     assert {value.module.split(".")[0] for value in graph.recomputed if "view" not in value.reason} == {"blocks"}
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_function_that_calls_a_module_has_blocks_too(door) -> None:
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_function_that_calls_a_module_has_blocks_too(frontend) -> None:
     torch._dynamo.reset()
     model = Stack()
-    step = aottrain.compile(lambda x: model(x).sum(), partition="checkpoint", capture=door, on_unsupported="error")
+    step = aottrain.compile(lambda x: model(x).sum(), partition="checkpoint", capture=frontend, on_unsupported="error")
     step(leaf(ROWS, WIDTH)).backward()
     assert step.report.graphs[0].saved_bytes == 3 * ROW_BYTES
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_where_a_compile_is_refused_the_caller_sees_the_line(door) -> None:
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_where_a_compile_is_refused_the_caller_sees_the_line(frontend) -> None:
     torch._dynamo.reset()
-    step = aottrain.compile(Stack(1), partition="checkpoint", capture=door)
+    step = aottrain.compile(Stack(1), partition="checkpoint", capture=frontend)
     with pytest.raises(Exception, match="no repeated block"):
         step(leaf(ROWS, WIDTH))
 

@@ -1,4 +1,4 @@
-"""torch.utils.checkpoint decides what is saved, by both doors and under every strategy; the plan says so."""
+"""torch.utils.checkpoint decides what is saved, by both front ends and under every strategy; the plan says so."""
 
 import functools
 import warnings
@@ -16,7 +16,7 @@ from tests.sampling import crossed
 
 WIDTH, ROWS, NUM_BLOCKS = 16, 8, 3
 ROW_BYTES = ROWS * WIDTH * 4  # of a block's result
-DOORS = ("dynamo", "trace")
+FRONTENDS = ("dynamo", "trace")
 PARTITIONS = ("min_cut", "save_all", "recompute_all")
 
 
@@ -51,40 +51,43 @@ def always(policy):
     return region(lambda *args, **kwargs: policy)
 
 
-def saved_bytes(wrap, door="trace", partition="min_cut"):
+def saved_bytes(wrap, frontend="trace", partition="min_cut"):
     torch._dynamo.reset()
-    compiled = aottrain.compile(Net(wrap), capture=door, partition=partition, on_unsupported="error")
+    compiled = aottrain.compile(Net(wrap), capture=frontend, partition=partition, on_unsupported="error")
     compiled(leaf(ROWS, WIDTH)).sum().backward()
     assert not compiled.report.fallbacks
     return compiled.report.graphs[0].saved_bytes
 
 
 @pytest.mark.parametrize(
-    ("reentrant", "partition", "door"), crossed((False, True), ("min_cut", "save_all"), DOORS, one_in=2)
+    ("reentrant", "partition", "frontend"), crossed((False, True), ("min_cut", "save_all"), FRONTENDS, one_in=2)
 )
-def test_a_checkpointed_block_saves_its_result_alone(reentrant, partition, door):
+def test_a_checkpointed_block_saves_its_result_alone(reentrant, partition, frontend):
     wrap = functools.partial(checkpoint, use_reentrant=reentrant)
-    assert saved_bytes(wrap, door, partition) == NUM_BLOCKS * ROW_BYTES
-    assert saved_bytes(None, door, partition) >= 5 * NUM_BLOCKS * ROW_BYTES
+    assert saved_bytes(wrap, frontend, partition) == NUM_BLOCKS * ROW_BYTES
+    assert saved_bytes(None, frontend, partition) >= 5 * NUM_BLOCKS * ROW_BYTES
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("partition", PARTITIONS)
-def test_what_a_policy_saves_is_saved_beside_the_blocks_results(door, partition):
+def test_what_a_policy_saves_is_saved_beside_the_blocks_results(frontend, partition):
     products = region([torch.ops.aten.addmm.default])
     # `up` is four times as wide as a block's result, which recompute_all computes again from the saved `down`.
-    assert saved_bytes(products, door, partition) == 5 * NUM_BLOCKS * ROW_BYTES
+    assert saved_bytes(products, frontend, partition) == 5 * NUM_BLOCKS * ROW_BYTES
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_preferences_yield_to_bytes_and_orders_do_not(door):
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_preferences_yield_to_bytes_and_orders_do_not(frontend):
     nothing = NUM_BLOCKS * ROW_BYTES
-    assert saved_bytes(always(CheckpointPolicy.MUST_RECOMPUTE), door) == nothing
-    assert saved_bytes(always(CheckpointPolicy.PREFER_RECOMPUTE), door) == nothing
-    everything = saved_bytes(None, door, "save_all")
-    assert saved_bytes(always(CheckpointPolicy.MUST_SAVE), door, "recompute_all") >= everything - NUM_BLOCKS * ROW_BYTES
-    assert saved_bytes(always(CheckpointPolicy.PREFER_SAVE), door) <= saved_bytes(
-        always(CheckpointPolicy.MUST_SAVE), door
+    assert saved_bytes(always(CheckpointPolicy.MUST_RECOMPUTE), frontend) == nothing
+    assert saved_bytes(always(CheckpointPolicy.PREFER_RECOMPUTE), frontend) == nothing
+    everything = saved_bytes(None, frontend, "save_all")
+    assert (
+        saved_bytes(always(CheckpointPolicy.MUST_SAVE), frontend, "recompute_all")
+        >= everything - NUM_BLOCKS * ROW_BYTES
+    )
+    assert saved_bytes(always(CheckpointPolicy.PREFER_SAVE), frontend) <= saved_bytes(
+        always(CheckpointPolicy.MUST_SAVE), frontend
     )
 
 
@@ -114,12 +117,12 @@ def test_values_of_two_regions_are_not_merged():
     assert [node.name in saved for node in exponentials] == [False, False, True]
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_random_values_in_eagers_stream_are_saved_against_the_mark(door):
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_random_values_in_eagers_stream_are_saved_against_the_mark(frontend):
     torch._dynamo.reset()
     f = aottrain.compile(
         lambda x: checkpoint(lambda y: torch.dropout(y.sin(), 0.5, True).exp(), x, use_reentrant=False),
-        capture=door,
+        capture=frontend,
         rng="eager",
         on_unsupported="error",
     )
@@ -128,11 +131,11 @@ def test_random_values_in_eagers_stream_are_saved_against_the_mark(door):
     assert "must: not repeatable, though marked by torch.utils.checkpoint" in reasons
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_a_region_that_writes_outer_memory_runs_eagerly(door):
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_region_that_writes_outer_memory_runs_eagerly(frontend):
     torch._dynamo.reset()
     m = nn.BatchNorm1d(3)
-    f = aottrain.compile(lambda x: checkpoint(m, x, use_reentrant=False), capture=door)
+    f = aottrain.compile(lambda x: checkpoint(m, x, use_reentrant=False), capture=frontend)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         f(leaf(4, 3)).sum().backward()

@@ -90,15 +90,15 @@ def test_what_must_be_saved_is_saved_against_it_with_the_reason():
     assert plan.reasons["exp"] == "output: alive anyway, though recomputed by forget"
 
 
-@pytest.mark.parametrize("door", ("trace", "dynamo"))
-def test_compile_takes_a_callable(door):
+@pytest.mark.parametrize("frontend", ("trace", "dynamo"))
+def test_compile_takes_a_callable(frontend):
     torch._dynamo.reset()
 
     class Forget:
         def __call__(self, value):
             return "recompute"
 
-    step = compiled(Mlp(), capture=door, plan=Forget())
+    step = compiled(Mlp(), capture=frontend, plan=Forget())
     step(torch.randn(32, 16)).sum().backward()
     (graph,) = step.report.graphs
     assert graph.saved_bytes == 0 and graph.partition == "policy Forget"

@@ -124,7 +124,7 @@ def test_two_heads_of_one_program():
 
 
 @pytest.mark.parametrize("capture", ["trace", "dynamo"])
-def test_both_doors_with_generated_kernels(capture):
+def test_both_frontends_with_generated_kernels(capture):
     model = Model(bias=True)
     call = compiled(model, capture=capture, kernel="cpp")
     for ours, theirs in zip(gradients(model, call, batch()), gradients(model, model, batch()), strict=True):

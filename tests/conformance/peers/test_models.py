@@ -515,6 +515,6 @@ def sorting_searching_and_counting(comp):
     return out, grads(x)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PEERS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PEERS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -404,6 +404,6 @@ def gradient_of_a_gradient_by_a_tangent(comp):
     return torch.autograd.grad(first.sum(), v)
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PEERS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PEERS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)

@@ -521,6 +521,6 @@ def boolean_and_integer_views_written(comp):
     return comp(f)(x, b), x, b
 
 
-@pytest.mark.parametrize(("known", "door"), cases_of(__name__, PEERS))
-def test_equals_eager(known, door):
-    check(known, door)
+@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PEERS))
+def test_equals_eager(case, frontend):
+    check(case, frontend)
