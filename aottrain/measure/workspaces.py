@@ -58,15 +58,9 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
         else:
             by_device.setdefault(call.device, []).append(i)
     for device, indices in by_device.items():
-<<<<<<< HEAD
-        known = _table(device)
-        new = [call for call in distinct([calls[i] for i in indices]) if not _is_known(call, known)]
-        runs = [call for call in new if call.may_run and _counted.get()]
-=======
         store = _table(device)
         new = [call for call in distinct([calls[i] for i in indices]) if not _is_known(call, store)]
-        runs = [call for call in new if call.may_run]
->>>>>>> wt-b
+        runs = [call for call in new if call.may_run and _counted.get()]
         if runs:
             num_run += _measure(runs, device, store)
         measured = {call.text for call in runs}

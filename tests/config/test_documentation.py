@@ -13,11 +13,7 @@ from pathlib import Path
 import pytest
 
 import aottrain
-<<<<<<< HEAD:tests/config/test_documentation.py
-from aottrain.compiler.frontends.api import _FRONT_ENDS
-=======
 from aottrain.compiler.frontends.api import _FRONTENDS
->>>>>>> wt-b:tests/test_documentation.py
 from aottrain.compiler.partition.strategies import _STRATEGIES
 from aottrain.config import choices as own_choices
 from aottrain.config import run
@@ -149,11 +145,7 @@ def test_every_name_of_a_group_is_a_file_of_it():
 
 def test_what_is_chosen_by_a_table_is_in_it():
     assert PLAIN.keys() == set(own_choices.OPTIMIZERS)
-<<<<<<< HEAD:tests/config/test_documentation.py
-    assert _FRONT_ENDS.keys() == _CAPTURES.keys() == set(choices.CAPTURES)
-=======
     assert _FRONTENDS.keys() == _CAPTURES.keys() == set(choices.CAPTURES)
->>>>>>> wt-b:tests/test_documentation.py
     assert _STRATEGIES.keys() | {"budget", "checkpoint"} == set(choices.STRATEGIES)
     for task in own_choices.TASKS:
         assert (ROOT / "aottrain" / "tasks" / f"{task}.py").exists()

@@ -569,7 +569,6 @@ def unsafe_parts_of_what_the_program_changes(comp):
     return a, c, x, grads(b)
 
 
-<<<<<<< HEAD
 @case
 def writes_behind_autograds_back(comp):
     """Through a detached alias, or under no_grad, a tensor keeps its history: no gradient comes by the program."""
@@ -591,8 +590,3 @@ def writes_behind_autograds_back(comp):
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)
-=======
-@pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
-def test_equals_eager(case, frontend):
-    check(case, frontend)
->>>>>>> wt-b

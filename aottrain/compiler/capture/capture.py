@@ -92,11 +92,7 @@ def capture(
 
     `function` is what runs; where it is a module, `module` is that same object and its parameters and buffers become
     inputs. `captured`: tensors that it reads from elsewhere (closures, globals, attributes); they become inputs too.
-<<<<<<< HEAD
     Raises UnsupportedError for inputs that it cannot describe (tensor subclasses, sparse tensors).
-=======
-    Raises UnsupportedError for inputs that this front end cannot describe (tensor subclasses, sparse tensors).
->>>>>>> wt-b
     """
     state = [*named_state(module), *(_captured_entry(i, tensor) for i, tensor in enumerate(captured))]
     num_named = len(state) - len(captured)

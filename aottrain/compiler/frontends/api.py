@@ -236,11 +236,7 @@ class DynamoCall:
         raise ConfigError("capture='dynamo' cannot compile without running; prepare() needs capture='trace'")
 
 
-<<<<<<< HEAD
-_FRONT_ENDS = {"trace": CompiledCall, "dynamo": DynamoCall}
-=======
 _FRONTENDS = {"trace": CompiledCall, "dynamo": DynamoCall}
->>>>>>> wt-b
 
 
 class CompiledModule:
@@ -270,11 +266,7 @@ class CompiledModule:
 
 def _compile_module(module: nn.Module, options: CompileOptions) -> nn.Module:
     original = type(module)
-<<<<<<< HEAD
-    call = _FRONT_ENDS[options.capture](module, module, options)
-=======
     call = _FRONTENDS[options.capture](module, module, options)
->>>>>>> wt-b
     namespace = {"compiled_call": call, "__module__": original.__module__}
     wrapper = type(f"Compiled{original.__name__}", (CompiledModule, original), namespace)
     compiled: Any = object.__new__(wrapper)
@@ -372,11 +364,7 @@ def _compiled(target: Any, options: CompileOptions) -> Any:
     target = getattr(target, "_torchdynamo_orig_callable", target)  # what torch.compile was given
     if not callable(target):
         raise ConfigError(f"target is a {type(target).__name__}; allowed: a torch.nn.Module or a function")
-<<<<<<< HEAD
-    call: Any = _FRONT_ENDS[options.capture](target, None, options)
-=======
     call: Any = _FRONTENDS[options.capture](target, None, options)
->>>>>>> wt-b
 
     @functools.wraps(target)
     def compiled(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The TorchDynamo front end: it traces any Python into graphs and guards them; each graph goes through our pipeline.
-=======
-"""The Dynamo front end: TorchDynamo traces any Python into graphs and guards them; each goes through the pipeline.
->>>>>>> wt-b
 
 `backend` is registered as an entry point of torch, so that `torch.compile(model, backend="aottrain",
 options={"budget": 0.4})` needs no import. `compile_dynamo` is what `aottrain.compile(..., capture="dynamo")` uses.
