@@ -203,10 +203,12 @@ def _run(
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1:3]
     threads = torch.get_num_threads()
-    each = scratch_floats(queries, keys, width, name == "backward")
+    floats_per_thread = scratch_floats(queries, keys, width, name == "backward")
     if scratch is None:
-        scratch = torch.empty(4 * each * threads, dtype=torch.uint8)  # which lies at a multiple of 64 bytes
-    threads = min(threads, scratch.numel() // (4 * each))
+        scratch = torch.empty(
+            4 * floats_per_thread * threads, dtype=torch.uint8
+        )  # which lies at a multiple of 64 bytes
+    threads = min(threads, scratch.numel() // (4 * floats_per_thread))
     mask, seed, position = rule.mask, 0, 0
     if rule.state is not None:
         seed, offset = rule.state.tolist()
@@ -220,7 +222,7 @@ def _run(
     table = (ctypes.c_int64 * len(sizes))(*sizes)
     numbers = (ctypes.c_float * 4)(rule.scale, rule.fill, rule.keep, 1.0 / rule.keep)
     start = None if mask is None else mask.data_ptr()
-    _functions(query.dtype)[name](addresses, start, table, numbers, scratch.data_ptr(), each, threads)
+    _functions(query.dtype)[name](addresses, start, table, numbers, scratch.data_ptr(), floats_per_thread, threads)
 
 
 def native_source(dtype: torch.dtype) -> Source:

@@ -92,14 +92,14 @@ class _Gradients:
     def __init__(self, hidden: Tensor, weight: Tensor, output_mask: Sequence[bool]):
         self._inputs = hidden, weight
         self._output_mask = output_mask
-        self._wide = torch.promote_types(hidden.dtype, torch.float32)
+        self._sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
         shape = hidden.shape if output_mask[0] else (0,)
         self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         self.weight = self._zeros(*weight.shape) if output_mask[1] else self._zeros(0)
         self.bias = self._zeros(len(weight) if output_mask[2] else 0)
         self.by_onednn = False
         self._transposed = self._zeros(0)
-        narrow = output_mask[1] and self._wide != hidden.dtype
+        narrow = output_mask[1] and self._sum_dtype != hidden.dtype
         self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if narrow else None
 
     def add(self, part: slice, gradient: Tensor | None) -> None:
@@ -119,7 +119,7 @@ class _Gradients:
         elif self._output_mask[1]:
             self.weight.addmm_(gradient.t(), hidden[part])
         if self._output_mask[2]:
-            self.bias.add_(gradient.sum(0, dtype=self._wide))
+            self.bias.add_(gradient.sum(0, dtype=self._sum_dtype))
 
     def _add_by_onednn(self, part: slice, gradient: Tensor) -> None:
         """As above. The weight's gradient is the transpose of what is multiplied, hidden^T @ gradient."""
@@ -138,7 +138,7 @@ class _Gradients:
         return self.hidden, self.weight, self.bias
 
     def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=self._wide, device=self._inputs[0].device)
+        return torch.zeros(shape, dtype=self._sum_dtype, device=self._inputs[0].device)
 
 
 @dataclass(frozen=True)
@@ -311,9 +311,9 @@ def _(
 ) -> tuple[Tensor, ...]:
     number = hidden.new_empty((), dtype=loss_dtype)
     shapes = hidden.shape, weight.shape, (len(weight),)
-    wide = torch.promote_types(hidden.dtype, torch.float32)
+    sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
     gradients = [
         hidden.new_empty(shape if flag else (0,), dtype=dtype)
-        for shape, dtype, flag in zip(shapes, (hidden.dtype, wide, wide), output_mask, strict=True)
+        for shape, dtype, flag in zip(shapes, (hidden.dtype, sum_dtype, sum_dtype), output_mask, strict=True)
     ]
     return number, torch.empty_like(number), *gradients

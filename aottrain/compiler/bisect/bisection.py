@@ -157,11 +157,13 @@ def _make_tangents(step: CapturedStep, analysis: Analysis) -> list[Tensor]:
     specs = [output.spec for output in analysis.computed if output.requires_grad]
     specs += [step.inputs[i].spec for i in analysis.replaced]
     generator = torch.Generator().manual_seed(0)
-    made = []
+    tangents = []
     for spec in specs if analysis.needs_gradient else []:
         tangent = torch.randn(spec.shape, generator=generator, dtype=torch.float64)
-        made.append(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(tangent))
-    return made
+        tangents.append(
+            torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device).copy_(tangent)
+        )
+    return tangents
 
 
 def _copies(step: CapturedStep) -> list[Tensor]:
@@ -203,13 +205,13 @@ def _stage_runs(
     def last() -> JointGraph:
         return list(stages.values())[-1]
 
-    def rewritten(each: Pass) -> JointGraph:
-        return each(last()).joint
+    def rewritten(rewrite: Pass) -> JointGraph:
+        return rewrite(last()).joint
 
     def inputs(joint: JointGraph) -> list[Tensor]:
         return [*(value.detach() for value in _copies(step)), *joint.constants, state, *tangents]
 
-    def whole(name: str, make: Callable[[], JointGraph]) -> Callable[[], _StageRun]:
+    def graph_stage(name: str, make: Callable[[], JointGraph]) -> Callable[[], _StageRun]:
         def run() -> _StageRun:
             joint = stages[name] = make()
             arguments = inputs(joint)
@@ -236,28 +238,28 @@ def _stage_runs(
         parts = apply_partition(joint, plan)
         return joint, parts, plan_kernels(joint, plan, parts, options)
 
-    def halves(name: str, kernel: Kernel) -> Callable[[], _StageRun]:
+    def partitioned_stage(name: str, kernel: Kernel) -> Callable[[], _StageRun]:
         def run() -> _StageRun:
             joint, parts, kernels = planned()
             return _run_halves(name, joint, parts, kernels, kernel, inputs(joint))
 
         return run
 
-    yield whole("joint", lambda: trace_joint(step, analysis))
-    yield whole("functional", lambda: functionalize(stages["joint"]))
-    for each in passes_for(options):
-        yield whole(each.result, partial(rewritten, each))
+    yield graph_stage("joint", lambda: trace_joint(step, analysis))
+    yield graph_stage("functional", lambda: functionalize(stages["joint"]))
+    for rewrite in passes_for(options):
+        yield graph_stage(rewrite.result, partial(rewritten, rewrite))
     base = last()
     options, _ = with_kernel(options, base, Faults())
     target, *_ = targets_for(options.kernel)
-    for each in target.passes:
-        yield whole(each.result, partial(rewritten, each))
-    yield halves("partitioned", "aten")
+    for rewrite in target.passes:
+        yield graph_stage(rewrite.result, partial(rewritten, rewrite))
+    yield partitioned_stage("partitioned", "aten")
     kernel = planned()[2].kernel
     if kernel in GENERATED:
-        yield halves("scheduled", "evaluate")
+        yield partitioned_stage("scheduled", "evaluate")
     if kernel != "aten":
-        yield halves("kernel", kernel)
+        yield partitioned_stage("kernel", kernel)
 
 
 def _run_halves(
@@ -296,9 +298,9 @@ def _kernels(plan: KernelPlan, evaluated: bool, wrong: list[KernelIR]) -> list[F
     if evaluated:
         launches = {name: _evaluated(kernel) for name, kernel in kernels.items()}
         return [FusedGraph(graph, schedule, None, launches, 0, "", "evaluate") for graph, _, schedule in plan.planned]
-    made = make_kernels(plan)
-    checked = {name: _checked(kernel, made[0].launches[name], wrong) for name, kernel in kernels.items()}
-    return [replace(one, launches=checked) for one in made]
+    graphs = make_kernels(plan)
+    checked = {name: _checked(kernel, graphs[0].launches[name], wrong) for name, kernel in kernels.items()}
+    return [replace(graph, launches=checked) for graph in graphs]
 
 
 def _evaluated(kernel: KernelIR) -> Launch:

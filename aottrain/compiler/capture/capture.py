@@ -306,7 +306,7 @@ class CaptureMode(PhiloxMode):
             region.check_writes(written)
         if regions:
             read = storages_of((args, kwargs))
-            self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].made.keys())
+            self.read_in_regions.update((key, read[key]) for key in read.keys() - regions[0].computed.keys())
 
     def _next(self, device: torch.device) -> tuple[Tensor, int]:
         if _in_backward():

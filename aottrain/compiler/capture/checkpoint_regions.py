@@ -36,7 +36,7 @@ class Region:
         self.number = next(_numbers)
         self.policy = policy
         self.preserves_rng = preserves_rng
-        self.made: Storages = {}  # of the values that the region's own ops have made
+        self.computed: Storages = {}  # of the values that the region's own ops have made
         self.saved: Storages = {}  # of those that the policy saves
 
     def mark(self, func: Any, args: Any, kwargs: Any, out: Any) -> Mark:
@@ -45,7 +45,7 @@ class Region:
         storages = storages_of(out)
         op = op_info(func)
         if op.view_of is None and not op.writes:
-            self.made.update(storages)
+            self.computed.update(storages)
         if mark >= Mark.PREFER_SAVE:
             self.saved.update(storages)
         return mark
@@ -63,7 +63,7 @@ class Region:
 
     def check_writes(self, storages: Iterable[int]) -> None:
         for storage in storages:
-            if storage not in self.made:
+            if storage not in self.computed:
                 raise UnsupportedError("torch.utils.checkpoint runs its function twice, and it writes to outer memory")
             if storage in self.saved:
                 raise UnsupportedError("a value that a policy of torch.utils.checkpoint saves is overwritten")

@@ -138,10 +138,10 @@ def outer():
 """
     namespace: dict[str, Any] = {}
     exec(text, namespace)
-    made: types.CodeType = namespace["outer"]()
-    variables = (*code.co_varnames[:num_arguments], *(f"<{name}>" for name in made.co_varnames[num_arguments:]))
-    return made.replace(
-        co_consts=tuple(run if value == "run" else value for value in made.co_consts),
+    new_code: types.CodeType = namespace["outer"]()
+    variables = (*code.co_varnames[:num_arguments], *(f"<{name}>" for name in new_code.co_varnames[num_arguments:]))
+    return new_code.replace(
+        co_consts=tuple(run if value == "run" else value for value in new_code.co_consts),
         co_varnames=variables,
         co_cellvars=code.co_cellvars,
         co_freevars=code.co_freevars,

@@ -120,17 +120,17 @@ def _drop_copy_into_fresh(graph: fx.Graph, node: fx.Node) -> None:
     if node.target is not aten.copy.default:
         return
     value = node.args[1]
-    into, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
-    if into is None or source is None or not isinstance(value, fx.Node):
+    destination, source = spec_of(node.args[0]), spec_of(value)  # type: ignore[arg-type]
+    if destination is None or source is None or not isinstance(value, fx.Node):
         return
-    if not into.same_layout(source) or into.device != source.device:
+    if not destination.same_layout(source) or destination.device != source.device:
         return
-    if into.dtype == source.dtype:
+    if destination.dtype == source.dtype:
         if not _is_result(node) and _start(value) == _start(node) is not None:
             node.replace_all_uses_with(value)
         return
     with graph.inserting_before(node):
-        converted = graph.call_function(aten._to_copy.default, (value,), {"dtype": into.dtype})
+        converted = graph.call_function(aten._to_copy.default, (value,), {"dtype": destination.dtype})
     converted.meta = dict(node.meta)
     node.replace_all_uses_with(converted)
 
@@ -149,14 +149,14 @@ def _drop_running_statistics(node: fx.Node) -> None:
 
 
 def _merge_common_subexpressions(graph: fx.Graph) -> None:
-    kept: dict[Any, fx.Node] = {}
+    first_by_key: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node.target) or _is_result(node):
             continue
         key = _expression(node)
         if key is None:
             continue
-        first = kept.setdefault(key, node)
+        first = first_by_key.setdefault(key, node)
         if first is not node:
             merged = zip(marks_of(first), marks_of(node), strict=True)
             set_marks(first, tuple((number, max(mark, other)) for (number, mark), (_, other) in merged))

@@ -149,24 +149,25 @@ def _prepare(formula: Formula) -> Stage:
     settings = b.parameter("settings", F64, Base.WHOLE, len(SETTINGS))
     found_inf = b.parameter("found", F32, Base.WHOLE, 1)
     results = b.parameter("results", F64, Base.WHOLE, len(RESULTS), written=True)
-    width, made = len(formula.hyperparameters), len(formula.prepared)
-    hyperparameters = b.parameter("given", F64, Base.WHOLE, width * BLOCK)
-    prepared = b.parameter("prepared", F64, Base.WHOLE, made * BLOCK, written=True)
+    num_hyperparameters, num_prepared = len(formula.hyperparameters), len(formula.prepared)
+    hyperparameters = b.parameter("given", F64, Base.WHOLE, num_hyperparameters * BLOCK)
+    prepared = b.parameter("prepared", F64, Base.WHOLE, num_prepared * BLOCK, written=True)
     norm, clip, skip = _clipping(b, total, settings, found_inf)
     for column, value in enumerate((norm, clip, skip)):
         b.store(results, value, column)
     values: Values = {
-        name: b.load(hyperparameters, column, width) for column, name in enumerate(formula.hyperparameters)
+        name: b.load(hyperparameters, column, num_hyperparameters)
+        for column, name in enumerate(formula.hyperparameters)
     }
     if formula.counts_steps:
         steps = b.parameter("steps", F32, Base.WHOLE, BLOCK, written=True)
-        taken = b.compute("where", b.test("ne", skip, b.constant(0)), b.constant(0), values["active"])
-        values["step"] = b.compute("add", b.cast(b.load(steps, step=1), F64), taken)
+        is_counted = b.compute("where", b.test("ne", skip, b.constant(0)), b.constant(0), values["active"])
+        values["step"] = b.compute("add", b.cast(b.load(steps, step=1), F64), is_counted)
         b.store(steps, values["step"], step=1)
-    made_values = formula.prepare(b, values)
-    made_values |= {"scale": b.compute("mul", values["sign"], clip), "skip": skip}
+    prepared_values = formula.prepare(b, values)
+    prepared_values |= {"scale": b.compute("mul", values["sign"], clip), "skip": skip}
     for column, name in enumerate(formula.prepared):
-        b.store(prepared, made_values[name], column, made)
+        b.store(prepared, prepared_values[name], column, num_prepared)
     return b.done(Over.ALL_TENSORS)
 
 
