@@ -18,10 +18,10 @@ from aottrain.compiler.schedule.groups import Group, Placement, join, place, pre
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
-# How many of the latest groups that read the same buffer are asked.
+# How many of the latest groups that read the same buffer are tried.
 _MOST_SIBLINGS = 3
-# A group that would free so many bytes does not wait for a call that needs what so many calls of libraries later makes:
-# of the gradients of a weight that is used in several places all would be held until the last one is there.
+# A group that would free so many bytes does not wait for the result of a library call that runs so many library calls
+# later. Else all gradients of a weight that is used several times would be held until the last one is there.
 _FREED_BYTES = 1 << 20
 _FAR = 8
 
