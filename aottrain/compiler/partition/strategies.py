@@ -43,25 +43,27 @@ from aottrain.ir.settings.budget import Budget
 
 @dataclass(frozen=True)
 class Demand:
-    """What a partition has to decide: the forward values that the backward could need.
-
-    demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
-    mutated: inputs whose storage the step updates: they may only be read through a saved copy; outputs: values that the
-    caller gets: they are alive anyway, and where eager would save one, a later write to it has to raise as in eager.
-    forward: values from which the forward's results follow, whether the backward needs them or not.
-    marks: what the user's checkpoints, or what a strategy puts in their place, say of values; edges: values that enter
-    or leave a checkpointed region; notes: for marked values and edges, who says so.
-    """
+    """What a partition has to decide: the forward values that the backward could need."""
 
     order: dict[fx.Node, int]
+    """The position of each node in the joint graph."""
     demanded: tuple[fx.Node, ...]
+    """Values that the backward's own nodes read."""
     region: frozenset[fx.Node]
+    """Those and all that they are made from, inputs too."""
     mutated: frozenset[fx.Node]
+    """Inputs whose storage the step updates: they may only be read through a saved copy."""
     outputs: frozenset[fx.Node]
+    """Values that the caller gets. They are alive anyway, and where eager would save one, a later write to it has to
+    raise as in eager."""
     marks: Mapping[fx.Node, Mark]
+    """What the user's checkpoints, or what a strategy puts in their place, say of values."""
     edges: frozenset[fx.Node]
+    """Values that enter or leave a checkpointed region."""
     notes: Mapping[fx.Node, str]
+    """For marked values and edges, who says so."""
     forward: frozenset[fx.Node]
+    """Values from which the forward's results follow, whether the backward needs them or not."""
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
@@ -81,7 +83,7 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
-    wanted = tuple(sorted(demanded, key=order.__getitem__))
+    demanded_nodes = tuple(sorted(demanded, key=order.__getitem__))
     returned = frozenset(
         node
         for node in joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
@@ -90,8 +92,8 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
     results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
     forward = frozenset(ancestors([*results, *effects]))
-    found = Demand(order, wanted, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
-    return _with_regions(found, joint.graph, late, blocks or {})
+    demand = Demand(order, demanded_nodes, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
+    return _with_regions(demand, joint.graph, late, blocks or {})
 
 
 def _with_regions(demand: Demand, graph: fx.Graph, late: set[fx.Node], blocks: Mapping[fx.Node, Block]) -> Demand:
@@ -196,7 +198,7 @@ def _is_work(node: fx.Node, demand: Demand) -> bool:
     """Neither a view nor what follows from no value at all, and nothing that a checkpoint has marked."""
     if node.op != "call_function" or info(node).kind is not OpKind.CHEAP or not node.all_input_nodes:
         return False
-    return not any(known in demand.marks for known in (node, *(node.users if is_tuple(node) else ())))
+    return not any(result in demand.marks for result in (node, *(node.users if is_tuple(node) else ())))
 
 
 def _chain_ends(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
@@ -221,8 +223,8 @@ def _early(joint: JointGraph) -> list[fx.Node]:
 
 def by_policy(demand: Demand, policy: Policy) -> PartitionPlan:
     """The fewest bytes that follow a user's policy. What may not be computed a second time is saved against it."""
-    asked = [node for node in demand.in_order(demand.region) if _is_asked(node)]
-    marks = ask(policy, asked)
+    nodes = [node for node in demand.in_order(demand.region) if _is_asked(node)]
+    marks = ask(policy, nodes)
     notes = {node: f"{_ANSWERED[mark]} by {policy_name(policy)}" for node, mark in marks.items()}
     marked = replace(demand, marks={**demand.marks, **marks}, notes={**demand.notes, **notes})
     return min_cut(marked, "policy")
