@@ -49,7 +49,7 @@ SCHEDULES.edit(
     "effects in any order",
     FUSED.effects_keep_their_order_whatever_is_fused_around_them,
     fusion.fuse,
-    "sources |= {dependencies.unit[effect] for effect in effects[-1:]}",
+    "sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}",
     "pass",
 )
 SCHEDULES.edit(

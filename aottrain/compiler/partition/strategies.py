@@ -123,12 +123,13 @@ def plan_partition(
     modules: Sequence[str] = (),
     fused: Fused | None = None,
 ) -> PartitionPlan:
-    """The plan of one strategy; "budget" takes a fraction (float) between the lowest peak of any plan and that
-    of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
+    """The plan of one strategy, which is a name or a function ForwardValue -> "save" | "recompute" | "free".
+
+    budget: of the strategy "budget": a fraction (float) between the lowest peak of any plan and that of min_cut, the
+    bytes (int) that the peak may have, or "auto". reserved_bytes: those of the peak that others take.
     cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
-    fused: where the plan will run as generated kernels, what they are asked: a budget's recompute is priced as fused,
-    and the plan is one whose kernels peak within the budget, where there is one; min_cut runs no library call twice.
-    A function ForwardValue -> "save" | "recompute" | "free" is a strategy of its own.
+    fused: given where the plan will run as generated kernels. Then a budget's recompute is priced as fused, the plan is
+    one whose kernels peak within the budget, where there is one, and min_cut runs no library call twice.
 
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
     function answers something else.

@@ -1,9 +1,9 @@
 """Backward graphs for calls in which some tangents are undefined, because nothing downstream reads those outputs.
 
 Eager never runs the gradient formulas of such outputs: it gives None, and it never multiplies a zero by an infinity.
-So an undefined tangent is propagated. A gradient is linear in the tangents, so an op all of whose tangent-dependent
-arguments are undefined gives an undefined value; a sum of a defined and an undefined value is the defined one; any
-other op reads zeros in the place of what is undefined.
+So an undefined tangent is propagated, which is exact because a gradient is linear in the tangents. Where all arguments
+of an op that depend on tangents are undefined, its value is undefined. A sum of a defined and an undefined value is the
+defined one. Any other op reads zeros in the place of what is undefined.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """fuse: which calls of a graph become one kernel, and why the others do not.
 
 One pass in program order. A call joins the group of one of its producers (the latest first), or a group that reads what
-it reads, if it fits into that group's loop nest and no path leads from the group through other work back to the call.
+it reads. It has to fit into that group's loop nest, and no path may lead from the group through other work to the call.
 A group that frees memory does not wait for a call that comes much later.
 """
 
@@ -42,7 +42,9 @@ class _Dependencies:
     """Which units of work (a group, or a call on its own) depend on which, as bit sets over their numbers."""
 
     ancestors: list[int] = field(default_factory=list)
-    unit: dict[fx.Node, int] = field(default_factory=dict)
+    """For each unit, all that it depends on."""
+    unit_of: dict[fx.Node, int] = field(default_factory=dict)
+    """The unit that computes each node."""
 
     def new(self, sources: int) -> int:
         self.ancestors.append(sources)
@@ -94,14 +96,14 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
     for node in calls(graph):
-        sources = {dependencies.unit[source] for source in node.all_input_nodes if source in dependencies.unit}
+        sources = {dependencies.unit_of[source] for source in node.all_input_nodes if source in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
-            sources |= {dependencies.unit[effect] for effect in effects[-1:]}
+            sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}
             effects.append(node)
         if info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
             # Free, so it is no work of its own: what reads it depends on what it views.
             if sources:
-                dependencies.unit[node] = max(sources)
+                dependencies.unit_of[node] = max(sources)
             continue
         rules = rules_for(node)
         group = None
@@ -114,11 +116,8 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             unit_of_readers = _unit_of_readers(node, dependencies)
             if unit_of_readers in candidates:
                 candidates = [unit_of_readers, *candidates]
-            floating = [
-                candidate
-                for unit in sources
-                if (candidate := units[unit]) is not None and dependencies.floats(candidate)
-            ]
+            producers = [units[unit] for unit in sources]
+            floating = [each for each in producers if each is not None and dependencies.floats(each)]
             candidates.sort(key=lambda unit: units[unit] in floating)
             for unit in candidates:
                 candidate = units[unit]
@@ -126,9 +125,9 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                     continue
                 others = [other for other in floating if other is not candidate]
                 needs = dependencies.needs(sources, others)
-                if not dependencies.allows(unit, needs) or _frees_too_late(
-                    candidate, node, needs, dependencies, units, fusion
-                ):
+                if not dependencies.allows(unit, needs):
+                    continue
+                if _frees_too_late(candidate, node, needs, dependencies, units, fusion):
                     continue
                 if _joins_with(candidate, node, rules, others, fusion):
                     dependencies.add(unit, needs)
@@ -146,12 +145,12 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
         if group is None:
             dependencies.new(dependencies.closure(sources))
             units.append(None)
-            dependencies.unit[node] = len(units) - 1
+            dependencies.unit_of[node] = len(units) - 1
             if local and info(node).kind is OpKind.COMPUTE:
                 border = len(units)
             continue
         fusion.group_of[node] = group
-        dependencies.unit[node] = group.number
+        dependencies.unit_of[node] = group.number
         for root in _shared(rules):
             groups_of_root = readers.setdefault(root, [])
             if group not in groups_of_root[-1:]:
@@ -216,7 +215,7 @@ def _unit_of_readers(node: fx.Node, dependencies: _Dependencies) -> int:
     """
     units: set[int] = set()
     for user in _readers(node):
-        others = [dependencies.unit[source] for source in user.all_input_nodes if source in dependencies.unit]
+        others = [dependencies.unit_of[source] for source in user.all_input_nodes if source in dependencies.unit_of]
         units.add(max(others, default=-1))
     return units.pop() if len(units) == 1 else -1
 
@@ -267,8 +266,8 @@ def _move(
     for member in other.members:
         fusion.group_of[member.node] = group
         for value in (member.node, *member.node.users):
-            if dependencies.unit.get(value) == other.number:
-                dependencies.unit[value] = group.number
+            if dependencies.unit_of.get(value) == other.number:
+                dependencies.unit_of[value] = group.number
         for operand in member.rule.operands:
             root = storage_root(operand.node)
             if root in readers:

@@ -77,8 +77,10 @@ def is_uniform(kernel: KernelIR, value_levels: Sequence[Level], answers: Mapping
 
 
 def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Affine] | None:
-    """A guarded load's address as what is the same for the row, and what moves within it; None where the latter alone,
-    which is read where the guard is false, may lie outside the buffer."""
+    """A guarded load's address in two parts: the one that is constant in a row, and the one that changes within it.
+
+    Where the guard is false the second part alone is read. None where that may lie outside the buffer.
+    """
     if load.address.indirect:
         return None
     offset = load.address.offset

@@ -136,10 +136,11 @@ def trim(graph: StorageGraph, timeline: Timeline) -> Timeline:
 def reexecute(
     emitter: Emitter, timeline: Timeline, prices: list[float], hold: bool, several: int, rounds: int
 ) -> Iterator[Timeline]:
-    """Schedules along a search for lower peaks: at each peak, the values that lie unused through it and that free most
-    bytes for each second are forgotten, and computed again just before their next use; `several` at a time, fewer
-    where that does not help. No move is made twice; `rounds`, or a while without a lower peak, end the search. (Tabu
-    search: Glover, "Future paths for integer programming", 1986.)
+    """Schedules along a search for lower peaks. (Tabu search: Glover, "Future paths for integer programming", 1986.)
+
+    At each peak some values are alive but not used. Those that free most bytes for each second are forgotten, and
+    computed again just before their next use: `several` at a time, fewer where that does not help. No move is made
+    twice. The search ends after `rounds`, or after a while without a lower peak.
 
     prices: seconds of each op. hold: where an op of those would run again later, its results are held until then.
     """

@@ -54,8 +54,8 @@ class Timeline:
 def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
     """The stretch of the forward that each early op is in, and the storages at which stretches meet.
 
-    A cut is an instant of the forward at which all later ops depend on earlier ones through a single storage, the
-    output of a block, and perhaps through small ones such as a table of positions. Gradients come back through the same
+    Stretches meet at cuts. At such an instant of the forward all later ops depend on earlier ones through one storage,
+    the output of a block, and perhaps through small ones such as a table of positions. The backward passes the same
     instants in reverse.
     """
     count = len(graph.early)

@@ -1,8 +1,8 @@
 """What running an op of the forward again costs where the backward runs as generated kernels.
 
-It is asked of the rules that fuse: an op that shares a kernel with what reads it keeps its result in registers, and
-reads only what that kernel does not read already; an op that feeds a matrix product writes its result, as op by op.
-Under a budget no kernel reaches across a product, so neither does the price.
+The rules of fusion decide. An op that shares a kernel with what reads it keeps its result in registers, and reads only
+what that kernel does not read already. An op that feeds a matrix product writes its result, as it does op by op. Under
+a budget no kernel reaches across a product, so neither does the price.
 """
 
 from __future__ import annotations
