@@ -56,25 +56,25 @@ class CompileOptions:
         return self.kernel if isinstance(self.kernel, str) else getattr(self.kernel, "__name__", "custom")
 
 
-def options_from_dict(given: Any) -> CompileOptions:
-    """CompileOptions from `torch.compile(..., options=given)`. Raises ConfigError for what is no dict of known keys."""
-    if not isinstance(given, dict):
-        raise ConfigError(f"options is a {type(given).__name__}; allowed: a dict of keywords of aottrain.compile")
+def options_from_dict(options: Any) -> CompileOptions:
+    """CompileOptions from `torch.compile(..., options=...)`. Raises ConfigError for what is no dict of known keys."""
+    if not isinstance(options, dict):
+        raise ConfigError(f"options is a {type(options).__name__}; allowed: a dict of keywords of aottrain.compile")
     # TorchDynamo captures, and says itself which sizes are dynamic.
     allowed = [field.name for field in fields(CompileOptions) if field.name not in ("capture", "dynamic")]
-    unknown = [key for key in given if key not in allowed]
+    unknown = [key for key in options if key not in allowed]
     if unknown:
         raise ConfigError([f"options[{key!r}] is not known; allowed: {', '.join(allowed)}" for key in unknown])
-    return check_options(**given)
+    return check_options(**options)
 
 
-def check_options(**given: Any) -> CompileOptions:
+def check_options(**options: Any) -> CompileOptions:
     """CompileOptions by their names; what is not given has its default. Raises ConfigError with every mistake."""
     mistakes = []
-    budget = given.get("budget")
-    partition = given.get("partition") or ("min_cut" if budget is None else "budget")
-    asked = CompileOptions(**{**given, "partition": partition})
-    modules, kernel, decisions = asked.modules, asked.kernel, asked.decisions
+    budget = options.get("budget")
+    partition = options.get("partition") or ("min_cut" if budget is None else "budget")
+    parsed = CompileOptions(**{**options, "partition": partition})
+    modules, kernel, decisions = parsed.modules, parsed.kernel, parsed.decisions
     if not callable(partition) and partition not in STRATEGIES:
         mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}, or a callable")
     elif partition == "budget":
@@ -90,24 +90,25 @@ def check_options(**given: Any) -> CompileOptions:
         mistakes.append(f"modules={modules!r} is given, but partition={partition!r} takes none; allowed: 'checkpoint'")
     if not callable(kernel) and kernel not in KERNELS:
         mistakes.append(f"kernel={kernel!r} is not known; allowed: {', '.join(KERNELS)}, or a callable")
-    if asked.capture not in CAPTURES:
-        mistakes.append(f"capture={asked.capture!r} is not known; allowed: {', '.join(CAPTURES)}")
-    if asked.rng not in RNGS:
-        mistakes.append(f"rng={asked.rng!r} is not known; allowed: {', '.join(RNGS)}")
-    if not isinstance(asked.reserved_bytes, int) or isinstance(asked.reserved_bytes, bool) or asked.reserved_bytes < 0:
-        mistakes.append(f"reserved_bytes={asked.reserved_bytes!r} is no number of bytes; allowed: 0 and above")
-    memory = asked.memory_bytes
+    if parsed.capture not in CAPTURES:
+        mistakes.append(f"capture={parsed.capture!r} is not known; allowed: {', '.join(CAPTURES)}")
+    if parsed.rng not in RNGS:
+        mistakes.append(f"rng={parsed.rng!r} is not known; allowed: {', '.join(RNGS)}")
+    reserved = parsed.reserved_bytes
+    if not isinstance(reserved, int) or isinstance(reserved, bool) or reserved < 0:
+        mistakes.append(f"reserved_bytes={reserved!r} is no number of bytes; allowed: 0 and above")
+    memory = parsed.memory_bytes
     if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory <= 0):
         mistakes.append(f"memory_bytes={memory!r} is no number of bytes; allowed: 1 and above, or None")
-    if asked.cost not in COSTS:
-        mistakes.append(f"cost={asked.cost!r} is not known; allowed: {', '.join(COSTS)}")
+    if parsed.cost not in COSTS:
+        mistakes.append(f"cost={parsed.cost!r} is not known; allowed: {', '.join(COSTS)}")
     for name in ("dynamic", "workspaces", "cuda_graphs"):
-        if not isinstance(value := getattr(asked, name), bool):
+        if not isinstance(value := getattr(parsed, name), bool):
             mistakes.append(f"{name}={value!r} is not known; allowed: True, False")
-    if asked.loss_head not in LOSS_HEADS:
-        mistakes.append(f"loss_head={asked.loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
-    if asked.on_unsupported not in ON_UNSUPPORTED:
-        mistakes.append(f"on_unsupported={asked.on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
+    if parsed.loss_head not in LOSS_HEADS:
+        mistakes.append(f"loss_head={parsed.loss_head!r} is not known; allowed: {', '.join(LOSS_HEADS)}")
+    if parsed.on_unsupported not in ON_UNSUPPORTED:
+        mistakes.append(f"on_unsupported={parsed.on_unsupported!r} is not known; allowed: {', '.join(ON_UNSUPPORTED)}")
     if decisions not in (MEASURED, DEFAULT) and not isinstance(decisions, Record):
         try:
             decisions = read_record(decisions)
@@ -117,4 +118,4 @@ def check_options(**given: Any) -> CompileOptions:
     if mistakes:
         raise ConfigError(mistakes)
     chosen = decisions if isinstance(decisions, Record) else str(decisions)
-    return replace(asked, budget=budget, modules=tuple(modules), decisions=chosen)
+    return replace(parsed, budget=budget, modules=tuple(modules), decisions=chosen)

@@ -82,14 +82,12 @@ _NO_ROOM = "as the program has them: the budget has no room"
 
 
 class Rewritten(NamedTuple):
-    """What a pass gives.
-
-    joint: the program; the one that was given where there is nothing to rewrite.
-    decided: what was decided about it, a line each, for the report.
-    """
+    """What a pass gives."""
 
     joint: JointGraph
+    """The program; the pass's own argument where there is nothing to rewrite."""
     decided: tuple[str, ...] = ()
+    """What was decided about it, a line each, for the report."""
 
     @property
     def graph(self) -> fx.Graph:
@@ -106,22 +104,19 @@ def _wants_chunks(options: CompileOptions) -> bool:
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite of the joint graph. Laws 1 and 2 are checked after it.
-
-    name: its stage in the report.
-    result: what bisect calls the program that it gives.
-    run: the rewrite itself.
-    keeps: BITWISE or ROUNDING.
-    kernels: the generated kernels that it is made for; none: it is made whatever the program runs as.
-    when: whether the caller wants it.
-    """
+    """One rewrite of the joint graph. Laws 1 and 2 are checked after it."""
 
     name: str
+    """Its stage in the report."""
     result: str
+    """What bisect calls the program that it gives."""
     run: Callable[[JointGraph], Rewritten | JointGraph]
     keeps: str
+    """BITWISE or ROUNDING."""
     kernels: tuple[str, ...] = ()
+    """The generated kernels that it is made for; none: it is made whatever the program runs as."""
     when: Callable[[CompileOptions], bool] = _always
+    """Whether the caller wants it."""
 
     def __call__(self, joint: JointGraph) -> Rewritten:
         out = self.run(joint)
@@ -160,14 +155,12 @@ def passes_for(options: CompileOptions) -> tuple[Pass, ...]:
 
 @dataclass(frozen=True)
 class Target:
-    """One way to run a program.
-
-    kernel: what its graphs run as.
-    passes: the rewrites that are made for it alone.
-    """
+    """One way to run a program."""
 
     kernel: Kernel
+    """What its graphs run as."""
     passes: tuple[Pass, ...] = ()
+    """The rewrites that are made for it alone."""
 
 
 def targets_for(kernel: Kernel) -> tuple[Target, ...]:
@@ -183,17 +176,15 @@ def targets_for(kernel: Kernel) -> tuple[Target, ...]:
 
 @dataclass(frozen=True)
 class UserCall:
-    """The call that is compiled: `function(*args, **kwargs)`, for all sizes that `sizes` leaves open.
-
-    module: the function itself where it is a module, whose parameters and buffers are then inputs.
-    guard: of the Python state that the function reads.
-    """
+    """The call that is compiled: `function(*args, **kwargs)`, for all sizes that `sizes` leaves open."""
 
     function: Callable[..., Any]
     module: nn.Module | None
+    """The function itself where it is a module, whose parameters and buffers are then inputs."""
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
     guard: StateGuard
+    """Of the Python state that the function reads."""
     sizes: SymbolicSizes | None = None
 
 
@@ -219,8 +210,8 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         replay = replay_of(step, functional)
         program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
         lines = decided | built.decided
-        told = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
-        report = log.run("describe", describe, built.joint, built.plan, built.expected, told)
+        decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
+        report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
         record = ledger.record(step.device)
     return program, step, analysis, replace(report, stages=tuple(log.records), decisions=record)
 
@@ -249,24 +240,23 @@ def _rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[
 
 @dataclass(frozen=True)
 class _Built:
-    """A program cut in two, and its kernels.
-
-    linked: the whole program, where gradients of some results pass through others, with tangents for those.
-    joint: the program as it was planned, without them.
-    expected: `parts` for the tangents that are expected to come, as kernels are made and the peak is predicted.
-    kernel, reason: what it runs as, and why not as its target says.
-    decided: by pass, what was decided.
-    """
+    """A program cut in two, and its kernels."""
 
     linked: JointGraph
+    """The whole program. Where gradients of some results pass through others, it has tangents for those."""
     joint: JointGraph
+    """The program as it was planned, without such tangents."""
     plan: PartitionPlan
     parts: PartitionedGraph
     expected: PartitionedGraph
+    """`parts` for the tangents that are expected to come: for them kernels are made and the peak is predicted."""
     kernel: Kernel
+    """What it runs as."""
     reason: str
+    """Why not as its target says."""
     fused: list[FusedGraph]
     decided: Decisions = field(default_factory=dict)
+    """By pass, what was decided."""
 
 
 def _build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> _Built:

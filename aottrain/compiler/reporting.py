@@ -34,22 +34,20 @@ from aottrain.measure.machine import describe_machine
 
 @dataclass(frozen=True)
 class Decided:
-    """What one compile decided besides its plan.
-
-    options: those that were given, with the kernel that was chosen.
-    kernel_reason: why it is that one; "" where it was asked for.
-    fused: both graphs with their kernels; none where they run op by op.
-    by_pass: what each rewrite of the program decided, a line each.
-    replays: of CUDA graphs; None where the caller wants none.
-    tangents: for which the backward is made.
-    """
+    """What one compile decided besides its plan."""
 
     options: CompileOptions
+    """The caller's, with the kernel that was chosen."""
     kernel_reason: str = ""
+    """Why it is that kernel; "" where it was asked for."""
     fused: tuple[FusedGraph, ...] = ()
+    """Both graphs with their kernels; none where they run op by op."""
     by_pass: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What each rewrite of the program decided, a line each."""
     replays: Replays | None = None
+    """Of CUDA graphs; None where the caller wants none."""
     tangents: Tangents = field(default_factory=Tangents)
+    """Those for which the backward is made."""
 
 
 def describe(
@@ -71,7 +69,7 @@ def describe(
     trains = parts.backward is not None
     contracted = contract(joint, price, workspace)
     if options.partition == "budget" and decided.fused:
-        contracted.again = fused_prices(contracted, one_kernel)
+        contracted.rerun_seconds = fused_prices(contracted, one_kernel)
     worth = marginals(contracted, plan, parts) if trains else {}
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
@@ -129,14 +127,13 @@ def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[A
     tensors = {id(value): (name, value) for name, value in zip(names, inputs, strict=True) if isinstance(value, Tensor)}
     parameters: list[Tensor] = [value for _, value in tensors.values() if isinstance(value, nn.Parameter)]
     others = [(name, value) for name, value in tensors.values() if not isinstance(value, nn.Parameter)]
-    given = [value for name, value in others if "_buffers_" not in name]
+    batch = [value for name, value in others if "_buffers_" not in name]
     state = {"parameters": parameters, "buffers": [value for name, value in others if "_buffers_" in name]}
     counts = [parameter.numel() for parameter in parameters]
     count = sum(count for count in counts if isinstance(count, int))  # reading a symbol would fix it
     timeline = report.timeline and replace(report.timeline, fixed=_with_state(report.timeline.fixed, state))
     memory = _with_state(report.memory, state)
-    inputs_given = tuple(map(_type_of, given))
-    return replace(report, inputs=inputs_given, num_parameters=count, memory=memory, timeline=timeline)
+    return replace(report, inputs=tuple(map(_type_of, batch)), num_parameters=count, memory=memory, timeline=timeline)
 
 
 def _with_state(memory: dict[str, int], state: Mapping[str, Sequence[Tensor]]) -> dict[str, int]:
@@ -155,7 +152,7 @@ def _inputs(joint: JointGraph) -> tuple[str, ...]:
 
 
 def _specs(joint: JointGraph, *kinds: InputKind) -> list[TensorSpec]:
-    return [given.spec for given in joint.signature.inputs if given.kind in kinds and given.spec is not None]
+    return [each.spec for each in joint.signature.inputs if each.kind in kinds and each.spec is not None]
 
 
 def _type_of(value: Tensor | TensorSpec) -> str:
@@ -163,20 +160,20 @@ def _type_of(value: Tensor | TensorSpec) -> str:
 
 
 def _device(joint: JointGraph) -> torch.device | None:
-    """Of the first tensor that it is given."""
-    given = _specs(joint, InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
-    return given[0].device if given else None
+    """Of its first tensor input."""
+    specs = _specs(joint, InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
+    return specs[0].device if specs else None
 
 
 def _library_calls(fused: Sequence[FusedGraph]) -> dict[str, int]:
     """How often each operator runs outside of generated kernels; of products that oneDNN does, by that name."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for part in fused:
         for call in part.schedule.calls:
             if isinstance(call, fx.Node) and info(call).kind not in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
                 library, _ = part.schedule.libraries.get(call, ("", ""))
-                found[f"{info(call).name} ({library})" if library else info(call).name] += 1
-    return dict(found.most_common())
+                counts[f"{info(call).name} ({library})" if library else info(call).name] += 1
+    return dict(counts.most_common())
 
 
 def _tuned_calls(parts: PartitionedGraph) -> dict[str, int]:

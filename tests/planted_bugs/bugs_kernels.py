@@ -81,7 +81,7 @@ LOWERING.edit(
     "silu's slope without its second term",
     evaluated("activations"),
     activations._silu_backward,
-    'rest = b.compute("fma", x, b.compute("sub", one, share), one)',
+    'rest = b.compute("fma", x, b.compute("sub", one, sigmoid), one)',
     "rest = one",
     quick=True,
 )
@@ -96,22 +96,22 @@ LOWERING.edit(
     "a remainder with the dividend's sign",
     evaluated("division"),
     arithmetic._remainder,
-    'return rest if "fmod" in str(node.target) else',
-    "return rest if True else",
+    'return remainder if "fmod" in str(node.target) else',
+    "return remainder if True else",
 )
 LOWERING.edit(
     "floor division that truncates",
     evaluated("division"),
     arithmetic._floored,
-    'b.compute("where", up,',
+    'b.compute("where", was_rounded_up,',
     'b.compute("where", b.compare("ne", x, x),',
 )
 LOWERING.edit(
     "an interpolation from the far end",
     evaluated("bounds"),
     arithmetic._lerp,
-    'b.compute("where", near, forward, backward)',
-    'b.compute("where", near, forward, end)',
+    'b.compute("where", is_near_start, forward, backward)',
+    'b.compute("where", is_near_start, forward, end)',
 )
 LOWERING.edit(
     "a triangle without its diagonal",
@@ -275,6 +275,6 @@ CPP.edit(
     "far angles by the near way",
     as_cpp("far angles"),
     cpp_circular.with_far_angles,
-    "if not asked:",
-    "if asked:",
+    "if not angles:",
+    "if angles:",
 )

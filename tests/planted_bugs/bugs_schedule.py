@@ -17,7 +17,7 @@ FUSED = TestsOf("tests/compiler/schedule/test_scheduling.py")
 SCHEDULES.edit(
     "a group depends on itself through a product",
     FUSED.what_depends_on_a_product_of_its_own_group_is_another_kernel,
-    fusion._Order.allows,
+    fusion._Dependencies.allows,
     "return all(",
     "return True or all(",
 )
@@ -25,8 +25,8 @@ SCHEDULES.edit(
     "another element of a group's value is read as its own",
     FUSED.another_element_of_the_groups_value_is_refused,
     groups._place,
-    "if known is not None and _position(operand, layout, index) != known:",
-    "if known is None and _position(operand, layout, index) is None:",
+    "if position is not None and _position(operand, layout, index) != position:",
+    "if position is None and _position(operand, layout, index) is None:",
     quick=True,
 )
 SCHEDULES.edit(
@@ -49,7 +49,7 @@ SCHEDULES.edit(
     "effects in any order",
     FUSED.effects_keep_their_order_whatever_is_fused_around_them,
     fusion.fuse,
-    "sources |= {order.unit[effect] for effect in effects[-1:]}",
+    "sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}",
     "pass",
 )
 SCHEDULES.edit(
@@ -232,8 +232,8 @@ ATTENTION.edit(
     "double precision by a kernel of single",
     WRITTEN.other_types_stay,
     attention._written,
-    "facts.dtype is torch.float32 and facts.device",
-    "facts.dtype.is_floating_point and facts.device",
+    "spec.dtype is torch.float32 and spec.device",
+    "spec.dtype.is_floating_point and spec.device",
 )
 ATTENTION.edit(
     "dropout of weights is forgotten",
@@ -249,22 +249,22 @@ LAYOUTS.edit(
     "results keep the layout inside",
     IMAGES.results_and_gradients_have_eagers_strides_and_values,
     layouts._Rewriting._result,
-    "new = self._before(node)",
+    "new = self._as_before(node)",
     "return self.new[node]",
 )
 LAYOUTS.edit(
     "measured times are overlooked",
     IMAGES.the_decision_is_by_measured_times,
-    layouts.choose_layouts,
-    "if after + copies > (1 - _GAIN) * before:",
-    "if False:",
+    layouts._prefer,
+    "is_worth_it = times[CHANNELS_LAST].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds",
+    "is_worth_it = True",
 )
 LAYOUTS.edit(
     "copies between layouts cost nothing",
     IMAGES.what_copies_between_layouts_take_counts,
-    layouts.choose_layouts,
-    "if after + copies > (1 - _GAIN) * before:",
-    "if after > (1 - _GAIN) * before:",
+    layouts._timed,
+    "for timed in (*convolutions, *copy_timings)]",
+    "for timed in convolutions]",
 )
 LAYOUTS.edit(
     "channels last are channels first",

@@ -49,7 +49,7 @@ def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
             total = total + grid[loop] * c
         return total
 
-    def where(address: Address) -> Tensor:
+    def address_of(address: Address) -> Tensor:
         total = at(address.offset)
         for value, stride, size in address.indirect:
             total = total + torch.where(values[value] < 0, values[value] + size, values[value]) * stride
@@ -58,8 +58,8 @@ def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
     def run(instruction: Instruction) -> Tensor:
         if isinstance(instruction, Load):
             if instruction.guard is None:
-                return buffers[instruction.buffer][where(instruction.address)]
-            guard, position = torch.broadcast_tensors(values[instruction.guard], where(instruction.address))
+                return buffers[instruction.buffer][address_of(instruction.address)]
+            guard, position = torch.broadcast_tensors(values[instruction.guard], address_of(instruction.address))
             loaded = buffers[instruction.buffer][torch.where(guard, position, 0)]
             return torch.where(guard, loaded, torch.tensor(instruction.other, dtype=instruction.dtype, device=device))
         if isinstance(instruction, Constant):
@@ -68,8 +68,8 @@ def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
             return at(instruction.offset)
         if isinstance(instruction, Reduce):
             shape = [
-                size if loop >= kernel.num_outer else known
-                for loop, (size, known) in enumerate(zip(kernel.ranges, values[instruction.value].shape, strict=True))
+                size if loop >= kernel.num_outer else length
+                for loop, (size, length) in enumerate(zip(kernel.ranges, values[instruction.value].shape, strict=True))
             ]
             return _reduced(instruction.op, values[instruction.value].expand(shape), inner)
         return _compute(instruction, [values[value] for value in instruction.args])
@@ -77,10 +77,10 @@ def evaluate(kernel: KernelIR, buffers: Sequence[Tensor]) -> None:
     for instruction in kernel.body:
         values.append(run(instruction))
     for store in kernel.stores:
-        position, value = torch.broadcast_tensors(where(store.address), values[store.value])
+        position, value = torch.broadcast_tensors(address_of(store.address), values[store.value])
         buffers[store.buffer][position] = value
     for column in kernel.columns:
-        _store_column(kernel, column, buffers[column.buffer], values[column.value], where(column.address))
+        _store_column(kernel, column, buffers[column.buffer], values[column.value], address_of(column.address))
 
 
 def _compute(instruction: Compute, args: list[Tensor]) -> Tensor:

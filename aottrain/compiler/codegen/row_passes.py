@@ -20,40 +20,39 @@ BEFORE = -1
 
 @dataclass
 class PassPlan:
-    """passes: for each pass over the row the elements that it computes or reads back, in order.
-
-    holds: for each value that is held the pass that computes it; BEFORE for draws that are made for a whole row first.
-    """
+    """How a row is passed over."""
 
     passes: list[list[int]] = field(default_factory=list)
+    """For each pass over the row the elements that it computes or reads back, in order."""
     holds: dict[int, int] = field(default_factory=dict)
+    """For each value that is held the pass that computes it; BEFORE for draws that are made for a whole row first."""
 
 
-def is_element(kernel: KernelIR, known: Sequence[Level], store: Store) -> bool:
+def is_element(kernel: KernelIR, value_levels: Sequence[Level], store: Store) -> bool:
     """Whether it stores one value per element of the row, not one per row."""
-    if known[store.value] is Level.ELEMENT:
+    if value_levels[store.value] is Level.ELEMENT:
         return True
     return any(loop >= kernel.num_outer for loop in store.address.offset.loops)
 
 
-def store_stage(known: Sequence[int], store: Store) -> int:
+def store_stage(value_stages: Sequence[int], store: Store) -> int:
     """The pass that stores it: the first in which all that it needs is known."""
-    return max([known[store.value], *(known[v] for v, _, _ in store.address.indirect)])
+    return max([value_stages[store.value], *(value_stages[v] for v, _, _ in store.address.indirect)])
 
 
 def plan_passes(kernel: KernelIR, can_hold: bool) -> PassPlan:
     """can_hold: whether a row fits into fast memory. If not, all is computed again from what is in memory."""
-    known = levels(kernel)
+    value_levels = levels(kernel)
     plan, first = PassPlan(), {}  # type: tuple[PassPlan, dict[int, int]]
-    for number, roots in enumerate(_roots(kernel, known, stages(kernel))):
+    for number, roots in enumerate(_roots(kernel, value_levels, stages(kernel))):
         needed: set[int] = set()
-        chosen = _need(kernel, known, plan, first if can_hold else {}, number, roots, needed)
+        chosen = _need(kernel, value_levels, plan, first if can_hold else {}, number, roots, needed)
         for value in sorted(chosen):  # cheap now that others are held: computed again after all
             del plan.holds[value]
-            if _cost(kernel, known, value, {}, plan) > _HOLD_FROM:
+            if _cost(kernel, value_levels, value, {}, plan) > _HOLD_FROM:
                 plan.holds[value] = first[value]
             else:
-                _need(kernel, known, plan, {}, number, operands(kernel.body[value]), needed)
+                _need(kernel, value_levels, plan, {}, number, operands(kernel.body[value]), needed)
         for value in needed:
             first.setdefault(value, number)
         plan.passes.append(sorted(needed))
@@ -65,7 +64,7 @@ def plan_passes(kernel: KernelIR, can_hold: bool) -> PassPlan:
 
 def _need(
     kernel: KernelIR,
-    known: Sequence[Level],
+    value_levels: Sequence[Level],
     plan: PassPlan,
     first: Mapping[int, int],
     number: int,
@@ -76,7 +75,7 @@ def _need(
     knows an earlier pass of and is dear."""
     costs: dict[int, int] = {}
     chosen: list[int] = []
-    stack = [root for root in roots if known[root] is Level.ELEMENT]
+    stack = [root for root in roots if value_levels[root] is Level.ELEMENT]
     while stack:
         value = stack.pop()
         if value in needed:
@@ -84,11 +83,11 @@ def _need(
         needed.add(value)
         if value in plan.holds and plan.holds[value] < number:
             continue
-        if first.get(value, number) < number and _cost(kernel, known, value, costs, plan) > _HOLD_FROM:
+        if first.get(value, number) < number and _cost(kernel, value_levels, value, costs, plan) > _HOLD_FROM:
             plan.holds[value] = first[value]
             chosen.append(value)
             continue
-        stack += [v for v in operands(kernel.body[value]) if known[v] is Level.ELEMENT]
+        stack += [v for v in operands(kernel.body[value]) if value_levels[v] is Level.ELEMENT]
     return chosen
 
 
@@ -97,7 +96,7 @@ def row_buffers(kernel: KernelIR, plan: PassPlan) -> dict[int, int]:
 
     In the pass that reads one for the last time another may take its place, where it is computed after that."""
     last = last_uses(plan.passes)
-    found: dict[int, int] = {}
+    buffers: dict[int, int] = {}
     users: list[int] = []  # the last value of each buffer
     for value in sorted(plan.holds, key=lambda v: (plan.holds[v], v)):
         begin, dtype = plan.holds[value], kernel.body[value].dtype
@@ -106,26 +105,26 @@ def row_buffers(kernel: KernelIR, plan: PassPlan) -> dict[int, int]:
             for number, user in enumerate(users)
             if (last[user], user) < (begin, value) and kernel.body[user].dtype is dtype
         ]
-        found[value] = free[0] if free else len(users)
+        buffers[value] = free[0] if free else len(users)
         if free:
             users[free[0]] = value
         else:
             users.append(value)
-    return found
+    return buffers
 
 
-def _roots(kernel: KernelIR, known: Sequence[Level], stage: Sequence[int]) -> list[list[int]]:
+def _roots(kernel: KernelIR, value_levels: Sequence[Level], value_stages: Sequence[int]) -> list[list[int]]:
     """For each pass the elements that its reductions, stores and columns read."""
-    found: list[list[int]] = [[] for _ in range(max(stage, default=0) + 1)]
+    roots: list[list[int]] = [[] for _ in range(max(value_stages, default=0) + 1)]
     for instruction in kernel.body:
         if isinstance(instruction, Reduce):
-            found[stage[instruction.value]].append(instruction.value)
+            roots[value_stages[instruction.value]].append(instruction.value)
     for store in kernel.stores:
-        if is_element(kernel, known, store):
-            found[store_stage(stage, store)] += [store.value, *(v for v, _, _ in store.address.indirect)]
+        if is_element(kernel, value_levels, store):
+            roots[store_stage(value_stages, store)] += [store.value, *(v for v, _, _ in store.address.indirect)]
     for column in kernel.columns:
-        found[stage[column.value]].append(column.value)
-    return found
+        roots[value_stages[column.value]].append(column.value)
+    return roots
 
 
 def is_run(kernel: KernelIR, value: int) -> bool:
@@ -142,17 +141,17 @@ def is_run(kernel: KernelIR, value: int) -> bool:
     )
 
 
-def _cost(kernel: KernelIR, known: Sequence[Level], value: int, costs: dict[int, int], plan: PassPlan) -> int:
+def _cost(kernel: KernelIR, value_levels: Sequence[Level], value: int, costs: dict[int, int], plan: PassPlan) -> int:
     """Of computing an element again in a later pass, from memory and from what is held."""
     if value in costs:
         return costs[value]
     instruction = kernel.body[value]
     cost = 0
-    if value not in plan.holds and known[value] is Level.ELEMENT:
+    if value not in plan.holds and value_levels[value] is Level.ELEMENT:
         if isinstance(instruction, Load):
             cost = 1 + 4 * bool(instruction.address.indirect or instruction.guard is not None)
         elif isinstance(instruction, Compute):
             cost = _COSTS.get(instruction.op, 1)
-            cost += sum(_cost(kernel, known, v, costs, plan) for v in instruction.args)
+            cost += sum(_cost(kernel, value_levels, v, costs, plan) for v in instruction.args)
     costs[value] = cost
     return cost

@@ -1,6 +1,6 @@
-"""How each ATen op is done inside a kernel: what it iterates over, what it reads, and its formula.
+"""Lowering rules: how each ATen op is computed inside a kernel. A rule has its domain, its operands, and its formula.
 
-Fusion asks the rules what may share a loop nest; lowering asks them for the instructions.
+Fusion reads from the rules what may share a loop nest. Kernels are built from their formulas.
 """
 
 from aottrain.compiler.lowering import (

@@ -32,15 +32,15 @@ _SIXTH = 0.16666667163372040  # 1 / 6 in float32, which eager takes for doubles 
 @lowers("aten.gelu.default")
 def _gelu(node: fx.Node) -> Rule | None:
     """x * P(X <= x), the normal distribution's function, exact or by tanh (Hendrycks and Gimpel, 2016)."""
-    smooth = argument(node, "approximate", 1, "none") == "tanh"
+    by_tanh = argument(node, "approximate", 1, "none") == "tanh"
 
     def formula(b: Builder, v: Values) -> int:
         (x,) = v
         dtype = b.dtype(x)
         half, one = b.constant(0.5, dtype), b.constant(1, dtype)
-        inner = _tanh_argument(b, x) if smooth else b.compute("mul", x, b.constant(_SQRT_HALF, dtype))
-        bent = b.compute("tanh" if smooth else "erf", inner)
-        return b.compute("mul", b.compute("mul", half, x), b.compute("add", one, bent))
+        scaled = _tanh_argument(b, x) if by_tanh else b.compute("mul", x, b.constant(_SQRT_HALF, dtype))
+        erf = b.compute("tanh" if by_tanh else "erf", scaled)
+        return b.compute("mul", b.compute("mul", half, x), b.compute("add", one, erf))
 
     return mixed(node, arguments(node)[:1], formula)
 
@@ -54,26 +54,26 @@ def _tanh_argument(b: Builder, x: int) -> int:
 
 @lowers("aten.gelu_backward.default")
 def _gelu_backward(node: fx.Node) -> Rule | None:
-    smooth = argument(node, "approximate", 2, "none") == "tanh"
+    by_tanh = argument(node, "approximate", 2, "none") == "tanh"
 
     def formula(b: Builder, v: Values) -> int:
         gradient, x = v
         dtype = b.dtype(x)
         half, one = b.constant(0.5, dtype), b.constant(1, dtype)
-        if smooth:
-            bent = b.compute("tanh", _tanh_argument(b, x))
-            left = b.compute("mul", half, b.compute("add", one, bent))
-            slope = b.compute("sub", one, b.compute("mul", bent, bent))
+        if by_tanh:
+            tanh = b.compute("tanh", _tanh_argument(b, x))
+            left = b.compute("mul", half, b.compute("add", one, tanh))
+            slope = b.compute("sub", one, b.compute("mul", tanh, tanh))
             square = b.compute("mul", x, x)
-            grown = b.compute("add", one, b.compute("mul", b.constant(3 * _CUBIC, dtype), square))
-            inner = b.compute("mul", b.constant(_SQRT_2_OVER_PI, dtype), grown)
-            right = b.compute("mul", b.compute("mul", b.compute("mul", half, x), slope), inner)
+            square_term = b.compute("add", one, b.compute("mul", b.constant(3 * _CUBIC, dtype), square))
+            slope_of_argument = b.compute("mul", b.constant(_SQRT_2_OVER_PI, dtype), square_term)
+            right = b.compute("mul", b.compute("mul", b.compute("mul", half, x), slope), slope_of_argument)
             return b.compute("mul", gradient, b.compute("add", left, right))
-        bent = b.compute("erf", b.compute("mul", x, b.constant(_SQRT_HALF, dtype)))
-        share = b.compute("mul", half, b.compute("add", one, bent))
+        erf = b.compute("erf", b.compute("mul", x, b.constant(_SQRT_HALF, dtype)))
+        cdf = b.compute("mul", half, b.compute("add", one, erf))
         square = b.compute("mul", b.compute("mul", x, x), b.constant(-0.5, dtype))
         density = b.compute("mul", b.compute("exp", square), b.constant(_TWO_OVER_SQRT_PI * _SQRT_HALF * 0.5, dtype))
-        return b.compute("mul", gradient, b.compute("fma", x, density, share))
+        return b.compute("mul", gradient, b.compute("fma", x, density, cdf))
 
     return mixed(node, arguments(node)[:2], formula)
 
@@ -94,9 +94,9 @@ def _silu_backward(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         gradient, x = v
         one = b.constant(1, b.dtype(x))
-        share = b.compute("div", one, b.compute("add", one, b.compute("exp", b.compute("neg", x))))
-        rest = b.compute("fma", x, b.compute("sub", one, share), one)
-        return b.compute("mul", b.compute("mul", gradient, share), rest)
+        sigmoid = b.compute("div", one, b.compute("add", one, b.compute("exp", b.compute("neg", x))))
+        rest = b.compute("fma", x, b.compute("sub", one, sigmoid), one)
+        return b.compute("mul", b.compute("mul", gradient, sigmoid), rest)
 
     return mixed(node, arguments(node)[:2], formula)
 
@@ -151,8 +151,8 @@ def _elu(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         (x,) = v
         dtype = b.dtype(x)
-        bent = b.compute("expm1", b.compute("mul", x, b.constant(inner, dtype)))
-        low = b.compute("mul", bent, b.constant(alpha * scale, dtype))
+        expm1 = b.compute("expm1", b.compute("mul", x, b.constant(inner, dtype)))
+        low = b.compute("mul", expm1, b.constant(alpha * scale, dtype))
         high = b.compute("mul", x, b.constant(scale, dtype))
         return b.compute("where", b.compare("lt", x, b.constant(0, dtype)), low, high)
 
@@ -162,7 +162,7 @@ def _elu(node: fx.Node) -> Rule | None:
 @lowers("aten.elu_backward.default")
 def _elu_backward(node: fx.Node) -> Rule | None:
     """From the input, or from the result of an op in place."""
-    gradient, alpha, scale, inner, from_result, known = arguments(node)[:6]
+    gradient, alpha, scale, inner, from_result, saved = arguments(node)[:6]
 
     def formula(b: Builder, v: Values) -> int:
         g, y = v
@@ -170,13 +170,13 @@ def _elu_backward(node: fx.Node) -> Rule | None:
         if from_result:
             slope = b.compute("add", y, b.constant(alpha * scale, dtype))
         else:
-            bent = b.compute("exp", b.compute("mul", y, b.constant(inner, dtype)))
-            slope = b.compute("mul", bent, b.constant(alpha * scale, dtype))
+            power = b.compute("exp", b.compute("mul", y, b.constant(inner, dtype)))
+            slope = b.compute("mul", power, b.constant(alpha * scale, dtype))
         low = b.compute("mul", g, b.compute("mul", slope, b.constant(inner, dtype)))
         high = b.compute("mul", g, b.constant(scale, dtype))
         return b.compute("where", b.compare("le", y, b.constant(0, dtype)), low, high)  # a NaN lies high
 
-    return mixed(node, (gradient, known), formula)
+    return mixed(node, (gradient, saved), formula)
 
 
 @lowers("aten.softplus.default")
@@ -266,9 +266,9 @@ def _mish_backward(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         g, x = v
         one = b.constant(1, b.dtype(x))
-        bent = b.compute("tanh", b.compute("log1p", b.compute("exp", x)))
+        tanh = b.compute("tanh", b.compute("log1p", b.compute("exp", x)))
         rest = b.compute("mul", x, b.compute("sigmoid", x))
-        slope = b.compute("fma", rest, b.compute("fma", b.compute("neg", bent), bent, one), bent)
+        slope = b.compute("fma", rest, b.compute("fma", b.compute("neg", tanh), tanh, one), tanh)
         return b.compute("mul", g, slope)
 
     return mixed(node, arguments(node)[:2], formula)
@@ -294,11 +294,11 @@ def _prelu_backward(node: fx.Node) -> Rule | None:
         g, x, slope = (b.cast(value, wide(dtype)) for value in v)
         zero = b.constant(0, wide(dtype))
         positive = b.compare("gt", x, zero)
-        found = (
+        gradients = (
             b.compute("where", positive, g, b.compute("mul", slope, g)),
             b.compute("where", positive, zero, b.compute("mul", x, g)),
         )
-        return [b.cast(value, dtype) for value in found]
+        return [b.cast(value, dtype) for value in gradients]
 
     if any(spec(value).dtype is not dtype for value in (gradient, slope)):
         return None
@@ -326,15 +326,15 @@ def _log_sigmoid(node: fx.Node) -> Rule | None:
 @lowers("aten.log_sigmoid_backward.default")
 def _log_sigmoid_backward(node: fx.Node) -> Rule | None:
     """By exp(-|x|), which the forward gives as well; not on CUDA, where that result has no elements."""
-    gradient, given, power = arguments(node)[:3]
-    kept = value_of(power).numel() == value_of(given).numel()
+    gradient, source, power = arguments(node)[:3]
+    has_power = value_of(power).numel() == value_of(source).numel()
 
     def formula(b: Builder, v: Values) -> int:
         g, x = v[:2]
-        power = v[2] if kept else b.compute("exp", b.compute("neg", b.compute("abs", x)))
+        power = v[2] if has_power else b.compute("exp", b.compute("neg", b.compute("abs", x)))
         one = b.constant(1, b.dtype(x))
-        share = b.compute("div", power, b.compute("add", one, power))
+        sigmoid = b.compute("div", power, b.compute("add", one, power))
         negative = b.compare("lt", x, b.constant(0, b.dtype(x)))
-        return b.compute("mul", g, b.compute("where", negative, b.compute("sub", one, share), share))
+        return b.compute("mul", g, b.compute("where", negative, b.compute("sub", one, sigmoid), sigmoid))
 
-    return mixed(node, (gradient, given, power) if kept else (gradient, given), formula)
+    return mixed(node, (gradient, source, power) if has_power else (gradient, source), formula)

@@ -13,7 +13,7 @@ from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, ar
 
 
 def _divides_safely(node: fx.Node, divisor: Any) -> bool:
-    """Integers trap where a divisor is 0, or -1 with the smallest number: only known ones are used."""
+    """Integers trap where a divisor is 0, or -1 with the smallest number: only constant divisors are used."""
     if spec(node).dtype.is_floating_point:
         return True
     return isinstance(divisor, int) and not isinstance(divisor, bool) and divisor not in (0, -1)
@@ -27,17 +27,17 @@ def _remainder(node: fx.Node) -> Rule | None:
         return None
 
     def formula(b: Builder, v: Values) -> int:
-        rest = b.compute("fmod", *v)
-        return rest if "fmod" in str(node.target) else _with_sign_of(b, rest, v[1])
+        remainder = b.compute("fmod", *v)
+        return remainder if "fmod" in str(node.target) else _with_sign_of(b, remainder, v[1])
 
     return mixed(node, (dividend, divisor), formula)
 
 
-def _with_sign_of(b: Builder, rest: int, divisor: int) -> int:
-    zero = b.constant(0, b.dtype(rest))
-    apart = b.compute("xor", b.compare("lt", rest, zero), b.compare("lt", divisor, zero))
-    moved = b.compute("and", b.compare("ne", rest, zero), apart)
-    return b.compute("where", moved, b.compute("add", rest, divisor), rest)
+def _with_sign_of(b: Builder, remainder: int, divisor: int) -> int:
+    zero = b.constant(0, b.dtype(remainder))
+    signs_differ = b.compute("xor", b.compare("lt", remainder, zero), b.compare("lt", divisor, zero))
+    is_shifted = b.compute("and", b.compare("ne", remainder, zero), signs_differ)
+    return b.compute("where", is_shifted, b.compute("add", remainder, divisor), remainder)
 
 
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default")
@@ -59,10 +59,10 @@ def _rounded_division(node: fx.Node) -> Rule | None:
 
 def _floored(b: Builder, quotient: int, x: int, y: int) -> int:
     """One less than the truncated quotient where that was rounded up."""
-    rest, zero = b.compute("fmod", x, y), b.constant(0, b.dtype(x))
-    apart = b.compute("xor", b.compare("lt", rest, zero), b.compare("lt", y, zero))
-    up = b.compute("and", b.compare("ne", rest, zero), apart)
-    return b.compute("where", up, b.compute("sub", quotient, b.constant(1, b.dtype(x))), quotient)
+    remainder, zero = b.compute("fmod", x, y), b.constant(0, b.dtype(x))
+    signs_differ = b.compute("xor", b.compare("lt", remainder, zero), b.compare("lt", y, zero))
+    was_rounded_up = b.compute("and", b.compare("ne", remainder, zero), signs_differ)
+    return b.compute("where", was_rounded_up, b.compute("sub", quotient, b.constant(1, b.dtype(x))), quotient)
 
 
 def _float_floored(b: Builder, x: int, y: int) -> int:
@@ -72,11 +72,11 @@ def _float_floored(b: Builder, x: int, y: int) -> int:
     """
     dtype = b.dtype(x)
     zero, one, half = (b.constant(number, dtype) for number in (0, 1, 0.5))
-    rest, ratio = b.compute("fmod", x, y), b.compute("div", x, y)
-    quotient = b.compute("div", b.compute("sub", x, rest), y)
-    apart = b.compute("xor", b.compare("lt", rest, zero), b.compare("lt", y, zero))
-    down = b.compute("and", b.compare("ne", rest, zero), apart)
-    quotient = b.compute("where", down, b.compute("sub", quotient, one), quotient)
+    remainder, ratio = b.compute("fmod", x, y), b.compute("div", x, y)
+    quotient = b.compute("div", b.compute("sub", x, remainder), y)
+    signs_differ = b.compute("xor", b.compare("lt", remainder, zero), b.compare("lt", y, zero))
+    is_shifted = b.compute("and", b.compare("ne", remainder, zero), signs_differ)
+    quotient = b.compute("where", is_shifted, b.compute("sub", quotient, one), quotient)
     floor = b.compute("floor", quotient)
     high = b.compare("gt", b.compute("sub", quotient, floor), half)
     floor = b.compute("where", high, b.compute("add", floor, one), floor)
@@ -93,11 +93,11 @@ def _lerp(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         start, end, weight = v
         dtype = b.dtype(start)
-        way = b.compute("sub", end, start)
-        near = b.compare("lt", b.compute("abs", weight), b.constant(0.5, dtype))
-        forward = b.compute("fma", weight, way, start)
-        backward = b.compute("fma", way, b.compute("sub", weight, b.constant(1, dtype)), end)
-        return b.compute("where", near, forward, backward)
+        difference = b.compute("sub", end, start)
+        is_near_start = b.compare("lt", b.compute("abs", weight), b.constant(0.5, dtype))
+        forward = b.compute("fma", weight, difference, start)
+        backward = b.compute("fma", difference, b.compute("sub", weight, b.constant(1, dtype)), end)
+        return b.compute("where", is_near_start, forward, backward)
 
     return mixed(node, arguments(node)[:3], formula)
 
@@ -113,11 +113,11 @@ def _clamp(node: fx.Node) -> Rule | None:
 
     def formula(b: Builder, v: Values) -> int:
         value, *bounds = v
-        for beyond, given in (("lt", low), ("gt", high)):
-            if given is not None:
+        for beyond, limit in (("lt", low), ("gt", high)):
+            if limit is not None:
                 bound = bounds.pop(0)
-                taken = b.compute("or", b.compare(beyond, value, bound), b.compare("ne", bound, bound))
-                value = b.compute("where", taken, bound, value)
+                exceeds = b.compute("or", b.compare(beyond, value, bound), b.compare("ne", bound, bound))
+                value = b.compute("where", exceeds, bound, value)
         return value
 
     return mixed(node, [value for value in (arguments(node)[0], low, high) if value is not None], formula)
@@ -155,8 +155,8 @@ def _nan_to_num(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         (x,) = v
         kind = b.dtype(x)
-        for edge, given, default in ((math.inf, high, limit), (-math.inf, low, -limit)):
-            number = b.constant(default if given is None else given, kind)
+        for edge, replacement, default in ((math.inf, high, limit), (-math.inf, low, -limit)):
+            number = b.constant(default if replacement is None else replacement, kind)
             x = b.compute("where", b.compare("eq", v[0], b.constant(edge, kind)), number, x)
         return b.compute("where", b.compare("ne", v[0], v[0]), b.constant(nan or 0.0, kind), x)
 

@@ -37,8 +37,8 @@ def _row_rule(
     if 0 in shape or (shape and not dims):
         return None
     kept = kept_dims(len(shape), dims, keepdim)
-    found = tuple(Output(kept, dtype) for dtype in outputs)
-    return Rule(shape, (Operand(source, whole(len(shape))),), found, formula, dims)
+    row_outputs = tuple(Output(kept, dtype) for dtype in outputs)
+    return Rule(shape, (Operand(source, whole(len(shape))),), row_outputs, formula, dims)
 
 
 @lowers("aten.max.dim", "aten.min.dim", "aten.argmax.default", "aten.argmin.default")
@@ -48,7 +48,7 @@ def _with_index(node: fx.Node) -> Rule | None:
     shape, dtype = spec(source).shape, spec(source).dtype
     op = "max" if "max" in str(node.target) else "min"
     dim = argument(node, "dim", 1)
-    alone = "arg" in str(node.target)
+    index_only = "arg" in str(node.target)
     dims = reduced_dims(source, dim)
     if dtype is torch.bool or not shape:
         return None
@@ -56,15 +56,15 @@ def _with_index(node: fx.Node) -> Rule | None:
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         best = b.reduce(op, v[0])
-        same = b.compare("eq", v[0], best)
+        is_extreme = b.compare("eq", v[0], best)
         if dtype.is_floating_point:
-            same = b.compute("or", same, b.compare("ne", v[0], v[0]))
-        place = b.emit(Position(offset_of([b.index[d] for d in dims], [order[d] for d in dims])))
-        nowhere = b.constant(2**62, torch.int64)
-        first = b.reduce("min", b.compute("where", same, place, nowhere))
-        return [first] if alone else [best, first]
+            is_extreme = b.compute("or", is_extreme, b.compare("ne", v[0], v[0]))
+        position = b.emit(Position(offset_of([b.index[d] for d in dims], [order[d] for d in dims])))
+        past_end = b.constant(2**62, torch.int64)
+        first = b.reduce("min", b.compute("where", is_extreme, position, past_end))
+        return [first] if index_only else [best, first]
 
-    outputs = [torch.int64] if alone else [item.dtype for item in value_of(node)]
+    outputs = [torch.int64] if index_only else [item.dtype for item in value_of(node)]
     return _row_rule(node, dims, argument(node, "keepdim", 2, False), outputs, formula)
 
 
@@ -82,14 +82,14 @@ def _extremum(node: fx.Node) -> Rule | None:
 def _truth(node: fx.Node) -> Rule | None:
     (source,) = arguments(node)[:1]
     op = "max" if "any" in str(node.target) else "min"
-    given = None if "default" in str(node.target) else argument(node, "dim", 1)
+    dim = None if "default" in str(node.target) else argument(node, "dim", 1)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         true = v[0] if b.dtype(v[0]) is torch.bool else b.compare("ne", v[0], b.constant(0, b.dtype(v[0])))
         total = b.reduce(op, b.cast(true, torch.int32))
         return [b.cast(b.cast(total, torch.bool), spec(node).dtype)]
 
-    dims = reduced_dims(source, given)
+    dims = reduced_dims(source, dim)
     return _row_rule(node, dims, argument(node, "keepdim", 2, False), [spec(node).dtype], formula)
 
 

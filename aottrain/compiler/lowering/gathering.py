@@ -40,21 +40,21 @@ def _gather(node: fx.Node) -> Rule | None:
     selected = "index_select" in str(node.target)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        place = b.checked(b.cast(v[1], torch.int64), size, from_end=False)
-        return [b.load(v[0], [ZERO if d == dim else b.index[d] for d in range(rank)], [(dim, place)])]
+        position = b.checked(b.cast(v[1], torch.int64), size, from_end=False)
+        return [b.load(v[0], [ZERO if d == dim else b.index[d] for d in range(rank)], [(dim, position)])]
 
-    places = spec(index).shape
-    dims = (dim if places and places[0] > 1 else None,) if selected else aligned(places, own.shape)
-    dims = dims[: len(places)]
+    index_shape = spec(index).shape
+    dims = (dim if index_shape and index_shape[0] > 1 else None,) if selected else aligned(index_shape, own.shape)
+    dims = dims[: len(index_shape)]
     return Rule(own.shape, (Operand(source, free=True), Operand(index, dims)), _own_output(node), formula)
 
 
 @lowers("aten.index.Tensor")
 def _index(node: fx.Node) -> Rule | None:
     """By integers: the dimensions of the indices stand where the first one does, or first if they are apart."""
-    source, given = arguments(node)[:2]
+    source, index_args = arguments(node)[:2]
     own = spec(node)
-    indices = {d: index for d, index in enumerate(given) if index is not None}
+    indices = {d: index for d, index in enumerate(index_args) if index is not None}
     if not indices or any(spec(index).dtype in (torch.bool, torch.uint8) for index in indices.values()):
         return None
     block = torch.broadcast_shapes(*(spec(index).shape for index in indices.values()))
@@ -63,14 +63,16 @@ def _index(node: fx.Node) -> Rule | None:
     others = [d for d in range(len(spec(source).shape)) if d not in indices]
     if len(own.shape) != len(block) + len(others):
         return None  # an example value of another shape than eager's, which torch gives for some indices without dims
-    left = [d for d in range(len(own.shape)) if not start <= d < start + len(block)]
-    where = dict(zip(others, left, strict=True))
+    result_dims = [d for d in range(len(own.shape)) if not start <= d < start + len(block)]
+    domain_dim = dict(zip(others, result_dims, strict=True))
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         sizes = spec(source).shape
-        places = [(d, b.checked(b.cast(value, torch.int64), sizes[d])) for d, value in zip(indices, v[1:], strict=True)]
-        index = [b.index[where[d]] if d in where else ZERO for d in range(len(sizes))]
-        return [b.load(v[0], index, places)]
+        positions = [
+            (d, b.checked(b.cast(value, torch.int64), sizes[d])) for d, value in zip(indices, v[1:], strict=True)
+        ]
+        index = [b.index[domain_dim[d]] if d in domain_dim else ZERO for d in range(len(sizes))]
+        return [b.load(v[0], index, positions)]
 
     operands = [Operand(source, free=True)]
     for index in indices.values():
@@ -101,12 +103,12 @@ def _repeat(node: fx.Node) -> Rule | None:
     first = rank - len(shape)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        index, places = list(b.index[first:]), []
+        index, positions = list(b.index[first:]), []
         for d, size in enumerate(shape):
             if own.shape[first + d] != size:
                 index[d] = ZERO
-                places.append((d, b.compute("fmod", b.position(first + d), b.constant(size, torch.int64))))
-        return [b.load(v[0], index, places)]
+                positions.append((d, b.compute("fmod", b.position(first + d), b.constant(size, torch.int64))))
+        return [b.load(v[0], index, positions)]
 
     return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
 
@@ -153,9 +155,9 @@ def _scatter_slice(node: fx.Node) -> Rule | None:
     count = 1 if selected else spec(part).shape[dim]
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        where = b.position(dim)
-        after = b.compare("ge", where, b.constant(start, torch.int64))
-        inside = b.compute("and", after, b.compare("lt", where, b.constant(start + count, torch.int64)))
+        position = b.position(dim)
+        after = b.compare("ge", position, b.constant(start, torch.int64))
+        inside = b.compute("and", after, b.compare("lt", position, b.constant(start + count, torch.int64)))
         index = [b.index[d] + Affine((), -start) if d == dim else b.index[d] for d in range(rank)]
         if selected:
             del index[dim]
@@ -190,18 +192,18 @@ def _glu_backward(node: fx.Node) -> Rule | None:
     compute, half = wide(own.dtype), spec(gradient).shape[dim]
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        where = b.position(dim)
-        first = b.compare("lt", where, b.constant(half, torch.int64))
+        position = b.position(dim)
+        first = b.compare("lt", position, b.constant(half, torch.int64))
         back = [b.index[d] + Affine((), -half) if d == dim else b.index[d] for d in range(rank)]
         ahead = [b.index[d] + Affine((), half) if d == dim else b.index[d] for d in range(rank)]
         second = b.compute("not", first)
         g = b.compute("where", first, b.load(v[0], b.index, guard=first), b.load(v[0], back, guard=second))
         gate = b.compute("where", first, b.load(v[1], ahead, guard=first), b.load(v[1], b.index, guard=second))
         value = b.load(v[1], back, guard=second)
-        g, gate, value = (b.cast(known, compute) for known in (g, gate, value))
-        share = b.compute("sigmoid", gate)
-        left = b.compute("mul", share, g)
-        slope = b.compute("mul", b.compute("sub", b.constant(1, compute), share), share)
+        g, gate, value = (b.cast(loaded, compute) for loaded in (g, gate, value))
+        sigmoid = b.compute("sigmoid", gate)
+        left = b.compute("mul", sigmoid, g)
+        slope = b.compute("mul", b.compute("sub", b.constant(1, compute), sigmoid), sigmoid)
         right = b.compute("mul", b.compute("mul", slope, g), value)
         return [b.cast(b.compute("where", first, left, right), own.dtype)]
 
@@ -218,11 +220,11 @@ def _stack(node: fx.Node) -> Rule | None:
     dim = argument(node, "dim", 1, 0) % rank
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        turn = b.position(dim)
+        position = b.position(dim)
         result = v[-1]
         for number, value in reversed(list(enumerate(v[:-1]))):
-            here = b.compare("eq", turn, b.constant(number, torch.int64))
-            result = b.compute("where", here, value, result)
+            is_selected = b.compare("eq", position, b.constant(number, torch.int64))
+            result = b.compute("where", is_selected, value, result)
         return [result]
 
     kept = [d for d in range(rank) if d != dim]

@@ -57,13 +57,13 @@ def _cat(node: fx.Node) -> Rule | None:
         starts.append(starts[-1] + spec(source).shape[dim])
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        where = b.position(dim)
+        position = b.position(dim)
         result: int | None = None
         for value, source, start in reversed(list(zip(v, sources, starts, strict=False))):
             end = start + spec(source).shape[dim]
-            inside = b.compare("lt", where, b.constant(end, torch.int64))
+            inside = b.compare("lt", position, b.constant(end, torch.int64))
             if start:
-                after = b.compare("ge", where, b.constant(start, torch.int64))
+                after = b.compare("ge", position, b.constant(start, torch.int64))
                 inside = b.compute("and", after, inside)
             index = list(b.index)
             index[dim] = index[dim] + Affine((), -start)
@@ -93,17 +93,17 @@ def _slice_backward(node: fx.Node) -> Rule | None:
     end = start + max(step * (count - 1) + 1, 0)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        where = b.position(dim)
-        after = b.compare("ge", where, b.constant(start, torch.int64))
-        inside = b.compute("and", after, b.compare("lt", where, b.constant(end, torch.int64)))
+        position = b.position(dim)
+        after = b.compare("ge", position, b.constant(start, torch.int64))
+        inside = b.compute("and", after, b.compare("lt", position, b.constant(end, torch.int64)))
         index = list(b.index)
         index[dim] = index[dim] + Affine((), -start)
         if step != 1:
             distance, width = b.emit(Position(index[dim])), b.constant(step, torch.int64)
             hit = b.compare("eq", b.compute("fmod", distance, width), b.constant(0, torch.int64))
             index[dim] = ZERO
-            place = b.compute("div", distance, width)
-            return [b.load(v[0], index, [(dim, place)], guard=b.compute("and", inside, hit))]
+            row = b.compute("div", distance, width)
+            return [b.load(v[0], index, [(dim, row)], guard=b.compute("and", inside, hit))]
         if selected:
             del index[dim]
         return [b.load(v[0], index, guard=inside)]
@@ -129,11 +129,11 @@ def _pad(node: fx.Node) -> Rule | None:
             index[dim] = index[dim] + Affine((), -before[dim])
             if own.shape[dim] == size and before[dim] == 0:
                 continue
-            where = b.emit(Position(index[dim]))
+            position = b.emit(Position(index[dim]))
             inside = b.compute(
                 "and",
-                b.compare("ge", where, b.constant(0, torch.int64)),
-                b.compare("lt", where, b.constant(size, torch.int64)),
+                b.compare("ge", position, b.constant(0, torch.int64)),
+                b.compare("lt", position, b.constant(size, torch.int64)),
             )
             guard = inside if guard is None else b.compute("and", guard, inside)
         return [b.load(v[0], index, guard=guard, other=value)]

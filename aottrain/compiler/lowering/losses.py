@@ -67,13 +67,13 @@ def _nll_loss_backward(node: fx.Node) -> Rule | None:
     compute = wide(own.dtype)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        goal = b.cast(v[1], torch.int64)
+        target_class = b.cast(v[1], torch.int64)
         step = b.compute("neg", b.cast(v[0], compute))
         if reduction == _MEAN:
             step = b.compute("div", step, b.cast(v[2], compute))
-        counted = b.compare("ne", goal, b.constant(ignore, torch.int64))
-        here = b.compute("and", b.compare("eq", b.position(1), goal), counted)
-        return [b.cast(b.compute("where", here, step, b.constant(0, compute)), own.dtype)]
+        counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
+        is_target = b.compute("and", b.compare("eq", b.position(1), target_class), counted)
+        return [b.cast(b.compute("where", is_target, step, b.constant(0, compute)), own.dtype)]
 
     rows = None if own.shape[0] == 1 else 0
     operands = [Operand(gradient, (rows,) if reduction == _NONE else ()), Operand(target, (rows,))]
@@ -201,9 +201,9 @@ def _binary_backward(node: fx.Node) -> Rule | None:
     def formula(b: Builder, v: Values) -> int:
         g, p, t = v
         dtype = b.dtype(p)
-        spread = b.compute("mul", b.compute("sub", b.constant(1, dtype), p), p)
-        spread = b.compute("max", spread, b.constant(1e-12, dtype))
-        return b.compute("div", b.compute("mul", g, b.compute("sub", p, t)), spread)
+        variance = b.compute("mul", b.compute("sub", b.constant(1, dtype), p), p)
+        variance = b.compute("max", variance, b.constant(1e-12, dtype))
+        return b.compute("div", b.compute("mul", g, b.compute("sub", p, t)), variance)
 
     return _gradient(node, (gradient, probability, target), argument(node, "reduction", 4, _MEAN), formula)
 
@@ -220,8 +220,8 @@ def _binary_logits(node: fx.Node) -> list[Rule] | Rule | None:
         logit, t = v
         dtype = b.dtype(logit)
         one, zero = b.constant(1, dtype), b.constant(0, dtype)
-        bent = b.compute("log1p", b.compute("exp", b.compute("neg", b.compute("abs", logit))))
-        log_sigmoid = b.compute("sub", b.compute("min", logit, zero), bent)
+        log1p_power = b.compute("log1p", b.compute("exp", b.compute("neg", b.compute("abs", logit))))
+        log_sigmoid = b.compute("sub", b.compute("min", logit, zero), log1p_power)
         return b.compute("sub", b.compute("mul", b.compute("sub", one, t), logit), log_sigmoid)
 
     return _reduced(node, (x, target), argument(node, "reduction", 4, _MEAN), formula)

@@ -62,28 +62,30 @@ def _spread(node: fx.Node) -> list[Rule] | None:
 
 @lowers("aottrain.batch_statistics.default")
 def _statistics(node: fx.Node) -> Rule:
-    *given, count, momentum, eps = arguments(node)
+    *sources, count, momentum, eps = arguments(node)
     results = value_of(node)
     compute = results[0].dtype
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        mean, lost, square, *running = (b.cast(value, compute) for value in v)
+        mean, distance_sum, square_sum, *running = (b.cast(value, compute) for value in v)
         number = b.constant(count, compute)
-        off = b.compute("div", lost, number)
-        center = b.compute("add", mean, off)
-        total = b.compute("sub", square, b.compute("mul", lost, off))
+        correction = b.compute("div", distance_sum, number)
+        exact_mean = b.compute("add", mean, correction)
+        total = b.compute("sub", square_sum, b.compute("mul", distance_sum, correction))
         variance = b.compute("div", total, number)
         rstd = b.compute("rsqrt", b.compute("add", variance, b.constant(eps, compute)))
-        fresh = center, b.compute("div", total, b.constant(count - 1, compute))
+        batch_statistics = exact_mean, b.compute("div", total, b.constant(count - 1, compute))
         keep, take = b.constant(1 - momentum, compute), b.constant(momentum, compute)
-        new = [
+        new_running = [
             b.compute("add", b.compute("mul", take, value), b.compute("mul", keep, old))
-            for value, old in zip(fresh, running, strict=True)
+            for value, old in zip(batch_statistics, running, strict=True)
         ]
-        return [b.cast(value, result.dtype) for value, result in zip((center, rstd, *new), results, strict=True)]
+        return [
+            b.cast(value, result.dtype) for value, result in zip((exact_mean, rstd, *new_running), results, strict=True)
+        ]
 
-    operands = tuple(Operand(source, (0,)) for source in given)
-    return Rule(spec(given[0]).shape, operands, tuple(Output((0,), result.dtype) for result in results), formula)
+    operands = tuple(Operand(source, (0,)) for source in sources)
+    return Rule(spec(sources[0]).shape, operands, tuple(Output((0,), result.dtype) for result in results), formula)
 
 
 @lowers("aottrain.batch_normalize.default")
@@ -124,9 +126,9 @@ def _group_sums(node: fx.Node) -> list[Rule]:
         g = b.cast(v[0], b.dtype(v[2]))
         return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
 
-    known = (0 if shape[0] > 1 else None, 1 if shape[1] > 1 else None, None, None)
-    given = (Operand(gradient, whole(4)), Operand(x, whole(4)), Operand(mean, known), Operand(rstd, known))
-    return _sums_over((0, 3), (1, 2), given, formula)
+    dims = (0 if shape[0] > 1 else None, 1 if shape[1] > 1 else None, None, None)
+    operands = (Operand(gradient, whole(4)), Operand(x, whole(4)), Operand(mean, dims), Operand(rstd, dims))
+    return _sums_over((0, 3), (1, 2), operands, formula)
 
 
 @lowers("aottrain.batch_norm_input_gradient.default")
@@ -145,5 +147,5 @@ def _input_gradient(node: fx.Node) -> Rule:
         return [b.cast(b.compute("mul", step, rest), own.dtype)]
 
     everything = whole(len(own.shape))
-    given = _operands(gradient, x, mean, rstd, weight, total, product)
-    return Rule(own.shape, given, (Output(everything, own.dtype),), formula)
+    operands = _operands(gradient, x, mean, rstd, weight, total, product)
+    return Rule(own.shape, operands, (Output(everything, own.dtype),), formula)

@@ -42,14 +42,14 @@ def _layer_norm(node: fx.Node) -> Rule | None:
     kept = tuple(None if d in dims else d for d in range(len(shape)))
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        given = iter(v)
-        value = b.cast(next(given), wide(spec(x).dtype))
+        values = iter(v)
+        value = b.cast(next(values), wide(spec(x).dtype))
         mean, _, rstd, distance = _moments(b, value, count, eps)
         out = b.compute("mul", distance, rstd)
         if weight is not None:
-            out = b.compute("mul", out, b.cast(next(given), b.dtype(out)))
+            out = b.compute("mul", out, b.cast(next(values), b.dtype(out)))
         if bias is not None:
-            out = b.compute("add", out, b.cast(next(given), b.dtype(out)))
+            out = b.compute("add", out, b.cast(next(values), b.dtype(out)))
         return [b.cast(out, results[0].dtype), b.cast(mean, results[1].dtype), b.cast(rstd, results[2].dtype)]
 
     operands = (Operand(x, whole(len(shape))), *(Operand(p, dims) for p in _nodes(weight, bias)))
@@ -82,7 +82,7 @@ def _layer_norm_backward(node: fx.Node) -> Rule | None:
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
     results = list(value_of(node))
-    mask = _given(results)
+    mask = _result_mask(results)
     everything = whole(len(shape))
     kept = tuple(None if d in dims else d for d in range(len(shape)))
     if not (isinstance(mean, fx.Node) and isinstance(rstd, fx.Node)):
@@ -109,7 +109,7 @@ def _layer_norm_backward(node: fx.Node) -> Rule | None:
     return Rule(shape, operands, _norm_outputs(results, mask, everything, dims), formula, dims)
 
 
-def _given(results: Sequence[Any]) -> list[bool]:
+def _result_mask(results: Sequence[Any]) -> list[bool]:
     """The results that there are. Some ops give a tensor where their mask asks for none: nothing reads that one."""
     return [result is not None for result in results]
 
@@ -120,9 +120,9 @@ def _norm_outputs(
     """Of the results that the mask asks for: the input's gradient, the weight's, the bias's."""
     kinds = ((everything, None), (dims, "sum"), (dims, "sum"))[: len(results)]
     return tuple(
-        Output(where, result.dtype, column)
-        for (where, column), result, wanted in zip(kinds, results, mask, strict=True)
-        if wanted
+        Output(output_dims, result.dtype, column)
+        for (output_dims, column), result, flag in zip(kinds, results, mask, strict=True)
+        if flag
     )
 
 
@@ -164,7 +164,7 @@ def _rms_norm_backward(node: fx.Node) -> Rule | None:
     dims = tuple(range(len(shape) - len(normalized), len(shape)))
     count = math.prod(shape[d] for d in dims)
     results = list(value_of(node))
-    mask = _given(results)
+    mask = _result_mask(results)
     everything = whole(len(shape))
     kept = tuple(None if d in dims else d for d in range(len(shape)))
 
@@ -204,21 +204,23 @@ def _batch_norm(node: fx.Node) -> Rule | None:
     results = value_of(node)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        given = iter([b.cast(value, compute) for value in v])
-        value = next(given)
+        values = iter([b.cast(value, compute) for value in v])
+        value = next(values)
         mean, variance, rstd, distance = _moments(b, value, count, eps)
         out = b.compute("mul", distance, rstd)
         if weight is not None:
-            out = b.compute("mul", out, next(given))
+            out = b.compute("mul", out, next(values))
         if bias is not None:
-            out = b.compute("add", out, next(given))
+            out = b.compute("add", out, next(values))
         keep, take = b.constant(1 - momentum, compute), b.constant(momentum, compute)
         unbiased = b.compute("mul", variance, b.constant(count / (count - 1), compute))
-        new = [
-            b.compute("add", b.compute("mul", take, fresh), b.compute("mul", keep, next(given)))
+        new_running = [
+            b.compute("add", b.compute("mul", take, fresh), b.compute("mul", keep, next(values)))
             for fresh in (mean, unbiased)
         ]
-        return [b.cast(item, result.dtype) for item, result in zip((out, mean, rstd, *new), results, strict=True)]
+        return [
+            b.cast(item, result.dtype) for item, result in zip((out, mean, rstd, *new_running), results, strict=True)
+        ]
 
     operands = (
         Operand(x, whole(len(shape))),
@@ -240,7 +242,7 @@ def _batch_norm_backward(node: fx.Node) -> Rule | None:
     everything, dims = whole(len(shape)), tuple(d for d in range(len(shape)) if d != 1)
     count = math.prod(shape[d] for d in dims)
     results = list(value_of(node))
-    mask = _given(results)
+    mask = _result_mask(results)
     if not (isinstance(save_mean, fx.Node) and isinstance(save_rstd, fx.Node)):
         return None
 
@@ -251,8 +253,8 @@ def _batch_norm_backward(node: fx.Node) -> Rule | None:
         first, second = (b.compute("div", sum_, b.constant(count, compute)) for sum_ in (total, product))
         step = b.compute("mul", scale, rest[0]) if rest else scale
         difference = b.compute("sub", b.compute("sub", g, first), b.compute("mul", normal, second))
-        wanted = zip((b.compute("mul", step, difference), product, total), results, mask, strict=True)
-        return [b.cast(item, result.dtype) for item, result, flag in wanted if flag]
+        gradients = zip((b.compute("mul", step, difference), product, total), results, mask, strict=True)
+        return [b.cast(item, result.dtype) for item, result, flag in gradients if flag]
 
     operands = (
         Operand(gradient, everything), Operand(x, everything), Operand(save_mean, (1,)), Operand(save_rstd, (1,)),

@@ -56,12 +56,12 @@ def mixed(node: fx.Node, sources: Sequence[Any], formula: Formula, compute: torc
     dtype = compute or spec(node).dtype
 
     def with_numbers(b: Builder, values: Values) -> int:
-        given = iter(values)
-        taken = [
-            _rounded(b, next(given), dtype) if isinstance(value, fx.Node) else b.constant(value, wide(dtype))
+        tensor_values = iter(values)
+        operand_values = [
+            _rounded(b, next(tensor_values), dtype) if isinstance(value, fx.Node) else b.constant(value, wide(dtype))
             for value in sources
         ]
-        return formula(b, taken)
+        return formula(b, operand_values)
 
     return pointwise(node, tensors, with_numbers)
 
@@ -74,17 +74,17 @@ def _rounded(b: Builder, value: int, dtype: torch.dtype) -> int:
 def promoted(sources: Sequence[Any]) -> torch.dtype:
     """The type in which eager compares these operands."""
     examples = [_example(value) if isinstance(value, fx.Node) else value for value in sources]
-    found = examples[0]
-    dtype = found.dtype if isinstance(found, torch.Tensor) else torch.result_type(found, found)
+    example = examples[0]
+    dtype = example.dtype if isinstance(example, torch.Tensor) else torch.result_type(example, example)
     for value in examples[1:]:
-        dtype = torch.result_type(found, value)
-        found = torch.empty((0,), dtype=dtype)
+        dtype = torch.result_type(example, value)
+        example = torch.empty((0,), dtype=dtype)
     return dtype
 
 
 def _example(node: fx.Node) -> torch.Tensor:
-    facts = spec(node)
-    return torch.empty((0,) if facts.shape else (), dtype=facts.dtype)
+    tensor = spec(node)
+    return torch.empty((0,) if tensor.shape else (), dtype=tensor.dtype)
 
 
 # op: name of the operation in KernelIR. The result has the operand's type; integers are brought to the result's first.
@@ -240,10 +240,10 @@ def _select(node: fx.Node, condition: Any, yes: Any, no: Any) -> Rule | None:
     tensors = [value for value in (condition, yes, no) if isinstance(value, fx.Node)]
 
     def formula(b: Builder, v: Values) -> int:
-        given = iter(v)
-        truth = _truth(b, next(given))
+        values = iter(v)
+        truth = _truth(b, next(values))
         sides = [
-            b.cast(next(given), dtype) if isinstance(side, fx.Node) else _number(b, side, dtype) for side in (yes, no)
+            b.cast(next(values), dtype) if isinstance(side, fx.Node) else _number(b, side, dtype) for side in (yes, no)
         ]
         return b.compute("where", truth, *sides)
 

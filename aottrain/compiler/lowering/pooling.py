@@ -50,34 +50,34 @@ class _Windows:
 
     def index(self, b: Builder, tap: tuple[int, int]) -> list[Affine]:
         """Where a tap of the window of the domain's element lies in the image, or in the padding around it."""
-        found = list(b.index)
+        index = list(b.index)
         for axis in (0, 1):
             d = self.rank - 2 + axis
-            found[d] = found[d] * self.steps[axis] + Affine((), tap[axis] * self.gaps[axis] - self.pads[axis])
-        return found
+            index[d] = index[d] * self.steps[axis] + Affine((), tap[axis] * self.gaps[axis] - self.pads[axis])
+        return index
 
     def guard(self, b: Builder, tap: tuple[int, int], index: Sequence[Affine]) -> int | None:
         """Whether it lies in the image; None where it always does."""
-        found: int | None = None
+        guard: int | None = None
         for axis in (0, 1):
             d = self.rank - 2 + axis
             low = tap[axis] * self.gaps[axis] - self.pads[axis]
             high = low + (self.results[axis] - 1) * self.steps[axis]
-            place = b.emit(Position(index[d]))
+            position = b.emit(Position(index[d]))
             for outside, op, limit in ((low < 0, "ge", 0), (high >= self.shape[d], "lt", self.shape[d])):
                 if outside:
-                    inside = b.compare(op, place, b.constant(limit, torch.int64))
-                    found = inside if found is None else b.compute("and", found, inside)
-        return found
+                    inside = b.compare(op, position, b.constant(limit, torch.int64))
+                    guard = inside if guard is None else b.compute("and", guard, inside)
+        return guard
 
     def first_inside(self, b: Builder, axis: int, step: int) -> int:
         """How far from its start a window's first row or column is that lies in the image, as int32."""
-        found = b.constant(self.pads[axis] * step, torch.int32)
+        first = b.constant(self.pads[axis] * step, torch.int32)
         for tap in reversed(range(self.pads[axis])):
-            place = b.emit(Position(self.index(b, (tap, tap))[self.rank - 2 + axis]))
-            inside = b.compare("ge", place, b.constant(0, torch.int64))
-            found = b.compute("where", inside, b.constant(tap * step, torch.int32), found)
-        return found
+            position = b.emit(Position(self.index(b, (tap, tap))[self.rank - 2 + axis]))
+            inside = b.compare("ge", position, b.constant(0, torch.int64))
+            first = b.compute("where", inside, b.constant(tap * step, torch.int32), first)
+        return first
 
     def load(self, b: Builder, operand: int, tap: tuple[int, int], other: float) -> int:
         index = self.index(b, tap)
@@ -94,8 +94,8 @@ def _pair(value: Any) -> tuple[int, int]:
 def _max_pool(node: fx.Node) -> Rule | None:
     """The largest of a window, and its place in the image: the first such; NaN is larger than all, the last one."""
     source, sizes = arguments(node)[:2]
-    own, places = value_of(node)
-    steps, pads, gaps = (argument(node, *known) for known in (("stride", 2, ()), ("padding", 3, 0), ("dilation", 4, 1)))
+    own, indices = value_of(node)
+    steps, pads, gaps = (argument(node, *names) for names in (("stride", 2, ()), ("padding", 3, 0), ("dilation", 4, 1)))
     windows = _Windows(source, own.shape, sizes, steps, pads, gaps)
     if windows.count > _LARGEST_WINDOW or not own.dtype.is_floating_point:
         return None
@@ -121,7 +121,7 @@ def _max_pool(node: fx.Node) -> Rule | None:
         start = first[-2] * width + first[-1]
         return [best, b.compute("add", b.emit(Position(start)), b.cast(chosen, torch.int64))]
 
-    outputs = Output(whole(windows.rank), own.dtype), Output(whole(windows.rank), places.dtype)
+    outputs = Output(whole(windows.rank), own.dtype), Output(whole(windows.rank), indices.dtype)
     return Rule(tuple(own.shape), (Operand(source, free=True),), outputs, formula)
 
 
@@ -142,8 +142,8 @@ def _avg_pool(node: fx.Node) -> Rule | None:
 def _nearest(node: fx.Node) -> Rule | None:
     """By whole numbers each element is repeated: then both ways to find the nearest agree."""
     source = arguments(node)[0]
-    given = argument(node, "scales_h", 2), argument(node, "scales_w", 3)
-    steps = _repetitions(spec(node).shape, spec(source).shape, given)
+    scales = argument(node, "scales_h", 2), argument(node, "scales_w", 3)
+    steps = _repetitions(spec(node).shape, spec(source).shape, scales)
     return None if steps is None else _repeated(node, source, steps, 1)
 
 
@@ -151,8 +151,8 @@ def _nearest(node: fx.Node) -> Rule | None:
 def _nearest_backward(node: fx.Node) -> Rule | None:
     """By whole numbers each element was repeated: the sum of what its repetitions get."""
     gradient = arguments(node)[0]
-    given = argument(node, "scales_h", 3), argument(node, "scales_w", 4)
-    steps = _repetitions(spec(gradient).shape, spec(node).shape, given)
+    scales = argument(node, "scales_h", 3), argument(node, "scales_w", 4)
+    steps = _repetitions(spec(gradient).shape, spec(node).shape, scales)
     if steps is None or math.prod(steps) > _LARGEST_WINDOW:
         return None
     return _window_sums(node, gradient, _Windows(gradient, spec(node).shape, steps, steps, 0), 1)
@@ -185,11 +185,11 @@ def _avg_pool_backward(node: fx.Node) -> Rule | None:
     return _repeated(node, gradient, steps, divisor or math.prod(sizes))
 
 
-def _repetitions(large: Sequence[int], small: Sequence[int], given: Sequence[float | None]) -> tuple[int, int] | None:
+def _repetitions(large: Sequence[int], small: Sequence[int], scales: Sequence[float | None]) -> tuple[int, int] | None:
     """How often each element is there in the larger image; None where that, or a scale that was given, is not a whole
     number."""
     steps = _pair([a // max(b, 1) for a, b in zip(large[-2:], small[-2:], strict=True)])
-    if any(scale is not None and scale != step for scale, step in zip(given, steps, strict=True)):
+    if any(scale is not None and scale != step for scale, step in zip(scales, steps, strict=True)):
         return None
     exact = all(b * step == a for a, b, step in zip(large[-2:], small[-2:], steps, strict=True))
     return steps if exact else None
@@ -201,11 +201,11 @@ def _repeated(node: fx.Node, source: fx.Node, steps: tuple[int, int], divisor: i
         return None
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        places = [
+        positions = [
             (d, b.compute("div", b.position(d), b.constant(step, torch.int64)))
             for d, step in zip((rank - 2, rank - 1), steps, strict=True)
         ]
-        value = b.load(v[0], [*b.index[: rank - 2], ZERO, ZERO], places)
+        value = b.load(v[0], [*b.index[: rank - 2], ZERO, ZERO], positions)
         if divisor != 1:
             value = b.cast(value, wide(own.dtype))
             value = b.cast(b.compute("div", value, b.constant(divisor, wide(own.dtype))), own.dtype)

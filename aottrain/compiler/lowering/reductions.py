@@ -27,12 +27,12 @@ from aottrain.compiler.lowering.rules import (
 from aottrain.ir.tensor import TensorSpec
 
 
-def reduced_dims(node: fx.Node, given: Any) -> tuple[int, ...]:
+def reduced_dims(node: fx.Node, dim: Any) -> tuple[int, ...]:
     """The dimensions as non-negative numbers; None and () mean all."""
     rank = len(spec(node).shape)
-    if given is None or given == [] or given == ():
+    if dim is None or dim == [] or dim == ():
         return tuple(range(rank))
-    dims = [given] if isinstance(given, int) else list(given)
+    dims = [dim] if isinstance(dim, int) else list(dim)
     return tuple(sorted(d % rank for d in dims)) if rank else ()
 
 
@@ -43,12 +43,12 @@ def kept_dims(rank: int, dims: Sequence[int], keepdim: bool) -> tuple[int | None
     return tuple(d for d in range(rank) if d not in dims)
 
 
-def _is_across(facts: TensorSpec, dims: tuple[int, ...]) -> bool:
+def _is_across(source: TensorSpec, dims: tuple[int, ...]) -> bool:
     """Whether neither rows nor columns are as memory is: neighbours are kept, and so is what is farther apart than what
     is reduced. In a kernel each element would be a load of its own; the libraries add such vectors up."""
-    order = sorted((d for d, size in enumerate(facts.shape) if size > 1), key=lambda d: -facts.stride[d])
+    order = sorted((d for d, size in enumerate(source.shape) if size > 1), key=lambda d: -source.stride[d])
     reduced = [i for i, d in enumerate(order) if d in dims]
-    if facts.device.type != "cpu" or not reduced or facts.shape[order[-1]] < NEIGHBOURS:
+    if source.device.type != "cpu" or not reduced or source.shape[order[-1]] < NEIGHBOURS:
         return False
     return order[-1] not in dims and reduced != list(range(len(reduced)))
 
@@ -143,23 +143,23 @@ def _variance(node: fx.Node) -> Rule | None:
     source = arguments(node)[0]
     if not isinstance(source, fx.Node):
         return None
-    facts = spec(source)
+    source_spec = spec(source)
     dims = reduced_dims(source, argument(node, "dim", 1))
     correction = argument(node, "correction", 9, 1)
     correction = 1 if correction is None else correction
-    count = math.prod(facts.shape[d] for d in dims)
-    if not dims or count - correction <= 0 or not facts.dtype.is_floating_point:
+    count = math.prod(source_spec.shape[d] for d in dims)
+    if not dims or count - correction <= 0 or not source_spec.dtype.is_floating_point:
         return None
-    kept = kept_dims(len(facts.shape), dims, argument(node, "keepdim", 9, False))
+    kept = kept_dims(len(source_spec.shape), dims, argument(node, "keepdim", 9, False))
     results = 2 if "var_mean" in str(node.target) else 1
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        mean, total, _ = row_moments(b, b.cast(v[0], wide(facts.dtype)), count)
+        mean, total, _ = row_moments(b, b.cast(v[0], wide(source_spec.dtype)), count)
         variance = b.compute("div", total, b.constant(count - correction, b.dtype(total)))
-        return [b.cast(value, facts.dtype) for value in (variance, mean)][:results]
+        return [b.cast(value, source_spec.dtype) for value in (variance, mean)][:results]
 
-    outputs = (Output(kept, facts.dtype),) * results
-    return Rule(facts.shape, (Operand(source, whole(len(facts.shape))),), outputs, formula, dims)
+    outputs = (Output(kept, source_spec.dtype),) * results
+    return Rule(source_spec.shape, (Operand(source, whole(len(source_spec.shape))),), outputs, formula, dims)
 
 
 def row_moments(b: Builder, x: int, count: int) -> tuple[int, int, int]:
@@ -171,10 +171,14 @@ def row_moments(b: Builder, x: int, count: int) -> tuple[int, int, int]:
     """
     mean = row_mean(b, x, count)
     distance = b.compute("sub", x, mean)
-    off = row_mean(b, distance, count)
+    correction = row_mean(b, distance, count)
     total = b.reduce("sum", b.compute("mul", distance, distance))
-    lost = b.compute("mul", b.compute("mul", off, off), b.constant(count, b.dtype(x)))
-    return b.compute("add", mean, off), b.compute("sub", total, lost), b.compute("sub", distance, off)
+    square_correction = b.compute("mul", b.compute("mul", correction, correction), b.constant(count, b.dtype(x)))
+    return (
+        b.compute("add", mean, correction),
+        b.compute("sub", total, square_correction),
+        b.compute("sub", distance, correction),
+    )
 
 
 def row_mean(b: Builder, value: int, count: int) -> int:
@@ -201,12 +205,12 @@ def _softmax(node: fx.Node) -> Rule | None:
         total = b.reduce("sum", power)
         if logarithmic:
             return [b.cast(b.compute("sub", shifted, b.compute("log", total)), own.dtype)]
-        share = b.compute("div", power, total)
+        probability = b.compute("div", power, total)
         if "safe" in str(node.target):
             # A row of which nothing is left by a mask has no shares, rather than NaN.
             nothing = b.compare("eq", b.reduce("max", x), b.constant(-math.inf, b.dtype(x)))
-            share = b.compute("where", nothing, b.constant(0, b.dtype(x)), share)
-        return [b.cast(share, own.dtype)]
+            probability = b.compute("where", nothing, b.constant(0, b.dtype(x)), probability)
+        return [b.cast(probability, own.dtype)]
 
     return Rule(shape, (Operand(source, whole(len(shape))),), (Output(whole(len(shape)), own.dtype),), formula, (dim,))
 

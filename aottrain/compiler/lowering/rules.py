@@ -25,40 +25,40 @@ _SUPPORTED = {
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor that an op reads. dims: for each of its dimensions the domain's dimension that indexes it, None where
-    its size is 1. `free`: it is read at other places than the domain's own, so it must be in memory before the
-    kernel."""
+    """A tensor that an op reads."""
 
     node: fx.Node
     dims: tuple[int | None, ...] = ()
+    """For each of its dimensions the domain's dimension that indexes it; None where its size is 1."""
     free: bool = False
+    """Whether it is read at other indices than the domain's own, so that it must be in memory before the kernel."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """One result. dims: as in Operand. column: it is reduced by this op over the domain's other dimensions, after the
-    formula, and divided by `divisor`."""
+    """One result."""
 
     dims: tuple[int | None, ...]
+    """As in Operand."""
     dtype: torch.dtype
     column: str | None = None
+    """The reduction over the domain's other dimensions that follows the formula, "sum" or another; None for none."""
     divisor: int = 1
+    """What the column's reduction is divided by."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One way to do an op in a loop nest.
-
-    shape: the domain that it iterates over. reduced: dimensions that its formula reduces, which must be the row's.
-    formula(builder, values): the results' values from the operands' (a free operand's value is its position, for
-    `Builder.load`).
-    """
+    """One way to do an op in a loop nest."""
 
     shape: tuple[int, ...]
+    """The domain that it iterates over."""
     operands: tuple[Operand, ...]
     outputs: tuple[Output, ...]
     formula: Callable[[Builder, Values], Sequence[int]]
+    """The results' values from the operands'; a free operand's value is its position, for `Builder.load`."""
     reduced: tuple[int, ...] = ()
+    """Dimensions that the formula reduces, which must be the row's."""
 
     @property
     def columns(self) -> bool:
@@ -97,10 +97,10 @@ def rules_for(node: fx.Node) -> list[Rule]:
     maker = _MAKERS.get(str(node.target))
     if maker is None or not _plain(node):
         return []
-    found = maker(node)
-    if found is None:
+    made = maker(node)
+    if made is None:
         return []
-    rules = [found] if isinstance(found, Rule) else found
+    rules = [made] if isinstance(made, Rule) else made
     if all(rule.reduced and not rule.columns and _is_scattered(rule) for rule in rules):
         return []
     return [rule for rule in rules if all(size > 0 for size in rule.shape)]
@@ -125,8 +125,8 @@ def _plain(node: fx.Node) -> bool:
     tensors = [spec_of(source) for source in node.all_input_nodes]
     if any(spec is None for spec in tensors):
         return False
-    known = [*results, *map(value_of, node.all_input_nodes)]
-    if any(isinstance(v, torch.Tensor) and v.layout is not torch.strided for v in known):
+    values = [*results, *map(value_of, node.all_input_nodes)]
+    if any(isinstance(v, torch.Tensor) and v.layout is not torch.strided for v in values):
         return False  # a sparse gradient
     specs = [spec for spec in tensors if spec is not None]
     if any(spec.symbolic is not None or spec.dtype not in _SUPPORTED for spec in specs):
@@ -135,12 +135,13 @@ def _plain(node: fx.Node) -> bool:
     if own is not None and own.symbolic is not None:
         return False
     return all(
-        result is None or (isinstance(result, torch.Tensor) and result.layout is torch.strided and _known(result))
+        result is None
+        or (isinstance(result, torch.Tensor) and result.layout is torch.strided and _has_fixed_layout(result))
         for result in results
     )
 
 
-def _known(result: torch.Tensor) -> bool:
+def _has_fixed_layout(result: torch.Tensor) -> bool:
     return result.dtype in _SUPPORTED and all(isinstance(size, int) for size in (*result.shape, *result.stride()))
 
 
@@ -168,29 +169,29 @@ def whole(rank: int) -> tuple[int, ...]:
 
 @dataclass
 class Builder:
-    """Writes a kernel's body; equal instructions become one value.
-
-    index: the domain's position, an affine function of the loops for each dimension. resolve(node, index): buffer and
-    position in it of an element of a free operand.
-    """
+    """Writes a kernel's body; equal instructions become one value."""
 
     body: list[Instruction] = field(default_factory=list)
     index: Sequence[Affine] = ()
+    """The domain's position: for each dimension an affine function of the loops."""
     resolve: Callable[[fx.Node, Sequence[Affine]], tuple[int, Affine]] | None = None
+    """Of an element of a free operand, by node and index: the buffer, and the position in it."""
     free: Mapping[int, fx.Node] = field(default_factory=dict)
+    """The free operands, by their positions."""
     row_size: int = 1
-    _known: dict[Instruction, int] = field(default_factory=dict)
+    _numbers: dict[Instruction, int] = field(default_factory=dict)
+    """The value of each instruction of the body."""
 
     def emit(self, instruction: Instruction) -> int:
         # Constants that compare equal may differ: 0.0 and -0.0, True and 1.
         key: Any = instruction
         if isinstance(instruction, Constant):
             key = (repr(instruction.value), instruction.dtype)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = len(self.body)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = len(self.body)
             self.body.append(instruction)
-        return found
+        return number
 
     def dtype(self, value: int) -> torch.dtype:
         return self.body[value].dtype
@@ -212,9 +213,13 @@ class Builder:
     def cast(self, value: int, dtype: torch.dtype) -> int:
         if self.dtype(value) is dtype:
             return value
-        known = self.body[value]
-        if isinstance(known, Constant) and known.dtype is not torch.bool and dtype in (torch.float32, torch.float64):
-            return self.constant(float(known.value), dtype)
+        instruction = self.body[value]
+        if (
+            isinstance(instruction, Constant)
+            and instruction.dtype is not torch.bool
+            and dtype in (torch.float32, torch.float64)
+        ):
+            return self.constant(float(instruction.value), dtype)
         return self.compute("cast", value, dtype=dtype)
 
     def checked(self, value: int, size: int, from_end: bool = True) -> int:
@@ -228,8 +233,8 @@ class Builder:
     def require(self, flag: int, value: int) -> int:
         """The value. The kernel reports a flag that is false, as it does an index outside of what it indexes."""
         zero, one = (self.constant(number, torch.int64) for number in (0, 1))
-        place = self.compute("checked", self.compute("where", flag, zero, one), one, dtype=torch.int64)
-        return self.compute("where", self.compare("eq", place, zero), value, value)
+        index = self.compute("checked", self.compute("where", flag, zero, one), one, dtype=torch.int64)
+        return self.compute("where", self.compare("eq", index, zero), value, value)
 
     def reduce(self, op: str, value: int, dtype: torch.dtype | None = None) -> int:
         """Over the row."""
@@ -252,9 +257,11 @@ class Builder:
         assert self.resolve is not None
         node = self.free[operand]
         buffer, offset = self.resolve(node, index)
-        facts = spec(node)
-        steps = tuple((value, facts.stride[dim], facts.shape[dim]) for dim, value in indirect if facts.shape[dim] > 1)
-        return self.emit(Load(buffer, Address(offset, steps), facts.dtype, guard, other))
+        source = spec(node)
+        steps = tuple(
+            (value, source.stride[dim], source.shape[dim]) for dim, value in indirect if source.shape[dim] > 1
+        )
+        return self.emit(Load(buffer, Address(offset, steps), source.dtype, guard, other))
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -60,13 +60,13 @@ def find_blocks(nodes: Iterable[fx.Node], patterns: Sequence[str] = ()) -> dict[
     around = _modules_around(nodes)
     if patterns:
         return _outermost(around, _named(around, patterns))
-    found = repeated_blocks(around)
-    if not found:
+    blocks = repeated_blocks(around)
+    if not blocks:
         raise ConfigError(
             "partition=checkpoint: the program has no repeated block. Name modules with partition.modules"
             f" (it has {_examples(around)}), or take another partition"
         )
-    return found
+    return blocks
 
 
 def repeated_blocks(nodes: Iterable[fx.Node]) -> dict[fx.Node, Block]:
@@ -76,15 +76,15 @@ def repeated_blocks(nodes: Iterable[fx.Node]) -> dict[fx.Node, Block]:
     contents: dict[Block, _Contents] = {}
     for node, candidates in around.items():
         for block in candidates:
-            held = contents.setdefault(block, _Contents())
-            held.modules.add(candidates[-1].path)
+            block_contents = contents.setdefault(block, _Contents())
+            block_contents.modules.add(candidates[-1].path)
             if not info(node).is_free:
-                held.ops[str(node.target)] += 1
-                held.num_products += info(node).kind is OpKind.COMPUTE
+                block_contents.ops[str(node.target)] += 1
+                block_contents.num_products += info(node).kind is OpKind.COMPUTE
     for family_of in (_in_a_list, _numbered, _itself):
-        found = _repeated(contents, family_of)
-        if found:
-            return _outermost(around, found)
+        repeated = _repeated(contents, family_of)
+        if repeated:
+            return _outermost(around, repeated)
     return {}
 
 
@@ -102,8 +102,8 @@ def _named(around: Mapping[fx.Node, Sequence[Block]], patterns: Sequence[str]) -
 
 
 def _matches(path: str, pattern: str) -> bool:
-    names, wanted = path.split("."), pattern.split(".")
-    return len(names) >= len(wanted) and all(map(fnmatchcase, names[-len(wanted) :], wanted))
+    names, pattern_names = path.split("."), pattern.split(".")
+    return len(names) >= len(pattern_names) and all(map(fnmatchcase, names[-len(pattern_names) :], pattern_names))
 
 
 def _in_a_list(block: Block) -> str | None:
@@ -140,12 +140,12 @@ def _alike(one: Counter[str], other: Counter[str]) -> bool:
 
 
 def _outermost(around: Mapping[fx.Node, Sequence[Block]], blocks: set[Block]) -> dict[fx.Node, Block]:
-    found = {node: [block for block in candidates if block in blocks] for node, candidates in around.items()}
-    return {node: chosen[0] for node, chosen in found.items() if chosen}
+    within = {node: [block for block in candidates if block in blocks] for node, candidates in around.items()}
+    return {node: blocks_of_node[0] for node, blocks_of_node in within.items() if blocks_of_node}
 
 
 def _examples(around: Mapping[fx.Node, Sequence[Block]]) -> str:
     """Some module paths, numbers as `*`, the shortest first."""
     paths = {_DIGITS.sub("*", block.path) for candidates in around.values() for block in candidates}
-    some = sorted(paths, key=lambda path: (path.count("."), path))[:_NUM_NAMED]
-    return ", ".join(some) or "none: modules are told apart where one calls another"
+    examples = sorted(paths, key=lambda path: (path.count("."), path))[:_NUM_NAMED]
+    return ", ".join(examples) or "none: modules are told apart where one calls another"

@@ -43,14 +43,14 @@ def edges_of_regions(
 ) -> dict[fx.Node, fx.Node | None]:
     """The memory that crosses into or out of a checkpointed region, with the first op inside that it enters (None: it
     only leaves). Unsaved, one region would run for the sake of the next, and all of them would be alive at once."""
-    found: dict[fx.Node, fx.Node | None] = {}
+    edges: dict[fx.Node, fx.Node | None] = {}
     for node in region:
         if node.op == "call_function" and node not in marks:
             inside = next((user for user in node.users if user in marks and user not in late), None)
             root = storage_root(node)
             if (inside is not None or marked(node)) and root.op == "call_function" and root not in marks:
-                found[root] = found.get(root) or inside
-    return found
+                edges[root] = edges.get(root) or inside
+    return edges
 
 
 def _common(one: list[int], other: list[int]) -> list[int]:

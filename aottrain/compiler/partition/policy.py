@@ -31,13 +31,13 @@ def ask(policy: Policy, nodes: Iterable[fx.Node]) -> dict[fx.Node, Mark]:
     marks = {}
     for node in nodes:
         value = forward_value(node)
-        where = f"the partition policy {policy_name(policy)}, asked about {value.name} ({value.op}),"
+        subject = f"the partition policy {policy_name(policy)}, asked about {value.name} ({value.op}),"
         try:
             answer = policy(value)
         except Exception as error:  # whatever it is: the user's code is wrong, and this says where
-            raise ConfigError(f"{where} raised {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{subject} raised {type(error).__name__}: {error}") from error
         if not isinstance(answer, str) or answer not in ANSWERS:
-            raise ConfigError(f"{where} answered {answer!r}; allowed: {', '.join(ANSWERS)}")
+            raise ConfigError(f"{subject} answered {answer!r}; allowed: {', '.join(ANSWERS)}")
         mark = ANSWERS[answer]
         if mark is not None:
             marks[node] = mark

@@ -1,8 +1,8 @@
-"""Where recompute that leads through reduction after reduction is cut short.
+"""ends_of_chains: values to save so that recompute does not lead through many reductions.
 
-Pointwise work is computed again within the kernel that needs it. A chain of norms and softmaxes is not: the backward
-needs its last link first, so each link would be computed from the start of the chain, or all of them at once, before
-the backward begins, and held: no fewer bytes than if they had been saved.
+Pointwise work is recomputed within the kernel that needs it. A chain of norms and softmaxes is not. The backward needs
+its last reduction first. So each would be computed from the start of the chain, or all of them at once before the
+backward begins: then they are held, in no fewer bytes than if they had been saved.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
         [roots[node], *(roots.get(source) or storage_root(source) for source in node.all_input_nodes)] for node in nodes
     )
     final = max((i for i, node in enumerate(nodes) if node in needed and _reduces(node)), default=-1)
-    found: set[fx.Node] = set()
+    ends: set[fx.Node] = set()
     depth: dict[fx.Node, int] = {}
     open_values: set[fx.Node] = set()  # computed, and read further down; without what is kept
     for i, node in enumerate(nodes):
@@ -56,10 +56,10 @@ def ends_of_chains(nodes: Sequence[fx.Node], needed: Set[fx.Node], kept: Set[fx.
         if len(open_values) == 1:
             (value,) = open_values
             if depth[value] >= _DEEPEST and value in needed:
-                found.add(value)
-                depth = {known: 0 for known in depth}
+                ends.add(value)
+                depth = dict.fromkeys(depth, 0)
                 open_values = set()
-    return found
+    return ends
 
 
 def _reduces(node: fx.Node) -> bool:

@@ -71,8 +71,8 @@ def _forward_graph(
     effects: list[fx.Node],
 ) -> fx.Graph:
     values = joint.results
-    wanted = [values[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
-    needed = ancestors([*(node for node in (*wanted, *residuals) if node is not None), *effects])
+    outputs = [values[i] for i in joint.signature.output_indices(*FORWARD_OUTPUTS)]
+    needed = ancestors([*(node for node in (*outputs, *residuals) if node is not None), *effects])
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -80,7 +80,7 @@ def _forward_graph(
     for node in joint.graph.nodes:
         if node in needed and node.op == "call_function":
             new[node] = graph.node_copy(node, new.__getitem__)
-    results = [None if node is None else new[node] for node in wanted]
+    results = [None if node is None else new[node] for node in outputs]
     for node in residuals:
         if node in mutated:
             # The step updates this input: what the backward reads is the value that the forward read.
@@ -126,9 +126,9 @@ def backward_graph(
             new[node] = graph.node_copy(node, new.__getitem__)
             stack.pop()
 
-    wanted = ancestors([*(node for node in gradients if node is not None), *effects], stop=set(residuals))
+    needed = ancestors([*(node for node in gradients if node is not None), *effects], stop=set(residuals))
     for node in joint.graph.nodes:
-        if node in wanted and node in late and node.op == "call_function":
+        if node in needed and node in late and node.op == "call_function":
             emit(node)
     for result in gradients:
         if result is not None:

@@ -43,25 +43,27 @@ from aottrain.ir.settings.budget import Budget
 
 @dataclass(frozen=True)
 class Demand:
-    """What a partition has to decide: the forward values that the backward could need.
-
-    demanded: values that the backward's own nodes read; region: those and all that they are made from, inputs too;
-    mutated: inputs whose storage the step updates: they may only be read through a saved copy; outputs: values that the
-    caller gets: they are alive anyway, and where eager would save one, a later write to it has to raise as in eager.
-    forward: values from which the forward's results follow, whether the backward needs them or not.
-    marks: what the user's checkpoints, or what a strategy puts in their place, say of values; edges: values that enter
-    or leave a checkpointed region; notes: for marked values and edges, who says so.
-    """
+    """What a partition has to decide: the forward values that the backward could need."""
 
     order: dict[fx.Node, int]
+    """The position of each node in the joint graph."""
     demanded: tuple[fx.Node, ...]
+    """Values that the backward's own nodes read."""
     region: frozenset[fx.Node]
+    """Those and all that they are made from, inputs too."""
     mutated: frozenset[fx.Node]
+    """Inputs whose storage the step updates: they may only be read through a saved copy."""
     outputs: frozenset[fx.Node]
+    """Values that the caller gets. They are alive anyway, and where eager would save one, a later write to it has to
+    raise as in eager."""
     marks: Mapping[fx.Node, Mark]
+    """What the user's checkpoints, or what a strategy puts in their place, say of values."""
     edges: frozenset[fx.Node]
+    """Values that enter or leave a checkpointed region."""
     notes: Mapping[fx.Node, str]
+    """For marked values and edges, who says so."""
     forward: frozenset[fx.Node]
+    """Values from which the forward's results follow, whether the backward needs them or not."""
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
@@ -81,7 +83,7 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     primals = joint.inputs_of(*PRIMALS)
     mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
-    wanted = tuple(sorted(demanded, key=order.__getitem__))
+    demanded_nodes = tuple(sorted(demanded, key=order.__getitem__))
     returned = frozenset(
         node
         for node in joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT)
@@ -90,8 +92,8 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
     results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
     forward = frozenset(ancestors([*results, *effects]))
-    found = Demand(order, wanted, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
-    return _with_regions(found, joint.graph, late, blocks or {})
+    demand = Demand(order, demanded_nodes, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
+    return _with_regions(demand, joint.graph, late, blocks or {})
 
 
 def _with_regions(demand: Demand, graph: fx.Graph, late: set[fx.Node], blocks: Mapping[fx.Node, Block]) -> Demand:
@@ -121,12 +123,13 @@ def plan_partition(
     modules: Sequence[str] = (),
     fused: Fused | None = None,
 ) -> PartitionPlan:
-    """The plan of one strategy; "budget" takes a fraction (float) between the lowest peak of any plan and that
-    of min_cut, or the bytes (int) that the peak may have, `reserved_bytes` of them for others, or "auto".
+    """The plan of one strategy, which is a name or a function ForwardValue -> "save" | "recompute" | "free".
+
+    budget: of the strategy "budget": a fraction (float) between the lowest peak of any plan and that of min_cut, the
+    bytes (int) that the peak may have, or "auto". reserved_bytes: those of the peak that others take.
     cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
-    fused: where the plan will run as generated kernels, what they are asked: a budget's recompute is priced as fused,
-    and the plan is one whose kernels peak within the budget, where there is one; min_cut runs no library call twice.
-    A function ForwardValue -> "save" | "recompute" | "free" is a strategy of its own.
+    fused: given where the plan will run as generated kernels. Then a budget's recompute is priced as fused, the plan is
+    one whose kernels peak within the budget, where there is one, and min_cut runs no library call twice.
 
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
     function answers something else.
@@ -196,7 +199,7 @@ def _is_work(node: fx.Node, demand: Demand) -> bool:
     """Neither a view nor what follows from no value at all, and nothing that a checkpoint has marked."""
     if node.op != "call_function" or info(node).kind is not OpKind.CHEAP or not node.all_input_nodes:
         return False
-    return not any(known in demand.marks for known in (node, *(node.users if is_tuple(node) else ())))
+    return not any(result in demand.marks for result in (node, *(node.users if is_tuple(node) else ())))
 
 
 def _chain_ends(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
@@ -221,8 +224,8 @@ def _early(joint: JointGraph) -> list[fx.Node]:
 
 def by_policy(demand: Demand, policy: Policy) -> PartitionPlan:
     """The fewest bytes that follow a user's policy. What may not be computed a second time is saved against it."""
-    asked = [node for node in demand.in_order(demand.region) if _is_asked(node)]
-    marks = ask(policy, asked)
+    nodes = [node for node in demand.in_order(demand.region) if _is_asked(node)]
+    marks = ask(policy, nodes)
     notes = {node: f"{_ANSWERED[mark]} by {policy_name(policy)}" for node, mark in marks.items()}
     marked = replace(demand, marks={**demand.marks, **marks}, notes={**demand.notes, **notes})
     return min_cut(marked, "policy")

@@ -1,9 +1,9 @@
 """Backward graphs for calls in which some tangents are undefined, because nothing downstream reads those outputs.
 
 Eager never runs the gradient formulas of such outputs: it gives None, and it never multiplies a zero by an infinity.
-So an undefined tangent is propagated. A gradient is linear in the tangents, so an op all of whose tangent-dependent
-arguments are undefined gives an undefined value; a sum of a defined and an undefined value is the defined one; any
-other op reads zeros in the place of what is undefined.
+So an undefined tangent is propagated, which is exact because a gradient is linear in the tangents. Where all arguments
+of an op that depend on tangents are undefined, its value is undefined. A sum of a defined and an undefined value is the
+defined one. Any other op reads zeros in the place of what is undefined.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aottrain.ir.sizes import Size, SizeExpression
 
 aten = torch.ops.aten
 
-# Read a tensor's shape alone: their result does not depend on a tangent that they are given.
+# Ops that read a tensor's shape alone: their result does not depend on a tangent among their arguments.
 _SHAPE_ONLY = {
     "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
     "ones_like", "full_like", "empty_like",  # not zeros_like: of a tangent it is a gradient that is zero, as sign's is
@@ -102,14 +102,14 @@ def specialise_backward(backward: fx.Graph, num_held: int, defined: Sequence[boo
 
 
 def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None], late: set[fx.Node]) -> fx.Node | None:
-    gone = [source for source in node.all_input_nodes if source in new and new[source] is None]
-    if gone:
+    undefined = [source for source in node.all_input_nodes if source in new and new[source] is None]
+    if undefined:
         defined = [source for source in node.all_input_nodes if new[source] is not None and source in late]
         if not defined and node in late:
             return None
         if _packet(node) == "add" and len(node.args) == 2 and len(defined) == 1 and not node.kwargs:
-            survivor, lost = spec_of(defined[0]), spec_of(node)
-            if survivor and lost and survivor.same_shape(lost) and survivor.dtype == lost.dtype:
+            survivor, total = spec_of(defined[0]), spec_of(node)
+            if survivor and total and survivor.same_shape(total) and survivor.dtype == total.dtype:
                 kept = new[defined[0]]
                 assert kept is not None
                 if value_of(defined[0]).layout is not value_of(node).layout:  # a sparse part of a dense sum
@@ -118,7 +118,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
                     return kept
                 # A gradient that is returned as it is has the strides that eager gives it.
                 returned = all(user.op == "output" for user in node.users)
-                return kept if returned or survivor.same_layout(lost) else copied(graph, node, kept)
+                return kept if returned or survivor.same_layout(total) else copied(graph, node, kept)
 
     waits = _packet(node) == "held_back"  # for those tangents that come
 
@@ -127,22 +127,22 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
             return None
         return _zeros(graph, source) if new[source] is None else new[source]
 
-    made = graph.node_copy(node, value)
+    copy = graph.node_copy(node, value)
     if waits:
-        held, tangents = made.args
-        made.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]
-    return made
+        held, tangents = copy.args
+        copy.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]
+    return copy
 
 
 def _dependent(tangents: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes whose values depend on a tangent, tangents included."""
-    found, stack = set(tangents), list(tangents)
+    dependent, stack = set(tangents), list(tangents)
     while stack:
         for user in stack.pop().users:
-            if user not in found and user.op == "call_function" and _packet(user) not in _SHAPE_ONLY:
-                found.add(user)
+            if user not in dependent and user.op == "call_function" and _packet(user) not in _SHAPE_ONLY:
+                dependent.add(user)
                 stack.append(user)
-    return found
+    return dependent
 
 
 def _packet(node: fx.Node) -> str:

@@ -1,6 +1,6 @@
-"""choose_layouts: convolutions in channels_last where the libraries are faster so, and what lies between them too.
+"""choose_layouts: convolutions, and the ops between them, in channels_last where the libraries are faster that way.
 
-Only values within the program change: inputs are copied once where a convolution reads them, and each result has the
+Only values within the program change. Inputs are copied once where a convolution reads them, and each result has the
 strides that eager gives it. Whether it pays is measured: each distinct convolution once in either layout, kept on disk.
 """
 
@@ -71,30 +71,33 @@ _EACH = 8
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """graph: the program with its images in channels_last; None where it stays as it was. reason: in words, for the
-    report; empty where there is no convolution."""
+    """In which layout a program's convolutions run."""
 
     graph: fx.Graph | None = None
+    """The program with its images in channels_last; None where it stays as it was."""
     reason: str = ""
+    """In words, for the report; empty where there is no convolution."""
 
 
 def choose_layouts(joint: JointGraph) -> LayoutChoice:
     """The decision for all convolutions of a program together, forward and backward."""
-    found = [node for node in calls(joint.graph) if _is_candidate(node)]
-    if not found:
+    convolutions = [node for node in calls(joint.graph) if _is_candidate(node)]
+    if not convolutions:
         return LayoutChoice()
-    laid = _Rewriting(joint.graph, frozenset(joint.signature.output_indices(OutputKind.TOTAL))).run()
-    what = f"{len(found)} convolutions, forward and backward,"
-    decision = decide("layouts", _question(found), CHANNELS_LAST, partial(_timed, found, laid.copies), _prefer)
+    rewritten = _Rewriting(joint.graph, frozenset(joint.signature.output_indices(OutputKind.TOTAL))).run()
+    subject = f"{len(convolutions)} convolutions, forward and backward,"
+    decision = decide(
+        "layouts", _decision_key(convolutions), CHANNELS_LAST, partial(_timed, convolutions, rewritten.copies), _prefer
+    )
     if decision.choice == AS_GIVEN:
-        return LayoutChoice(None, f"{what} as the program has them: {_times_text(decision)}")
-    return LayoutChoice(laid.graph, f"{what} in channels_last: {_times_text(decision)}")
+        return LayoutChoice(None, f"{subject} as the program has them: {_times_text(decision)}")
+    return LayoutChoice(rewritten.graph, f"{subject} in channels_last: {_times_text(decision)}")
 
 
-def _question(found: Sequence[fx.Node]) -> str:
+def _decision_key(convolutions: Sequence[fx.Node]) -> str:
     """The same for programs of the same convolutions."""
-    texts = sorted(str(call and call.plain_text) for call in map(call_of, found))
-    return f"{len(found)} convolutions {hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:12]}"
+    texts = sorted(str(call and call.plain_text) for call in map(call_of, convolutions))
+    return f"{len(convolutions)} convolutions {hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:12]}"
 
 
 def _prefer(times: Mapping[str, Timing]) -> str:
@@ -105,9 +108,9 @@ def _prefer(times: Mapping[str, Timing]) -> str:
 def _times_text(decision: Decision) -> str:
     if not decision.times:
         return SOURCES[decision.source]
-    laid, given = (format_seconds(decision.times[name].seconds) for name in (CHANNELS_LAST, AS_GIVEN))
+    changed, unchanged = (format_seconds(decision.times[name].seconds) for name in (CHANNELS_LAST, AS_GIVEN))
     busy = f"; {SOURCES[decision.source]}" if decision.source == "busy" else ""
-    return f"{laid} with copies, as given {given}{busy}"
+    return f"{changed} with copies, as given {unchanged}{busy}"
 
 
 def _is_candidate(node: fx.Node) -> bool:
@@ -115,8 +118,8 @@ def _is_candidate(node: fx.Node) -> bool:
     if not _images(node) or node.args[_TRANSPOSED[node.target]]:
         return False
     for source in node.all_input_nodes:
-        facts = spec_of(source)
-        if facts is None or facts.symbolic is not None or facts.dtype not in _DTYPES or facts.device.type != "cpu":
+        spec = spec_of(source)
+        if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES or spec.device.type != "cpu":
             return False
     return all(len(known_spec(node.args[i]).shape) == 4 and known_spec(node.args[i]).numel for i in _images(node))
 
@@ -125,19 +128,19 @@ def _images(node: fx.Node) -> tuple[int, ...]:
     return _IMAGES.get(node.target, ())
 
 
-def _timed(found: Sequence[fx.Node], copies: Sequence[fx.Node]) -> Timed:
+def _timed(nodes: Sequence[fx.Node], copies: Sequence[fx.Node]) -> Timed:
     """All calls as they are, and with their images in channels_last and the copies that this takes. The spread is the
     largest; nothing is measured where one call is not."""
-    convolutions, moves = [_convolution_timed(node) for node in found], [_copy_timed(node) for node in copies]
-    given = [timed.times.get(AS_GIVEN, Timing(0.0)) for timed in convolutions]
-    laid = [timed.times.get(CHANNELS_LAST, Timing(0.0)) for timed in (*convolutions, *moves)]
-    sources = {timed.source for timed in (*convolutions, *moves)}
+    convolutions, copy_timings = [_convolution_timed(node) for node in nodes], [_copy_timed(node) for node in copies]
+    old_times = [timed.times.get(AS_GIVEN, Timing(0.0)) for timed in convolutions]
+    new_times = [timed.times.get(CHANNELS_LAST, Timing(0.0)) for timed in (*convolutions, *copy_timings)]
+    sources = {timed.source for timed in (*convolutions, *copy_timings)}
     if "model" in sources:
         return Timed()
     source = next(source for source in ("busy", "measured", "cache") if source in sources)
-    if not all(timed.times for timed in (*convolutions, *moves)):
+    if not all(timed.times for timed in (*convolutions, *copy_timings)):
         return Timed(source=source)
-    return Timed({AS_GIVEN: _total(given), CHANNELS_LAST: _total(laid)}, source)
+    return Timed({AS_GIVEN: _total(old_times), CHANNELS_LAST: _total(new_times)}, source)
 
 
 def _total(times: Sequence[Timing]) -> Timing:
@@ -168,8 +171,8 @@ def _copy_timed(node: fx.Node) -> Timed:
     return Timed({CHANNELS_LAST: Timing(2 * copy.seconds, copy.spread)}, timed.source)
 
 
-def _in_channels_last(facts: TensorSpec) -> TensorSpec:
-    return replace(facts, stride=_strides(facts.shape))
+def _in_channels_last(spec: TensorSpec) -> TensorSpec:
+    return replace(spec, stride=_strides(spec.shape))
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -180,16 +183,20 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @dataclass
 class _Rewriting:
-    """source -> graph, node by node. inner: results that no caller gets. new: for each node of the source; copies:
-    those that only change a layout."""
+    """Copies `source` to `graph` node by node, with images in channels_last."""
 
     source: fx.Graph
     inner: frozenset[int] = frozenset()
+    """Positions of results that no caller gets: they may have any layout."""
     graph: fx.Graph = field(default_factory=fx.Graph)
     new: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """The copy of each node of the source."""
     copies: list[fx.Node] = field(default_factory=list)
-    _as_before: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """Calls that only change a layout."""
+    _in_old_layout: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """For nodes of the source: the value copied back into the layout that it had."""
     _changed: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """For nodes of the graph: the value copied into channels_last."""
 
     def run(self) -> _Rewriting:
         for node in self.source.nodes:
@@ -210,12 +217,12 @@ class _Rewriting:
         if _is_candidate(node):
             images = _images(node)
             args = tuple(
-                self._last(arg) if i in images else _mapped(arg, self._before)  # type: ignore[arg-type]
+                self._to_channels_last(arg) if i in images else _map_nodes(arg, self._as_before)  # type: ignore[arg-type]
                 for i, arg in enumerate(node.args)
             )
             return self._emit(node, args, node.kwargs)
-        take = self.new.__getitem__ if _takes_any_layout(node) else self._before
-        args, kwargs = _mapped((node.args, dict(node.kwargs)), take)
+        take = self.new.__getitem__ if _takes_any_layout(node) else self._as_before
+        args, kwargs = _map_nodes((node.args, dict(node.kwargs)), take)
         if _is_first_mean(node) and not _alike(args[0], node.all_input_nodes[0]):
             args = (self._sample(args[0]), *args[1:])
         return self._emit(node, args, kwargs)
@@ -239,7 +246,7 @@ class _Rewriting:
         pairs = zip(new.all_input_nodes, node.all_input_nodes, strict=False)
         if len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs):
             return new
-        value = _as_images(node, new)
+        value = _pointwise_in_channels_last(node, new)
         if value is None:
             value = fake_result(new.target, new.args, dict(new.kwargs))
         new.meta.pop("aottrain_spec", None)
@@ -248,24 +255,24 @@ class _Rewriting:
 
     def _result(self, node: fx.Node) -> fx.Node:
         """What a caller gets: also in dimensions of size 1 the strides that it had."""
-        new = self._before(node)
+        new = self._as_before(node)
         before = spec_of(node)
         if before is None or new.op != "call_function" or known_spec(new).stride == before.stride:
             return new
         return self._restored(node, new)
 
-    def _before(self, node: fx.Node) -> fx.Node:
+    def _as_before(self, node: fx.Node) -> fx.Node:
         """The value in the layout that it had."""
         new = self.new[node]
         if _alike(new, node):
             return new
-        if node not in self._as_before:
-            self._as_before[node] = self._restored(node, new)
-        return self._as_before[node]
+        if node not in self._in_old_layout:
+            self._in_old_layout[node] = self._restored(node, new)
+        return self._in_old_layout[node]
 
     def _restored(self, node: fx.Node, new: fx.Node) -> fx.Node:
         if view_source(node) is not None:
-            args, kwargs = _mapped((node.args, dict(node.kwargs)), self._before)
+            args, kwargs = _map_nodes((node.args, dict(node.kwargs)), self._as_before)
             again = self.graph.create_node("call_function", node.target, args, kwargs)
             copy_meta(node, again)
             return again
@@ -278,7 +285,7 @@ class _Rewriting:
         back = [order.index(d) for d in range(len(order))]
         return moved if straight else add_call(new, aten.permute.default, (moved, back))
 
-    def _last(self, node: fx.Node) -> fx.Node:
+    def _to_channels_last(self, node: fx.Node) -> fx.Node:
         """The value in channels_last."""
         new = self.new[node]
         if _same_strides(known_spec(new), _strides(known_spec(new).shape)):
@@ -290,16 +297,16 @@ class _Rewriting:
         return self._changed[new]
 
 
-def _as_images(old: fx.Node, new: fx.Node) -> torch.Tensor | None:
+def _pointwise_in_channels_last(old: fx.Node, new: fx.Node) -> torch.Tensor | None:
     """A pointwise result of which an operand of its shape is in channels_last is so, whatever the others are. None for
     other results."""
-    facts = spec_of(old)
-    if facts is None or len(facts.shape) != 4 or not _is_pointwise(old):
+    spec = spec_of(old)
+    if spec is None or len(spec.shape) != 4 or not _is_pointwise(old):
         return None
-    strides = _strides(facts.shape)
+    strides = _strides(spec.shape)
     operands = [spec_of(source) for source in new.all_input_nodes]
-    if any(other and other.shape == facts.shape and _same_strides(other, strides) for other in operands):
-        return value_of(old).new_empty_strided(facts.shape, strides)
+    if any(other and other.shape == spec.shape and _same_strides(other, strides) for other in operands):
+        return value_of(old).new_empty_strided(spec.shape, strides)
     return None
 
 
@@ -317,30 +324,30 @@ def _takes_any_layout(node: fx.Node) -> bool:
 
 
 def _is_pointwise(node: fx.Node) -> bool:
-    asked = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and not asked
+    has_format = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and not has_format
 
 
 def _alike(new: fx.Node, old: fx.Node) -> bool:
     """Whether the values of both have the same layout."""
     a, b = spec_of(new), spec_of(old)
     if a is None or b is None:
-        return _leaves_alike(value_of(new), value_of(old))
+        return _items_alike(value_of(new), value_of(old))
     return a.shape == b.shape and _same_strides(a, b.stride)
 
 
-def _leaves_alike(a: Any, b: Any) -> bool:
+def _items_alike(a: Any, b: Any) -> bool:
     if not isinstance(a, (tuple, list)) or not isinstance(b, (tuple, list)):
         return True
     pairs = zip(a, b, strict=True)
     return all(x.stride() == y.stride() for x, y in pairs if isinstance(x, torch.Tensor) and x.numel() > 1)
 
 
-def _same_strides(facts: TensorSpec, stride: tuple[int, ...]) -> bool:
-    if math.prod(facts.shape) <= 1:
+def _same_strides(spec: TensorSpec, stride: tuple[int, ...]) -> bool:
+    if math.prod(spec.shape) <= 1:
         return True
-    return all(size == 1 or a == b for size, a, b in zip(facts.shape, facts.stride, stride, strict=True))
+    return all(size == 1 or a == b for size, a, b in zip(spec.shape, spec.stride, stride, strict=True))
 
 
-def _mapped(nest: Any, function: Callable[[fx.Node], fx.Node]) -> Any:
+def _map_nodes(nest: Any, function: Callable[[fx.Node], fx.Node]) -> Any:
     return tree_map(lambda value: function(value) if isinstance(value, fx.Node) else value, nest)

@@ -1,7 +1,7 @@
-"""A linear layer followed by cross-entropy: found in the joint graph, and computed in chunks of rows by one op.
+"""chunk_loss_heads: a linear layer followed by cross-entropy as one op, which computes it in chunks of rows.
 
-The op gives the loss and, at once, the gradients for an upstream gradient of 1; in the backward they are multiplied by
-the real one. So neither the logits nor the log-probabilities are saved, or are ever whole in memory.
+The op gives the loss, and also the gradients for an upstream gradient of 1. The backward multiplies them by the real
+one. So neither the logits nor the log-probabilities are saved, or are ever whole in memory.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ _CHUNKS = {"cpu": (8 << 20, 256), "cuda": (256 << 20, 1024)}
 
 @dataclass(frozen=True)
 class Layer:
-    """The layer's call. bias: None where it has none. transposed: whether its weight is the transpose of `weight`, as
-    where autocast casts what was transposed."""
+    """A call of a linear layer."""
 
     product: fx.Node
     hidden: fx.Node
     weight: fx.Node
     bias: fx.Node | None
     transposed: bool
+    """Whether the layer's weight is the transpose of `weight`, as where autocast casts what was transposed."""
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward makes of the logits' gradient; None where nobody asks for it. upstream: the loss's gradient."""
+    """What the backward makes of the logits' gradient; None where nobody asks for it."""
 
     upstream: fx.Node
+    """The gradient of the loss."""
     hidden: fx.Node | None = None
     weight: fx.Node | None = None
     bias: fx.Node | None = None
@@ -60,28 +61,30 @@ class Gradients:
 
 @dataclass(frozen=True)
 class LossHead:
-    """One cross-entropy of the program. reason: why it stays whole; "" where it is computed in chunks of `chunk` rows.
-
-    gradients: None where the loss is not differentiated. softmax_dtype: what log-probabilities are rounded to.
-    """
+    """One cross-entropy of the program."""
 
     loss: fx.Node
     reason: str = ""
+    """Why it stays whole; "" where it is computed in chunks."""
     layer: Layer | None = None
+    """None where it stays whole."""
     gradients: Gradients | None = None
+    """None where the loss is not differentiated."""
     chunk: int = 0
+    """Rows of a chunk."""
     softmax_dtype: torch.dtype = torch.float32
+    """What log-probabilities are rounded to."""
 
     def __str__(self) -> str:
-        place = ", ".join(part for part in (module_of(self.loss), source_of(self.loss)) if part)
-        where = f"cross-entropy{f' ({place})' if place else ''}"
+        location = ", ".join(part for part in (module_of(self.loss), source_of(self.loss)) if part)
+        title = f"cross-entropy{f' ({location})' if location else ''}"
         if self.layer is None:
-            return f"{where}: whole: {self.reason}"
+            return f"{title}: whole: {self.reason}"
         logits = known_spec(self.layer.product)
         rows, classes = logits.shape
         small = self.chunk * classes * logits.dtype.itemsize
         return (
-            f"{where}: in {-(-rows // self.chunk)} chunks of {self.chunk} of {rows} rows: "
+            f"{title}: in {-(-rows // self.chunk)} chunks of {self.chunk} of {rows} rows: "
             f"{format_bytes(small)} of logits at a time instead of {format_bytes(logits.nbytes)}"
         )
 
@@ -122,8 +125,8 @@ def _examine(loss: fx.Node, rows: int | None) -> LossHead:
         _check_types(layer, gradients)
         chunk = _rows_of_chunk(layer, gradients, rows)
         return LossHead(loss, "", layer, gradients, chunk, known_spec(log_softmax).dtype)
-    except _Unfit as found:
-        return LossHead(loss, str(found))
+    except _Unfit as refusal:
+        return LossHead(loss, str(refusal))
 
 
 def _log_softmax(loss: fx.Node) -> fx.Node:
@@ -189,7 +192,7 @@ def _gradients(loss: fx.Node, log_softmax: fx.Node, layer: Layer) -> Gradients |
 
 def _readers(gradient: fx.Node, layer: Layer, upstream: fx.Node) -> Gradients:
     """The three results that the gradient of the logits may be read for, and nothing else."""
-    found: dict[str, fx.Node] = {}
+    readers: dict[str, fx.Node] = {}
     for user in gradient.users:
         kind, node = "", user
         if user.target is aten.mm.default and user.args[0] is gradient and _is_weight(user.args[1], layer):
@@ -200,9 +203,9 @@ def _readers(gradient: fx.Node, layer: Layer, upstream: fx.Node) -> Gradients:
                 kind = "weight"
         elif user.target is aten.sum.dim_IntList and user.args[1:] == ([0], True) and not user.kwargs:
             kind = "bias" if layer.bias is not None else ""
-        _require(kind and kind not in found, f"the gradient of its logits is also read by {_name(user)}")
-        found[kind] = node
-    return Gradients(upstream, **found)
+        _require(kind and kind not in readers, f"the gradient of its logits is also read by {_name(user)}")
+        readers[kind] = node
+    return Gradients(upstream, **readers)
 
 
 def _check_alone(loss: fx.Node, log_softmax: fx.Node, chain: list[fx.Node]) -> None:
@@ -213,9 +216,9 @@ def _check_alone(loss: fx.Node, log_softmax: fx.Node, chain: list[fx.Node]) -> N
     # The gradient of a log-softmax reads its result, and so does that of the loss where it is not cast in between.
     readers = {loss, *(user for user in log_softmax.users if user.target is aten._log_softmax_backward_data.default)}
     for node in chain if scores is log_softmax else [scores, *chain]:
-        what = "log-probabilities" if node in (scores, log_softmax) else "logits"
+        kind = "log-probabilities" if node in (scores, log_softmax) else "logits"
         others = [user for user in node.users if user not in readers and user.target is not backward.get(node)]
-        _require(not others, f"its {what} are also read by {_name(others[0])}" if others else "")
+        _require(not others, f"its {kind} are also read by {_name(others[0])}" if others else "")
         _require(not marks_of(node), "it is inside torch.utils.checkpoint")
         softmaxes = readers.difference({loss}) if node is scores and scores is not log_softmax else set()
         readers = {node, *softmaxes}
@@ -229,12 +232,12 @@ def _check_types(layer: Layer, gradients: Gradients | None) -> None:
     _require(not scaled, "gradients in float16 need the upstream gradient before they are rounded")
 
 
-def _rows_of_chunk(layer: Layer, gradients: Gradients | None, wanted: int | None) -> int:
+def _rows_of_chunk(layer: Layer, gradients: Gradients | None, rows_asked: int | None) -> int:
     """Rows at a time; refuses where the logits are hardly larger than a chunk, or than what is kept in their place."""
     logits, width = known_spec(layer.product), known_spec(layer.hidden).shape[1]
     rows, classes = logits.shape
-    if wanted is not None:
-        return wanted
+    if rows_asked is not None:
+        return rows_asked
     _require(logits.device.type in _CHUNKS, f"no size of chunk is known for {logits.device.type}")
     num_bytes, fewest = _CHUNKS[logits.device.type]
     most = max(num_bytes // (max(classes, 1) * logits.dtype.itemsize), fewest)
@@ -250,14 +253,14 @@ def _rows_of_chunk(layer: Layer, gradients: Gradients | None, wanted: int | None
 def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, fx.Node]) -> None:
     gradients = head.gradients
     loss = new[head.loss]
-    wanted = [False] * 3 if gradients is None else [node is not None for node in gradients.nodes]
+    has_gradient = [False] * 3 if gradients is None else [node is not None for node in gradients.nodes]
     dtype = known_spec(new[head.loss.args[0]]).dtype  # type: ignore[index]
     hidden, weight, bias = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
     with graph.inserting_before(loss):
         if layer.transposed:
             weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
         types = head.softmax_dtype, dtype
-        rule = (*types, head.chunk, wanted, _by_onednn(known_spec(hidden)))
+        rule = (*types, head.chunk, has_gradient, _by_onednn(known_spec(hidden)))
         arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *rule)
         op = torch.ops.aottrain.linear_cross_entropy.default
         fused = add_call(new[layer.product], op, arguments, "loss_head")

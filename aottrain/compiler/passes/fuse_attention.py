@@ -1,8 +1,8 @@
 """fuse_attention: attention that a program wrote out, or that ATen writes out where it has dropout, as one op.
 
 As products, softmax and dropout the scores of all heads are in memory, and as much again is kept for the backward. One
-op (`ops.attention.written_attention`) has a block of scores at a time, and computes it again in the backward. What
-is known is the form softmax(scale * query key^T, plus or filled by a mask) value, in float32 on a CPU, where values are
+op (`ops.attention.written_attention`) has a block of scores at a time, and computes it again in the backward. The form
+that is matched is softmax(scale * query key^T, plus or filled by a mask) value, in float32 on a CPU, where values are
 as wide as keys.
 """
 
@@ -53,32 +53,37 @@ def fuse_attention(joint: JointGraph) -> JointGraph:
 
 @dataclass(frozen=True)
 class _Backward:
-    """softmax: the gradient of its input; gradient: that of the result. products: each, start: the first of them in the
-    program. query, key, value: the products that are their gradients, where they are wanted."""
+    """The backward of attention that is written out."""
 
     softmax: fx.Node
-    gradient: fx.Node
+    """The gradient of the softmax's input."""
+    gradient: fx.Node  # of the result
     start: fx.Node
+    """The first of the products in the program."""
     products: tuple[fx.Node, ...]
     query: fx.Node | None
+    """The product that is the query's gradient, where it is asked for; so are `key` and `value`."""
     key: fx.Node | None
     value: fx.Node | None
 
 
 @dataclass(frozen=True)
 class _Written:
-    """softmax: of `scores`, a product, after what `rule` does to it; result: the product of the weights.
+    """Attention that is written out.
 
-    rule: arguments of `written_attention` by name. Of the products' operands, (batches, queries, width) is the query,
-    (batches, width, keys) the key, (batches, keys, width) the value; batches are those of batch and head.
+    Of the products' operands, (batches, queries, width) is the query, (batches, width, keys) the key, (batches, keys,
+    width) the value; batches are those of batch and head.
     """
 
     softmax: fx.Node
     scores: fx.Node
+    """The product of query and key, which is scaled and masked as `rule` says before the softmax."""
     result: fx.Node
+    """The product of weights and value."""
     mask: fx.Node | None
     state: fx.Node | None
     rule: dict[str, Any]
+    """Arguments of `written_attention` by name."""
     backward: _Backward | None
 
 
@@ -101,24 +106,24 @@ def _match(node: fx.Node) -> _Written | None:
 
 
 def _written(softmax: fx.Node) -> _Written:
-    facts, dim = _spec(softmax), softmax.args[1]
-    rank = len(facts.shape)
-    _require(facts.dtype is torch.float32 and facts.device.type == "cpu" and facts.numel and rank in (3, 4))
+    spec, dim = _spec(softmax), softmax.args[1]
+    rank = len(spec.shape)
+    _require(spec.dtype is torch.float32 and spec.device.type == "cpu" and spec.numel and rank in (3, 4))
     _require(dim in (-1, rank - 1) and not softmax.kwargs and softmax.args[2:] in ((), (False,)))
     path = _Path(softmax)
     scores = path.climb()
     derived = [user for user in softmax.users if is_call(user, aten._softmax_backward_data.default)]
     _require(len(derived) <= 1 and all(user.args[1] is softmax for user in derived))
     drop, weights = _dropped(softmax, derived)
-    weights, turned = _weights(weights, derived)
-    result = _only_user(weights, turned, aten.bmm.default)
+    weights, transposed = _weights(weights, derived)
+    result = _only_user(weights, transposed, aten.bmm.default)
     _require(result.args[0] is weights and not any(map(marks_of, (softmax, scores, result))))
-    _require(_is_of_heads(facts.shape, scores, weights, result))
+    _require(_is_of_heads(spec.shape, scores, weights, result))
     rule = {"scale": path.scale, "fill": path.fill, "safe": softmax.target is aten._safe_softmax.default}
     rule |= {"draw": 0, "keep": 1.0} if drop is None else {"draw": drop.draw, "keep": drop.keep}
     factor, state = (None, None) if drop is None else (drop.factor, drop.state)
-    backward = _backward(derived[0], (scores, result), path, factor, turned) if derived else None
-    _require(backward is not None or turned is None)
+    backward = _backward(derived[0], (scores, result), path, factor, transposed) if derived else None
+    _require(backward is not None or transposed is None)
     return _Written(softmax, scores, result, path.mask, state, rule, backward)
 
 
@@ -127,13 +132,13 @@ def _is_of_heads(shape: tuple[int, ...], scores: fx.Node, weights: fx.Node, resu
     otherwise and no mask repeats them; and values are as wide as keys."""
     *batches, queries, keys = shape
     count, width = math.prod(batches), _spec(scores.args[0]).shape[2]
-    wanted = (count, queries, keys), (count, queries, keys), (count, queries, width)
-    return width > 0 and tuple(_spec(node).shape for node in (scores, weights, result)) == wanted
+    expected = (count, queries, keys), (count, queries, keys), (count, queries, width)
+    return width > 0 and tuple(_spec(node).shape for node in (scores, weights, result)) == expected
 
 
 @dataclass
 class _Path:
-    """What is between a product and its softmax. steps: the scalings, the last first."""
+    """What is between a product and its softmax."""
 
     softmax: fx.Node
     scale: float = 1.0
@@ -141,6 +146,7 @@ class _Path:
     fill: float = 0.0
     filled: bool = False
     steps: list[tuple[Any, float]] = field(default_factory=list)
+    """The scalings, each an op and its number, the last first."""
 
     def climb(self) -> fx.Node:
         """The product. Each value on the way is read once; what is updated in place is viewed in between."""
@@ -180,9 +186,10 @@ def _leads_to_product(node: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Drop:
-    """factor: what each weight is multiplied by: 0, or 1 / keep where its number is below keep."""
+    """The dropout of a softmax."""
 
     factor: fx.Node
+    """What each weight is multiplied by: 0, or 1 / keep where its random number is below keep."""
     state: fx.Node
     draw: int
     keep: float
@@ -214,9 +221,9 @@ def _weights(node: fx.Node, derived: Sequence[fx.Node]) -> tuple[fx.Node, fx.Nod
         if len(users) != 1 or not is_call(users[0], *_VIEWS):
             break
         node = users[0]
-    turned = [user for user in users if is_call(user, aten.transpose.int) and _swaps(user, 1, 2)]
-    _require(len(_spec(node).shape) == 3 and len(users) == 1 + len(turned) <= 2)
-    return node, turned[0] if turned else None
+    transposed = [user for user in users if is_call(user, aten.transpose.int) and _swaps(user, 1, 2)]
+    _require(len(_spec(node).shape) == 3 and len(users) == 1 + len(transposed) <= 2)
+    return node, transposed[0] if transposed else None
 
 
 def _only_user(node: fx.Node, beside: fx.Node | None, *targets: Any) -> fx.Node:
@@ -232,9 +239,9 @@ def _backward(
     forward: tuple[fx.Node, fx.Node],
     path: _Path,
     factor: fx.Node | None,
-    turned: fx.Node | None,
+    transposed: fx.Node | None,
 ) -> _Backward:
-    """derived: the gradient of the softmax's input; forward: the products; turned: the weights, transposed."""
+    """derived: the gradient of the softmax's input; forward: the products; transposed: the weights, transposed."""
     (query, key), (_, value) = map(_arguments, forward)
     node: Any = derived.args[0]
     if factor is not None:
@@ -246,9 +253,9 @@ def _backward(
     gradient, other = _arguments(weights)
     _require(_is_transpose(other, value) and isinstance(gradient, fx.Node))
     of_value = None
-    if turned is not None:
-        of_value = _only_user(turned, None, aten.bmm.default)
-        _require(of_value.args[0] is turned and of_value.args[1] is gradient)
+    if transposed is not None:
+        of_value = _only_user(transposed, None, aten.bmm.default)
+        _require(of_value.args[0] is transposed and of_value.args[1] is gradient)
     node = derived
     if path.filled:
         node = _only_user(node, None, aten.masked_fill.Scalar)
@@ -281,12 +288,12 @@ def _fuse(written: _Written) -> bool:
     rest = written.mask, written.state
     with scores.graph.inserting_before(result):
         query = _heads(scores.args[0], (batch, heads, queries, width))
-        key = _heads(scores.args[1], (batch, heads, keys, width), turned=True)
+        key = _heads(scores.args[1], (batch, heads, keys, width), transposed=True)
         value = _heads(result.args[1], (batch, heads, keys, width))
         forward = add_call(result, own.written_attention.default, (query, key, value, *rest), None, **written.rule)
         mixed, sums = (add_call(result, operator.getitem, (forward, i)) for i in range(2))
-        found = {result: _laid_out(mixed, result)}
-    ours, theirs = [forward], [scores, written.softmax, result]
+        replacements = {result: _laid_out(mixed, result)}
+    fused_calls, product_calls = [forward], [scores, written.softmax, result]
     if backward is not None:
         with scores.graph.inserting_before(backward.start):
             gradient = _heads(backward.gradient, (batch, heads, queries, width))
@@ -296,57 +303,57 @@ def _fuse(written: _Written) -> bool:
             for number, old in enumerate((backward.query, backward.key, backward.value)):
                 if old is not None:
                     item = add_call(like, operator.getitem, (call, number))
-                    found[old] = _laid_out(item, old, turned=number == 1)
-        ours.append(call)
-        theirs += [*backward.products, backward.softmax]
-    if None in found.values() or not _is_faster(ours, theirs):
+                    replacements[old] = _laid_out(item, old, transposed=number == 1)
+        fused_calls.append(call)
+        product_calls += [*backward.products, backward.softmax]
+    if None in replacements.values() or not _is_faster(fused_calls, product_calls):
         return False  # nothing reads the new calls
-    for old, new in found.items():
+    for old, new in replacements.items():
         assert new is not None
         old.replace_all_uses_with(new)
     return True
 
 
-def _heads(node: Any, shape: tuple[int, ...], turned: bool = False) -> fx.Node:
+def _heads(node: Any, shape: tuple[int, ...], transposed: bool = False) -> fx.Node:
     """What a product reads as (batch, heads, rows, width): as it was before it was copied for the product, where its
-    rows are whole in memory. turned: the product reads (batches, width, rows)."""
-    order = (*shape[:2], shape[3], shape[2]) if turned else shape
+    rows are whole in memory. transposed: the product reads (batches, width, rows)."""
+    order = (*shape[:2], shape[3], shape[2]) if transposed else shape
     best, up = None, node
     while True:
-        facts = _spec(up)
-        if facts.numel != _spec(node).numel:
+        spec = _spec(up)
+        if spec.numel != _spec(node).numel:
             break
-        if facts.shape == order and facts.stride[2 if turned else 3] == 1:
+        if spec.shape == order and spec.stride[2 if transposed else 3] == 1:
             best = up
         if not is_call(up, *_VIEWS, aten.clone.default):
             break
         up = up.args[0]
     if best is None:
         best = add_call(node, aten.view.default, (node, list(order)))
-    if not turned:
+    if not transposed:
         return best
     if is_call(best, aten.transpose.int) and _swaps(best, 2, 3):
         return _arguments(best)[0]
     return add_call(best, aten.transpose.int, (best, 2, 3))
 
 
-def _laid_out(value: fx.Node, old: fx.Node, turned: bool = False) -> fx.Node | None:
+def _laid_out(value: fx.Node, old: fx.Node, transposed: bool = False) -> fx.Node | None:
     """(batch, heads, rows, width) as the product `old` gave it."""
     batch, heads, rows, width = _spec(value).shape
     flat = add_call(value, aten.view.default, (value, [batch * heads, rows, width]))
-    if turned:
+    if transposed:
         flat = add_call(value, aten.transpose.int, (flat, 1, 2))
     return laid_out_as(flat, old)
 
 
-def _is_faster(ours: Sequence[fx.Node], theirs: Sequence[fx.Node]) -> bool:
+def _is_faster(fused_nodes: Sequence[fx.Node], product_nodes: Sequence[fx.Node]) -> bool:
     """Than the products and the softmax. What mask and dropout take on either side is left out, but for our mask."""
-    own_calls = [_without_dropout(call) for call in map(call_of, ours) if call is not None]
-    their_calls = [call for call in map(call_of, theirs) if call is not None]
-    names = [call.plain_text for call in own_calls]
-    if None in names or len(own_calls) + len(their_calls) < len(ours) + len(theirs):
+    fused_calls = [_without_dropout(call) for call in map(call_of, fused_nodes) if call is not None]
+    product_calls = [call for call in map(call_of, product_nodes) if call is not None]
+    names = [call.plain_text for call in fused_calls]
+    if None in names or len(fused_calls) + len(product_calls) < len(fused_nodes) + len(product_nodes):
         return False
-    measure = partial(_timed, {ONE_OP: own_calls, PRODUCTS: their_calls})
+    measure = partial(_timed, {ONE_OP: fused_calls, PRODUCTS: product_calls})
     return decide("written attention", " and ".join(map(str, names)), PRODUCTS, measure, _prefer).choice == ONE_OP
 
 
@@ -354,13 +361,13 @@ def _prefer(times: Mapping[str, Timing]) -> str:
     return ONE_OP if times[PRODUCTS].seconds > times[ONE_OP].seconds else PRODUCTS
 
 
-def _timed(ways: Mapping[str, Sequence[OpCall]]) -> Timed:
-    """Of two ways that each are several calls, the sums; all calls take turns."""
-    numbered = {f"{way} {i}": call for way, together in ways.items() for i, call in enumerate(together)}
+def _timed(choices: Mapping[str, Sequence[OpCall]]) -> Timed:
+    """The sum of each choice's calls; all calls take turns."""
+    numbered = {f"{name} {i}": call for name, calls_of in choices.items() for i, call in enumerate(calls_of)}
     timed = calls_timed(numbered)
-    times = {way: [timed.times[f"{way} {i}"] for i in range(len(ways[way]))] for way in ways if timed.times}
-    spreads = {way: max(time.spread for time in found) for way, found in times.items()}
-    sums = {way: Timing(sum(time.seconds for time in found), spreads[way]) for way, found in times.items()}
+    times = {name: [timed.times[f"{name} {i}"] for i in range(len(choices[name]))] for name in choices if timed.times}
+    spreads = {name: max(time.spread for time in timings) for name, timings in times.items()}
+    sums = {name: Timing(sum(time.seconds for time in timings), spreads[name]) for name, timings in times.items()}
     return Timed(sums, timed.source)
 
 
@@ -387,7 +394,7 @@ def _swaps(node: fx.Node, first: int, second: int) -> bool:
 
 
 def _spec(node: Any) -> TensorSpec:
-    facts = spec_of(node) if isinstance(node, fx.Node) else None
-    _require(facts is not None and facts.symbolic is None)
-    assert facts is not None
-    return facts
+    spec = spec_of(node) if isinstance(node, fx.Node) else None
+    _require(spec is not None and spec.symbolic is None)
+    assert spec is not None
+    return spec

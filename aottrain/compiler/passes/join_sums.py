@@ -1,8 +1,8 @@
-"""join_sums: what autograd adds up term by term, made at once.
+"""join_sums: a sum that autograd adds up term by term becomes one concatenation or one product.
 
-Code that takes its steps one after the other (x[:, t] in a loop, one weight for all steps) has as the gradient of x a
-sum of one term for each step, each as large as x and zero but for its part; and as the gradient of the weight a sum of
-products, each over the few rows of one step. Their traffic grows with steps times the size of what is added up.
+Some code takes its steps one after the other: x[:, t] in a loop, with one weight for all steps. The gradient of x is
+then a sum of one term for each step, each as large as x and zero but for its part. The gradient of the weight is a sum
+of products, each over the few rows of one step. The memory traffic is the number of steps times the size of a term.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ def _terms(node: fx.Node) -> list[fx.Node]:
     """What a chain of additions that ends here adds up, where some of it may be joined."""
     if not _is_sum(node) or any(_continues(user, node) for user in node.users):
         return []
-    found: list[fx.Node] = []
+    terms: list[fx.Node] = []
     stack = [node]
     while stack:
         term = stack.pop()
         if term is node or (_is_sum(term) and len(term.users) == 1 and _alike(term, node)):
             stack += [source for source in reversed(term.args) if isinstance(source, fx.Node)]
         else:
-            found.append(term)
-    candidates = [term for term in found if _part(term) is not None or _product(term) is not None]
-    return found if len(candidates) >= _FEWEST else []
+            terms.append(term)
+    candidates = [term for term in terms if _part(term) is not None or _product(term) is not None]
+    return terms if len(candidates) >= _FEWEST else []
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -90,19 +90,19 @@ def _alike(a: fx.Node, b: fx.Node) -> bool:
 
 def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
     """Terms that nothing else reads are replaced; the others are added to them in the order that they had."""
-    known = [part for term in terms if len(term.users) == 1 and (part := _part(term)) is not None]
+    parts_of_tensors = [part for term in terms if len(term.users) == 1 and (part := _part(term)) is not None]
     products = {term: product for term in terms if (product := _product(term)) is not None}
     with root.graph.inserting_before(root):
         joined: dict[fx.Node, fx.Node] = {}
-        for dim in sorted({part.dim for part in known}):
-            parts = _disjoint([part for part in known if part.dim == dim])
+        for dim in sorted({part.dim for part in parts_of_tensors}):
+            parts = _disjoint([part for part in parts_of_tensors if part.dim == dim])
             if len(parts) >= _FEWEST:
                 joined |= dict.fromkeys((part.term for part in parts), _concatenated(root, parts))
-        for way in (False, True):
-            same = {term: product for term, (product, turned) in products.items() if turned is way}
+        for transposed in (False, True):
+            same = {term: product for term, (product, is_transpose) in products.items() if is_transpose is transposed}
             if len(same) >= _FEWEST and _pays(list(same.values())):
                 whole = _multiplied(list(same.values()))
-                joined |= dict.fromkeys(same, add_call(root, aten.t.default, (whole,)) if way else whole)
+                joined |= dict.fromkeys(same, add_call(root, aten.t.default, (whole,)) if transposed else whole)
         if not joined:
             return
         left = list(dict.fromkeys(joined.get(term, term) for term in terms))
@@ -117,11 +117,11 @@ def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
 
 def _product(term: fx.Node) -> tuple[fx.Node, bool] | None:
     """The matrix product that a term is, and whether it is its transpose."""
-    turned = False
+    transposed = False
     while term.target is aten.t.default and len(term.users) == 1:
-        term, turned = term.all_input_nodes[0], not turned
-    known = term.target is aten.mm.default and len(term.users) == 1 and not term.kwargs and not marks_of(term)
-    return (term, turned) if known else None
+        term, transposed = term.all_input_nodes[0], not transposed
+    is_product = term.target is aten.mm.default and len(term.users) == 1 and not term.kwargs and not marks_of(term)
+    return (term, transposed) if is_product else None
 
 
 def _part(term: fx.Node) -> _Part | None:
@@ -131,7 +131,7 @@ def _part(term: fx.Node) -> _Part | None:
     gradient, sizes, dim, start, *rest = arguments
     if not all(isinstance(value, int) for value in (dim, start, *rest)):
         return None
-    given = known_spec(gradient)
+    gradient_spec = known_spec(gradient)
     dim = dim % len(sizes)
     size = sizes[dim]
     begin = min(max(start + size if start < 0 else start, 0), size)
@@ -139,16 +139,16 @@ def _part(term: fx.Node) -> _Part | None:
         return _Part(term, gradient, dim, begin, begin + 1)
     if rest[1] != 1:
         return None
-    return _Part(term, gradient, dim, begin, begin + given.shape[dim])
+    return _Part(term, gradient, dim, begin, begin + gradient_spec.shape[dim])
 
 
 def _disjoint(parts: Sequence[_Part]) -> list[_Part]:
     """In order of their places, without those that overlap one before."""
-    found: list[_Part] = []
+    disjoint: list[_Part] = []
     for part in sorted(parts, key=lambda part: (part.start, part.end)):
-        if part.end > part.start and (not found or part.start >= found[-1].end):
-            found.append(part)
-    return found
+        if part.end > part.start and (not disjoint or part.start >= disjoint[-1].end):
+            disjoint.append(part)
+    return disjoint
 
 
 def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:

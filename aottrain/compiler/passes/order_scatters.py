@@ -29,41 +29,41 @@ def order_scatters(joint: JointGraph) -> JointGraph:
     """The same program with index_add for index_put, where one dimension is indexed by integers, and for the sum of a
     gradient of embeddings and another one, which rounds otherwise than eager does. The graph itself where there is
     none."""
-    if not any(_is_known(node) or _looked_up(node) for node in calls(joint.graph)):
+    if not any(_is_row_scatter(node) or _embedding_term(node) for node in calls(joint.graph)):
         return joint
     graph = copy_graph(joint.graph)
     for node in list(calls(graph)):
-        if _is_known(node):
+        if _is_row_scatter(node):
             _replace(node)
-        elif term := _looked_up(node):
+        elif term := _embedding_term(node):
             _add_rows(node, term)
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
 
 
-def _is_known(node: fx.Node) -> bool:
+def _is_row_scatter(node: fx.Node) -> bool:
     if node.target is not aten.index_put.default or node.kwargs or len(node.args) < 4 or not node.args[3]:
         return False
-    into, given, values, _ = _arguments(node)
-    indices = [(dim, index) for dim, index in enumerate(given) if index is not None]
-    facts, added, own = spec_of(into), spec_of(values), spec_of(node)
-    if marks_of(node) or len(indices) != 1 or facts is None or added is None or own is None:
+    into, index_args, values, _ = _arguments(node)
+    indices = [(dim, index) for dim, index in enumerate(index_args) if index is not None]
+    target, added, own = spec_of(into), spec_of(values), spec_of(node)
+    if marks_of(node) or len(indices) != 1 or target is None or added is None or own is None:
         return False
     dim, index = indices[0]
-    places = spec_of(index)
-    if places is None or places.dtype not in (torch.int64, torch.int32) or facts.device.type != "cpu":
+    index_spec = spec_of(index)
+    if index_spec is None or index_spec.dtype not in (torch.int64, torch.int32) or target.device.type != "cpu":
         return False
-    if any(known.symbolic is not None for known in (facts, added, places)) or added.dtype is not facts.dtype:
+    if any(spec.symbolic is not None for spec in (target, added, index_spec)) or added.dtype is not target.dtype:
         return False
-    whole = (*facts.shape[:dim], *places.shape, *facts.shape[dim + 1 :])
-    return added.shape == whole and math.prod(whole) >= _MANY and own.stride == _dense(facts.shape)
+    whole = (*target.shape[:dim], *index_spec.shape, *target.shape[dim + 1 :])
+    return added.shape == whole and math.prod(whole) >= _MANY and own.stride == _dense(target.shape)
 
 
 def _replace(node: fx.Node) -> None:
-    into, given, values, _ = _arguments(node)
-    dim = next(d for d, index in enumerate(given) if index is not None)
-    index, size = given[dim], value_of(into).shape[dim]
+    into, index_args, values, _ = _arguments(node)
+    dim = next(d for d, index in enumerate(index_args) if index is not None)
+    index, size = index_args[dim], value_of(into).shape[dim]
     with node.graph.inserting_before(node):
         count = value_of(index).numel()
         index = _viewed(index, (count,))
@@ -76,18 +76,18 @@ def _replace(node: fx.Node) -> None:
         node.replace_all_uses_with(total)
 
 
-def _looked_up(node: fx.Node) -> fx.Node | None:
+def _embedding_term(node: fx.Node) -> fx.Node | None:
     """Of a sum the term that is the gradient of embeddings, where adding its rows to the other term is less work: of
     two such, the later one."""
     if node.target is not aten.add.Tensor or node.kwargs or marks_of(node) or len(set(node.args)) < 2:
         return None
     own, terms = spec_of(node), [term for term in node.args if isinstance(term, fx.Node)]
-    found = [term for term in terms if _is_embedding_gradient(term)]
-    if not found or own is None or len(terms) < 2 or any(spec_of(term) != own for term in terms):
+    gradients = [term for term in terms if _is_embedding_gradient(term)]
+    if not gradients or own is None or len(terms) < 2 or any(spec_of(term) != own for term in terms):
         return None
-    later = max(found)  # nodes compare by their order
-    gradient, places = map(spec_of, _arguments(later)[:2])
-    if gradient is None or places is None or any(known.symbolic is not None for known in (own, gradient, places)):
+    later = max(gradients)  # nodes compare by their order
+    gradient, indices = map(spec_of, _arguments(later)[:2])
+    if gradient is None or indices is None or any(spec.symbolic is not None for spec in (own, gradient, indices)):
         return None
     exact = own.dtype in (torch.float32, torch.float64) and gradient.dtype is own.dtype
     plain = exact and own.device.type == "cpu" and own.stride == _dense(own.shape)
@@ -102,11 +102,11 @@ def _is_embedding_gradient(node: fx.Node) -> bool:
 
 
 def _add_rows(node: fx.Node, term: fx.Node) -> None:
-    gradient, places, _, padding, _ = _arguments(term)
+    gradient, indices, _, padding, _ = _arguments(term)
     (into,) = (source for source in node.all_input_nodes if source is not term)
-    count, width = value_of(places).numel(), value_of(node).shape[1]
+    count, width = value_of(indices).numel(), value_of(node).shape[1]
     with node.graph.inserting_before(node):
-        index, rows = _viewed(places, (count,)), _viewed(gradient, (count, width))
+        index, rows = _viewed(indices, (count,)), _viewed(gradient, (count, width))
         if padding >= 0:  # has no gradient
             unused = add_call(node, aten.unsqueeze.default, (add_call(node, aten.eq.Scalar, (index, padding)), 1))
             rows = add_call(node, aten.masked_fill.Scalar, (rows, unused, 0.0))

@@ -21,14 +21,14 @@ from aottrain.ir.tensor import TensorSpec
 
 aten = torch.ops.aten
 
-# Those that take fewer heads of keys and values than of queries, and where these two stand among their arguments.
-_PLACES: dict[Any, tuple[int, int]] = {
+# Ops that take fewer heads of keys and values than of queries, and where key and value stand among their arguments.
+_KEY_AND_VALUE: dict[Any, tuple[int, int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu.default: (1, 2),
     aten._scaled_dot_product_flash_attention.default: (1, 2),
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default: (2, 3),
     aten._scaled_dot_product_flash_attention_backward.default: (2, 3),
 }
-_BACKWARDS = tuple(target for target, places in _PLACES.items() if places == (2, 3))
+_BACKWARDS = tuple(target for target, positions in _KEY_AND_VALUE.items() if positions == (2, 3))
 _COPIES = (aten.view.default, aten._unsafe_view.default, aten.clone.default)
 
 
@@ -43,8 +43,8 @@ def share_heads(joint: JointGraph) -> JointGraph:
         if operands and node.target in _BACKWARDS:
             _share_backward(node, operands)
         elif operands:
-            for place, repeated in operands.items():
-                node.update_arg(place, _shared(node, repeated))
+            for position, repeated in operands.items():
+                node.update_arg(position, _shared(node, repeated))
     remove_dead_code(graph)
     graph.lint()
     return joint.with_graph(graph)
@@ -52,26 +52,26 @@ def share_heads(joint: JointGraph) -> JointGraph:
 
 @dataclass(frozen=True)
 class _Repeated:
-    """source: (batch, heads, keys, width), or where `turned` (batch, keys, heads, width), before each head was repeated
-    `times` times."""
+    """Keys or values of which each head is repeated."""
 
     source: fx.Node
+    """(batch, heads, keys, width), or where `transposed` (batch, keys, heads, width), before heads were repeated."""
     times: int
-    turned: bool
+    transposed: bool
 
 
 def _repeated_operands(node: fx.Node) -> dict[int, _Repeated]:
-    """By its place among the arguments what is repeated for this attention: both keys and values alike, or nothing."""
-    places = _PLACES.get(node.target, ())
-    found = {place: _repeated(node.args[place]) for place in places}
-    repeated = {place: known for place, known in found.items() if known is not None}
-    same = len({known.times for known in repeated.values()}) == 1
-    return repeated if same and len(repeated) == len(places) and not marks_of(node) else {}
+    """What is repeated for this attention, by its position among the arguments: keys and values alike, or nothing."""
+    positions = _KEY_AND_VALUE.get(node.target, ())
+    operands = {position: _repeated(node.args[position]) for position in positions}
+    repeated = {position: operand for position, operand in operands.items() if operand is not None}
+    same = len({operand.times for operand in repeated.values()}) == 1
+    return repeated if same and len(repeated) == len(positions) and not marks_of(node) else {}
 
 
 def _repeated(operand: Any) -> _Repeated | None:
-    turned = is_call(operand, aten.transpose.int) and set(operand.args[1:]) in ({1, 2}, {-3, -2})
-    node = operand.args[0] if turned else operand
+    transposed = is_call(operand, aten.transpose.int) and set(operand.args[1:]) in ({1, 2}, {-3, -2})
+    node = operand.args[0] if transposed else operand
     whole = _spec(node)
     if not is_call(node, *_COPIES) or whole is None or len(whole.shape) != 4:
         return None
@@ -79,20 +79,20 @@ def _repeated(operand: Any) -> _Repeated | None:
         node = node.args[0]
     if not is_call(node, aten.expand.default) or not is_call(node.args[0], aten.unsqueeze.default):
         return None
-    source, dim = node.args[0].args[0], 3 if turned else 2
-    facts, wide = _spec(source), _spec(node)
-    if facts is None or wide is None or facts.stride[-1] != 1 or len(facts.shape) != 4:
+    source, dim = node.args[0].args[0], 3 if transposed else 2
+    spec, wide = _spec(source), _spec(node)
+    if spec is None or wide is None or spec.stride[-1] != 1 or len(spec.shape) != 4:
         return None
     times = wide.shape[dim] if len(wide.shape) == 5 else 1
-    one_by_one = (*facts.shape[:dim], times, *facts.shape[dim:])
-    together = (*facts.shape[: dim - 1], facts.shape[dim - 1] * times, *facts.shape[dim:])
+    one_by_one = (*spec.shape[:dim], times, *spec.shape[dim:])
+    together = (*spec.shape[: dim - 1], spec.shape[dim - 1] * times, *spec.shape[dim:])
     if times < 2 or wide.shape != one_by_one or whole.shape != together or wide.stride[dim] != 0:
         return None
-    return _Repeated(source, times, bool(turned))
+    return _Repeated(source, times, bool(transposed))
 
 
 def _shared(node: fx.Node, repeated: _Repeated) -> fx.Node:
-    if not repeated.turned:
+    if not repeated.transposed:
         return repeated.source
     with node.graph.inserting_before(node):
         return add_call(node, aten.transpose.int, (repeated.source, 1, 2))
@@ -106,21 +106,21 @@ def _share_backward(node: fx.Node, operands: dict[int, _Repeated]) -> None:
     if len(items) != len(node.users) or None in ends.values():
         return
     arguments, named = list(node.args), dict(node.kwargs)
-    for place, known in operands.items():
-        arguments[place] = _shared(node, known)
+    for position, operand in operands.items():
+        arguments[position] = _shared(node, operand)
     with node.graph.inserting_before(node):
         new = add_call(node, node.target, tuple(arguments), None, **named)
-        found: dict[fx.Node, fx.Node] = {}
+        replacements: dict[fx.Node, fx.Node] = {}
         for number, end in ends.items():
             gradient = add_call(node, operator.getitem, (new, number))
-            if number in repeated and repeated[number].turned:
+            if number in repeated and repeated[number].transposed:
                 gradient = add_call(node, aten.transpose.int, (gradient, 1, 2))
             assert end is not None
             laid_out = laid_out_as(gradient, end)
             if laid_out is None:
                 return
-            found[end] = laid_out
-    for end, gradient in found.items():
+            replacements[end] = laid_out
+    for end, gradient in replacements.items():
         end.replace_all_uses_with(gradient)
 
 
@@ -129,18 +129,18 @@ def _summed(item: fx.Node, repeated: _Repeated | None) -> fx.Node | None:
     is anything else. Of others the gradient itself."""
     if repeated is None:
         return item
-    node, dim = item, 3 if repeated.turned else 2
-    if repeated.turned:
+    node, dim = item, 3 if repeated.transposed else 2
+    if repeated.transposed:
         node = _only_user(node, aten.transpose.int) or node
         if node is item or set(node.args[1:]) not in ({1, 2}, {-3, -2}):
             return None
     while (after := _only_user(node, *_COPIES)) is not None:
         node = after
-    facts, source = _spec(node), _spec(repeated.source)
+    spec, source = _spec(node), _spec(repeated.source)
     total = _only_user(node, aten.sum.dim_IntList)
-    if total is None or facts is None or source is None:
+    if total is None or spec is None or source is None:
         return None
-    if facts.shape != (*source.shape[:dim], repeated.times, *source.shape[dim:]) or total.kwargs:
+    if spec.shape != (*source.shape[:dim], repeated.times, *source.shape[dim:]) or total.kwargs:
         return None
     if tuple(total.args[1:]) != ([dim], True):
         return None
@@ -156,5 +156,5 @@ def _only_user(node: fx.Node, *targets: Any) -> fx.Node | None:
 
 
 def _spec(node: Any) -> TensorSpec | None:
-    found = spec_of(node) if isinstance(node, fx.Node) else None
-    return None if found is None or found.symbolic is not None else found
+    spec = spec_of(node) if isinstance(node, fx.Node) else None
+    return None if spec is None or spec.symbolic is not None else spec

@@ -1,7 +1,7 @@
-"""split_norms: batch and group normalisations as their statistics, and what is pointwise once they are known.
+"""split_norms: batch and group normalisations as two parts: their statistics, and the pointwise work that uses them.
 
-As one op, what a backward recomputes of it would pass over the data again for statistics that take a few bytes to save;
-and in channels_last those of a batch are sums over rows, which are known only when all rows are done.
+A backward that recomputed the op whole would pass over the data again for statistics that take a few bytes to save.
+And in channels_last the statistics of a batch are sums over rows, which are complete only when all rows are done.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
     tracked = isinstance(running_mean, fx.Node) and isinstance(running_var, fx.Node)
     if node.kwargs or not _is_plain(x) or not (tracked or training):
         return
-    facts, wide, count = known_spec(x), _wide(x), _count(x)
+    spec, wide, count = known_spec(x), _wide(x), _count(x)
     with graph.inserting_before(node):
         if not training:
             mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
@@ -64,12 +64,12 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
             return
         if count < 2 or value_of(node)[1].dtype is not wide:
             return
-        mean = add_call(node, aten.mean.dim, (x, channel_dims(len(facts.shape)), False), dtype=wide)
-        lost, square = _items(node, add_call(node, own.batch_spread.default, (x, mean)), 2)
+        mean = add_call(node, aten.mean.dim, (x, channel_dims(len(spec.shape)), False), dtype=wide)
+        distance_sum, square_sum = _items(node, add_call(node, own.batch_spread.default, (x, mean)), 2)
         # Without running statistics, as in instance norms, nothing reads the new ones.
         running = (running_mean, running_var) if tracked else (mean, mean)
-        known = (mean, lost, square, *running, count, momentum, eps)
-        mean, rstd, *new = _items(node, add_call(node, own.batch_statistics.default, known), 4)
+        statistics = (mean, distance_sum, square_sum, *running, count, momentum, eps)
+        mean, rstd, *new = _items(node, add_call(node, own.batch_statistics.default, statistics), 4)
         out = add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))
     _replace(node, [out, mean, rstd, *new])
 
@@ -89,8 +89,8 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
         total, product = _items(node, add_call(node, own.batch_norm_sums.default, (gradient, x, mean, rstd)), 2)
         results: list[fx.Node | None] = [None, product, total]
         if mask[0] and training:
-            known = (gradient, x, mean, rstd, weight, total, product)
-            results[0] = add_call(node, own.batch_norm_input_gradient.default, known)
+            arguments = (gradient, x, mean, rstd, weight, total, product)
+            results[0] = add_call(node, own.batch_norm_input_gradient.default, arguments)
         elif mask[0]:
             step = rstd if weight is None else add_call(node, aten.mul.Tensor, (rstd, weight))
             ones = [1] * (len(known_spec(x).shape) - 2)
@@ -106,8 +106,8 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
 
 def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
     """Of the running variance."""
-    moved = add_call(node, aten.add.Scalar, (_cast(node, variance, _wide(node.all_input_nodes[0])), eps))
-    return add_call(node, aten.rsqrt.default, (moved,))
+    shifted = add_call(node, aten.add.Scalar, (_cast(node, variance, _wide(node.all_input_nodes[0])), eps))
+    return add_call(node, aten.rsqrt.default, (shifted,))
 
 
 def _cast(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
@@ -122,8 +122,8 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
     rows = _Rows(node, batch, groups, channels, rest, _wide(x))
     with graph.inserting_before(node):
         value = rows.of(x)
-        both = add_call(node, aten.var_mean.correction, (value, [2, 3]), correction=0, keepdim=True)
-        variance, mean = _items(node, both, 2)
+        var_mean = add_call(node, aten.var_mean.correction, (value, [2, 3]), correction=0, keepdim=True)
+        variance, mean = _items(node, var_mean, 2)
         rstd = add_call(node, aten.rsqrt.default, (add_call(node, aten.add.Scalar, (variance, eps)),))
         out = rows.normal(value, mean, rstd)
         for parameter, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
@@ -144,7 +144,7 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
     with graph.inserting_before(node):
         mean, rstd = (_viewed(node, value, (batch, groups, 1, 1)) for value in (mean, rstd))
         g, normal = rows.of(gradient), rows.normal(rows.of(x), mean, rstd)
-        known = g, rows.of(x), mean, rstd
+        arguments = g, rows.of(x), mean, rstd
         product = add_call(node, aten.mul.Tensor, (g, normal))
         results: list[fx.Node | None] = [None] * 3
         if mask[0]:
@@ -154,11 +154,11 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
                 add_call(node, aten.div.Scalar, (add_call(node, aten.sum.dim_IntList, (value, [2, 3], True)), count))
                 for value in (g, product)
             )
-            off = add_call(node, aten.sub.Tensor, (g, first))
-            off = add_call(node, aten.sub.Tensor, (off, add_call(node, aten.mul.Tensor, (normal, second))))
-            results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (off, rstd)), known_spec(x).shape)
+            centered = add_call(node, aten.sub.Tensor, (g, first))
+            centered = add_call(node, aten.sub.Tensor, (centered, add_call(node, aten.mul.Tensor, (normal, second))))
+            results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (centered, rstd)), known_spec(x).shape)
         # Last: what is pointwise belongs to the rows above.
-        total, scaled = _items(node, add_call(node, own.group_norm_sums.default, known), 2)
+        total, scaled = _items(node, add_call(node, own.group_norm_sums.default, arguments), 2)
         results[1:] = (_viewed(node, value, (channels,)) for value in (scaled, total))
         for i, example in enumerate(value_of(node)):
             result = results[i]
@@ -209,8 +209,8 @@ def _arguments(node: fx.Node) -> tuple[Any, ...]:
 
 def _is_plain(node: Any) -> bool:
     """A tensor of fixed size with channels."""
-    facts = spec_of(node) if isinstance(node, fx.Node) else None
-    return facts is not None and facts.symbolic is None and len(facts.shape) > 1 and facts.numel > 0
+    spec = spec_of(node) if isinstance(node, fx.Node) else None
+    return spec is not None and spec.symbolic is None and len(spec.shape) > 1 and spec.numel > 0
 
 
 def _wide(node: Any) -> torch.dtype:
@@ -228,14 +228,14 @@ def _items(like: fx.Node, node: fx.Node, count: int) -> list[fx.Node]:
 
 def _replace(node: fx.Node, results: list[Any]) -> None:
     """Its results by these, where all of them can lie in memory as those did."""
-    found: dict[fx.Node, fx.Node] = {}
+    replacements: dict[fx.Node, fx.Node] = {}
     with node.graph.inserting_before(node):
         for user in node.users:
-            place: Any = user.args[1]
-            if user.target is operator.getitem and place < len(results) and results[place] is not None:
-                laid_out = laid_out_as(results[place], user)
+            position: Any = user.args[1]
+            if user.target is operator.getitem and position < len(results) and results[position] is not None:
+                laid_out = laid_out_as(results[position], user)
                 if laid_out is None:
                     return
-                found[user] = laid_out
-    for user, result in found.items():
+                replacements[user] = laid_out
+    for user, result in replacements.items():
         user.replace_all_uses_with(result)

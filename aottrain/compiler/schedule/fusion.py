@@ -1,7 +1,7 @@
 """fuse: which calls of a graph become one kernel, and why the others do not.
 
 One pass in program order. A call joins the group of one of its producers (the latest first), or a group that reads what
-it reads, if it fits into that group's loop nest and no path leads from the group through other work back to the call.
+it reads. It has to fit into that group's loop nest, and no path may lead from the group through other work to the call.
 A group that frees memory does not wait for a call that comes much later.
 """
 
@@ -18,65 +18,69 @@ from aottrain.compiler.schedule.groups import Group, Placement, join, place, pre
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
-# How many of the latest groups that read the same buffer are asked.
+# How many of the latest groups that read the same buffer are tried.
 _MOST_SIBLINGS = 3
-# A group that would free so many bytes does not wait for a call that needs what so many calls of libraries later makes:
-# of the gradients of a weight that is used in several places all would be held until the last one is there.
+# A group that would free so many bytes does not wait for the result of a library call that runs so many library calls
+# later. Else all gradients of a weight that is used several times would be held until the last one is there.
 _FREED_BYTES = 1 << 20
 _FAR = 8
 
 
 @dataclass
 class Fusion:
-    """home: the group of each fused call. reasons: why a call and its producer are not one kernel."""
+    """The groups of a graph."""
 
     groups: list[Group] = field(default_factory=list)
-    home: dict[fx.Node, Group] = field(default_factory=dict)
+    group_of: dict[fx.Node, Group] = field(default_factory=dict)
+    """The group of each fused call."""
     reasons: dict[str, str] = field(default_factory=dict)
+    """Why a call and its producer are not one kernel, by the call's name."""
 
 
 @dataclass
-class _Order:
+class _Dependencies:
     """Which units of work (a group, or a call on its own) depend on which, as bit sets over their numbers."""
 
-    above: list[int] = field(default_factory=list)
-    unit: dict[fx.Node, int] = field(default_factory=dict)
+    ancestors: list[int] = field(default_factory=list)
+    """For each unit, all that it depends on."""
+    unit_of: dict[fx.Node, int] = field(default_factory=dict)
+    """The unit that computes each node."""
 
     def new(self, sources: int) -> int:
-        self.above.append(sources)
-        return len(self.above) - 1
+        self.ancestors.append(sources)
+        return len(self.ancestors) - 1
 
     def closure(self, units: Iterable[int]) -> int:
-        found = 0
+        bits = 0
         for unit in units:
-            found |= self.above[unit] | (1 << unit)
-        return found
+            bits |= self.ancestors[unit] | (1 << unit)
+        return bits
 
     def allows(self, unit: int, sources: Iterable[int]) -> bool:
         """Whether nothing that the sources need, themselves aside, depends on the unit."""
-        return all(source == unit or not (self.above[source] >> unit) & 1 for source in sources)
+        return all(source == unit or not (self.ancestors[source] >> unit) & 1 for source in sources)
 
     def floats(self, group: Group) -> bool:
         """Whether a group reads nothing of the size of what it makes, as draws, and nothing depends on it yet: it may
         as well be made where it is read."""
-        return not group.reads and not any((known >> group.number) & 1 for known in self.above)
+        return not group.reads and not any((above >> group.number) & 1 for above in self.ancestors)
 
     def needs(self, sources: set[int], others: Sequence[Group]) -> set[int]:
         """The sources, with what the others depend on in their place."""
-        found = sources - {other.number for other in others}
+        needed = sources - {other.number for other in others}
         for other in others:
-            found |= {unit for unit in range(other.number) if (self.above[other.number] >> unit) & 1}
-        return found
+            needed |= {unit for unit in range(other.number) if (self.ancestors[other.number] >> unit) & 1}
+        return needed
 
     def add(self, unit: int, sources: set[int]) -> None:
         """The unit now also depends on these sources, and so does what depends on the unit."""
-        extra = self.closure(sources - {unit}) & ~self.above[unit]
+        extra = self.closure(sources - {unit}) & ~self.ancestors[unit]
         if not extra:
             return
-        self.above[unit] |= extra
-        for other, known in enumerate(self.above):
-            if (known >> unit) & 1:
-                self.above[other] = known | extra
+        self.ancestors[unit] |= extra
+        for other, above in enumerate(self.ancestors):
+            if (above >> unit) & 1:
+                self.ancestors[other] = above | extra
 
 
 def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
@@ -85,21 +89,21 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
     together with what the product needs: faster, and at times above the peak that was planned op by op.
     """
-    fusion, order = Fusion(), _Order()
+    fusion, dependencies = Fusion(), _Dependencies()
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
     effects: list[fx.Node] = []
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
     for node in calls(graph):
-        sources = {order.unit[source] for source in node.all_input_nodes if source in order.unit}
+        sources = {dependencies.unit_of[source] for source in node.all_input_nodes if source in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
-            sources |= {order.unit[effect] for effect in effects[-1:]}
+            sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}
             effects.append(node)
         if info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE):
             # Free, so it is no work of its own: what reads it depends on what it views.
             if sources:
-                order.unit[node] = max(sources)
+                dependencies.unit_of[node] = max(sources)
             continue
         rules = rules_for(node)
         group = None
@@ -109,54 +113,62 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             single = not sources and all(math.prod(rule.shape) == 1 for rule in rules)
             if single:
                 candidates += counters[-1:]
-            wanted = _unit_of_readers(node, order)
-            if wanted in candidates:
-                candidates = [wanted, *candidates]
-            floating = [known for unit in sources if (known := units[unit]) is not None and order.floats(known)]
+            unit_of_readers = _unit_of_readers(node, dependencies)
+            if unit_of_readers in candidates:
+                candidates = [unit_of_readers, *candidates]
+            producers = [units[unit] for unit in sources]
+            floating = [each for each in producers if each is not None and dependencies.floats(each)]
             candidates.sort(key=lambda unit: units[unit] in floating)
             for unit in candidates:
-                known = units[unit]
-                if known is None or unit < border:
+                candidate = units[unit]
+                if candidate is None or unit < border:
                     continue
-                others = [other for other in floating if other is not known]
-                needs = order.needs(sources, others)
-                if not order.allows(unit, needs) or _frees_too_late(known, node, needs, order, units, fusion):
+                others = [other for other in floating if other is not candidate]
+                needs = dependencies.needs(sources, others)
+                if not dependencies.allows(unit, needs):
                     continue
-                if _joins_with(known, node, rules, others, fusion):
-                    order.add(unit, needs)
+                if _frees_too_late(candidate, node, needs, dependencies, units, fusion):
+                    continue
+                if _joins_with(candidate, node, rules, others, fusion):
+                    dependencies.add(unit, needs)
                     for other in others:
-                        _move(other, known, fusion, order, units, readers)
-                    group = known
+                        _move(other, candidate, fusion, dependencies, units, readers)
+                    group = candidate
                     break
             if group is None:
                 group = start(len(units), node, rules)
                 if group is not None:
                     fusion.groups.append(group)
-                    order.new(order.closure(sources))
+                    dependencies.new(dependencies.closure(sources))
                     units.append(group)
                     counters += [group.number] * single
         if group is None:
-            order.new(order.closure(sources))
+            dependencies.new(dependencies.closure(sources))
             units.append(None)
-            order.unit[node] = len(units) - 1
+            dependencies.unit_of[node] = len(units) - 1
             if local and info(node).kind is OpKind.COMPUTE:
                 border = len(units)
             continue
-        fusion.home[node] = group
-        order.unit[node] = group.number
+        fusion.group_of[node] = group
+        dependencies.unit_of[node] = group.number
         for root in _shared(rules):
-            known_readers = readers.setdefault(root, [])
-            if group not in known_readers[-1:]:
-                known_readers.append(group)
+            groups_of_root = readers.setdefault(root, [])
+            if group not in groups_of_root[-1:]:
+                groups_of_root.append(group)
     return fusion
 
 
 def _frees_too_late(
-    group: Group, node: fx.Node, sources: set[int], order: _Order, units: Sequence[Group | None], fusion: Fusion
+    group: Group,
+    node: fx.Node,
+    sources: set[int],
+    dependencies: _Dependencies,
+    units: Sequence[Group | None],
+    fusion: Fusion,
 ) -> bool:
     """Whether memory that dies in the group would be held until what the call reads is there, long after."""
-    ready = order.above[group.number].bit_length()
-    latest = order.closure(sources - {group.number}).bit_length()
+    ready = dependencies.ancestors[group.number].bit_length()
+    latest = dependencies.closure(sources - {group.number}).bit_length()
     if sum(unit is None for unit in units[ready:latest]) < _FAR:
         return False
     members = {member.node for member in group.members}
@@ -187,36 +199,36 @@ def _candidates(
     sources: set[int], units: list[Group | None], roots: Iterable[fx.Node], readers: dict[fx.Node, list[Group]]
 ) -> list[int]:
     """Groups to ask: those of the producers, the latest first, then those that read the same buffers."""
-    found = sorted((unit for unit in sources if units[unit] is not None), reverse=True)
+    candidates = sorted((unit for unit in sources if units[unit] is not None), reverse=True)
     for root in roots:
         for group in reversed(readers.get(root, [])[-_MOST_SIBLINGS:]):
-            if group.number not in found:
-                found.append(group.number)
-    return found
+            if group.number not in candidates:
+                candidates.append(group.number)
+    return candidates
 
 
-def _unit_of_readers(node: fx.Node, order: _Order) -> int:
+def _unit_of_readers(node: fx.Node, dependencies: _Dependencies) -> int:
     """The unit in which all that reads the call will be, as far as its other operands say; -1 where they do not.
 
     A call whose operands lie in an earlier unit is better made there, from what that unit has read anyway, than written
     by the earlier one and read again.
     """
-    found: set[int] = set()
+    units: set[int] = set()
     for user in _readers(node):
-        others = [order.unit[source] for source in user.all_input_nodes if source in order.unit]
-        found.add(max(others, default=-1))
-    return found.pop() if len(found) == 1 else -1
+        others = [dependencies.unit_of[source] for source in user.all_input_nodes if source in dependencies.unit_of]
+        units.add(max(others, default=-1))
+    return units.pop() if len(units) == 1 else -1
 
 
 def _readers(node: fx.Node) -> list[fx.Node]:
     """What reads it, through whatever views."""
-    found: list[fx.Node] = []
+    readers: list[fx.Node] = []
     for user in node.users:
         if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
-            found += _readers(user)
+            readers += _readers(user)
         else:
-            found.append(user)
-    return found
+            readers.append(user)
+    return readers
 
 
 def one_kernel(first: fx.Node, second: fx.Node) -> bool:
@@ -244,7 +256,7 @@ def _move(
     other: Group,
     group: Group,
     fusion: Fusion,
-    order: _Order,
+    dependencies: _Dependencies,
     units: list[Group | None],
     readers: dict[fx.Node, list[Group]],
 ) -> None:
@@ -252,10 +264,10 @@ def _move(
     fusion.groups.remove(other)
     units[other.number] = None
     for member in other.members:
-        fusion.home[member.node] = group
-        for known in (member.node, *member.node.users):
-            if order.unit.get(known) == other.number:
-                order.unit[known] = group.number
+        fusion.group_of[member.node] = group
+        for value in (member.node, *member.node.users):
+            if dependencies.unit_of.get(value) == other.number:
+                dependencies.unit_of[value] = group.number
         for operand in member.rule.operands:
             root = storage_root(operand.node)
             if root in readers:

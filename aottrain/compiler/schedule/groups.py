@@ -1,9 +1,8 @@
 """A group: calls that share one loop nest, and the test whether another call fits into it.
 
-Every value of a group is computed once per iteration, at its own place: a call may read a value of its group only where
-it needs it at the very element of that iteration. Whether it does is decided in memory positions: an operand, through
-whatever views, reads position p of the buffer in which the group puts p in the same iteration. Views need no rules of
-their own for this.
+An iteration computes one element of every value of a group. A call may read a value of its group only if it needs that
+very element. This is decided by positions in memory: an operand, through whatever views, has to read the position of
+the buffer that the group writes in the same iteration. Views need no rules of their own for this.
 """
 
 from __future__ import annotations
@@ -47,48 +46,53 @@ def layout_of(node: fx.Node) -> Layout | None:
         return None
     start = int(value.storage_offset() - base.storage_offset())
     if start < 0:
-        return None  # before the first element of what the kernel is given
+        return None  # before the first element of the kernel's argument
     return Layout(root, tuple(value.shape), value.stride(), start)
 
 
 @dataclass(frozen=True)
 class Member:
-    """One call in a group: index gives each dimension of the rule's domain as a function of the group's loops."""
+    """One call in a group."""
 
     node: fx.Node
     rule: Rule
     index: Index
+    """Each dimension of the rule's domain as a function of the group's loops."""
     stage: int
+    """How many reductions come one after the other up to this call, itself included."""
 
 
 @dataclass
 class Group:
-    """loops: size of each, by number. inner: the loops of a row, None while no reduction has decided it.
-
-    values: for each buffer that a member computes, where an iteration puts its element; columns: those that are known
-    only when all rows are done. reads: positions at which members read other buffers.
-    """
+    """Calls that share one loop nest."""
 
     number: int
     loops: dict[int, int] = field(default_factory=dict)
+    """The size of each loop, by its number."""
     inner: frozenset[int] | None = None
+    """The loops of a row; None while no reduction has decided it."""
     members: list[Member] = field(default_factory=list)
     values: dict[fx.Node, Affine] = field(default_factory=dict)
+    """For each buffer that a member computes, where an iteration puts its element."""
     stages: dict[fx.Node, int] = field(default_factory=dict)
+    """The stage of the member that computes each buffer."""
     columns: set[fx.Node] = field(default_factory=set)
+    """Buffers that are complete only when all rows are done."""
     reads: dict[fx.Node, list[Affine]] = field(default_factory=dict)
+    """Positions at which members read other buffers."""
     next_loop: int = 0
+    """The number that the next loop gets."""
 
     def split(self, loop: int, inner_size: int) -> None:
         """Replace a loop by two; the order of iterations stays."""
         first, second = self.next_loop, self.next_loop + 1
         self.next_loop += 2
         loops: dict[int, int] = {}
-        for known, size in self.loops.items():
-            if known == loop:
+        for other, size in self.loops.items():
+            if other == loop:
                 loops[first], loops[second] = size // inner_size, inner_size
             else:
-                loops[known] = size
+                loops[other] = size
         self.loops = loops
         if self.inner is not None and loop in self.inner:
             self.inner = self.inner - {loop} | {first, second}
@@ -97,21 +101,21 @@ class Group:
             return position.split(loop, first, second, inner_size)
 
         self.values = {node: change(position) for node, position in self.values.items()}
-        self.reads = {node: [change(position) for position in found] for node, found in self.reads.items()}
+        self.reads = {node: [change(position) for position in positions] for node, positions in self.reads.items()}
         self.members = [
             Member(m.node, m.rule, tuple(change(position) for position in m.index), m.stage) for m in self.members
         ]
 
     def copy(self) -> Group:
         """A group of its own that changes of this one leave as it is."""
-        reads = {node: list(found) for node, found in self.reads.items()}
-        known = dict(self.loops), self.inner, list(self.members), dict(self.values), dict(self.stages)
-        return Group(self.number, *known, set(self.columns), reads, self.next_loop)
+        reads = {node: list(positions) for node, positions in self.reads.items()}
+        state = dict(self.loops), self.inner, list(self.members), dict(self.values), dict(self.stages)
+        return Group(self.number, *state, set(self.columns), reads, self.next_loop)
 
     def restore(self, before: Group) -> None:
         """Be again what `copy` has kept."""
-        for known in fields(self):
-            setattr(self, known.name, getattr(before, known.name))
+        for attribute in fields(self):
+            setattr(self, attribute.name, getattr(before, attribute.name))
 
     @property
     def outer(self) -> frozenset[int]:
@@ -123,11 +127,12 @@ class Group:
 
 @dataclass(frozen=True)
 class Placement:
-    """How a call would sit in a group: its index, and the loops of a row from then on."""
+    """How a call would sit in a group."""
 
     rule: Rule
     index: Index
     inner: frozenset[int] | None
+    """The loops of a row from then on."""
     stage: int
 
 
@@ -136,22 +141,22 @@ def results_of(node: fx.Node) -> list[fx.Node | None]:
     value = value_of(node)
     if not isinstance(value, (tuple, list)):
         return [node]
-    found: list[fx.Node | None] = [None] * len(value)
+    results: list[fx.Node | None] = [None] * len(value)
     for user in node.users:
         if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
-            found[user.args[1]] = user  # type: ignore[index]
-    return found
+            results[user.args[1]] = user  # type: ignore[index]
+    return results
 
 
 def result_nodes(node: fx.Node, rule: Rule) -> list[fx.Node | None]:
     """Those of the results that the rule gives: all but the ones that a mask leaves out."""
     value = value_of(node)
-    found = results_of(node)
+    results = results_of(node)
     if not isinstance(value, (tuple, list)):
-        return found
+        return results
     if len(rule.outputs) == len(value):
-        return found
-    return [item for item, example in zip(found, value, strict=True) if example is not None]
+        return results
+    return [item for item, example in zip(results, value, strict=True) if example is not None]
 
 
 def place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
@@ -179,8 +184,8 @@ def _place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
     if index is None:
         return "its iterations are not the group's"
     for operand, layout in zip(rule.operands, layouts, strict=True):
-        known = None if operand.free else group.values.get(layout.root)
-        if known is not None and _position(operand, layout, index) != known:
+        position = None if operand.free else group.values.get(layout.root)
+        if position is not None and _position(operand, layout, index) != position:
             return "it reads another element of the group's value"
     stage = max((group.stages.get(layout.root, 0) for layout in layouts), default=0)
     return _with_roles(group, rule, index, stage + bool(rule.reduced))
@@ -192,11 +197,11 @@ def _with_roles(group: Group, rule: Rule, index: Index, stage: int) -> Placement
     everything = frozenset(group.loops)
     inner = group.inner
     if rule.reduced:
-        wanted = frozenset(loop for d in rule.reduced for loop in index[d].loops)
+        row = frozenset(loop for d in rule.reduced for loop in index[d].loops)
         kept = frozenset(loop for d, position in enumerate(index) if d not in rule.reduced for loop in position.loops)
-        if wanted & kept or used != everything or (inner is not None and inner != wanted):
+        if row & kept or used != everything or (inner is not None and inner != row):
             return "it reduces other dimensions than the group's rows"
-        inner = wanted
+        inner = row
         if group.row_size(inner) > LONGEST_HELD_ROW and stage > 2:
             return "the rows are too long to hold between reductions"
     for output in rule.outputs:
@@ -222,31 +227,33 @@ def _position(operand: Operand, layout: Layout, index: Index) -> Affine:
 
 def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layout]) -> Index | None:
     """The domain's index from what its operands are to the group: its values first, then what it reads as well."""
-    found: list[Affine | None] = [None if size > 1 else ZERO for size in rule.shape]
+    partial: list[Affine | None] = [None if size > 1 else ZERO for size in rule.shape]
     for source in (group.values, None):
         for operand, layout in zip(rule.operands, layouts, strict=True):
             if operand.free:
                 continue
             if source is not None:
-                known = [source[layout.root]] if layout.root in source else []
+                positions = [source[layout.root]] if layout.root in source else []
             else:
-                known = group.reads.get(layout.root, []) if None in found else []
+                positions = group.reads.get(layout.root, []) if None in partial else []
                 # Other parts of one buffer, as the gates of a recurrent step, are read side by side.
-                known = known + [position + Affine((), layout.start - position.constant) for position in known]
-            for position in known:
-                if _fill(found, operand, layout, position, group):
+                positions = positions + [
+                    position + Affine((), layout.start - position.constant) for position in positions
+                ]
+            for position in positions:
+                if _fill(partial, operand, layout, position, group):
                     break
-    loose = all(position is None or position is ZERO for position in found)
+    loose = all(position is None or position is ZERO for position in partial)
     if loose and group.loops and any(not operand.free for operand in rule.operands):
         return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
-    if None in found and not _fill_rest(found, node, rule, group):
+    if None in partial and not _fill_rest(partial, node, rule, group):
         return None
-    index = tuple(position for position in found if position is not None)
+    index = tuple(position for position in partial if position is not None)
     covered = math.prod(group.loops[loop] for loop in {loop for position in index for loop in position.loops})
     return index if covered == math.prod(rule.shape) else None
 
 
-def _fill(found: list[Affine | None], operand: Operand, layout: Layout, position: Affine, group: Group) -> bool:
+def _fill(partial: list[Affine | None], operand: Operand, layout: Layout, position: Affine, group: Group) -> bool:
     """Take from one operand the index of the dimensions that it has; `_place` checks that the operands agree. False
     where the position is no index of the operand."""
     parts = delinearize(position, group.loops, layout.shape, layout.stride, layout.start)
@@ -255,20 +262,20 @@ def _fill(found: list[Affine | None], operand: Operand, layout: Layout, position
     for size, stride, d, part in zip(layout.shape, layout.stride, operand.dims, parts, strict=True):
         if d is None or size == 1 or stride == 0:
             continue
-        if found[d] is None:
-            found[d] = part
+        if partial[d] is None:
+            partial[d] = part
     return True
 
 
-def _fill_rest(found: list[Affine | None], node: fx.Node, rule: Rule, group: Group) -> bool:
+def _fill_rest(partial: list[Affine | None], node: fx.Node, rule: Rule, group: Group) -> bool:
     """The dimensions that no operand has take the loops that are left, in the order in which results lie in memory."""
-    used = {loop for position in found if position is not None for loop in position.loops}
-    open_dims = [d for d, position in enumerate(found) if position is None]
-    wanted = math.prod(rule.shape[d] for d in open_dims)
+    used = {loop for position in partial if position is not None for loop in position.loops}
+    open_dims = [d for d, position in enumerate(partial) if position is None]
+    missing = math.prod(rule.shape[d] for d in open_dims)
     left = [(loop, size) for loop, size in group.loops.items() if loop not in used]
-    if math.prod(size for _, size in left) != wanted:
+    if math.prod(size for _, size in left) != missing:
         outer = [(loop, size) for loop, size in left if loop in group.outer]
-        if group.inner is None or math.prod(size for _, size in outer) != wanted:
+        if group.inner is None or math.prod(size for _, size in outer) != missing:
             return False
         left = outer
     ordered = [d for d in memory_order(node, rule) if d in open_dims]
@@ -282,7 +289,7 @@ def _fill_rest(found: list[Affine | None], node: fx.Node, rule: Rule, group: Gro
     if parts is None:
         return False
     for d, part in zip(ordered, parts, strict=True):
-        found[d] = part
+        partial[d] = part
     return True
 
 
@@ -290,13 +297,13 @@ def memory_order(node: fx.Node, rule: Rule) -> list[int]:
     """The domain's dimensions, the one with the largest steps in memory first: as in the largest tensor it touches."""
     best: tuple[int, Sequence[int | None], Sequence[int]] | None = None
     for item, output in zip(result_nodes(node, rule), rule.outputs, strict=True):
-        facts = spec_of(item) if item is not None else None
-        if facts is not None and output.column is None and (best is None or facts.numel > best[0]):
-            best = facts.numel, output.dims, facts.stride
+        spec = spec_of(item) if item is not None else None
+        if spec is not None and output.column is None and (best is None or spec.numel > best[0]):
+            best = spec.numel, output.dims, spec.stride
     for operand in rule.operands:
-        facts = spec_of(operand.node)
-        if not operand.free and facts is not None and (best is None or facts.numel > best[0]):
-            best = facts.numel, operand.dims, facts.stride
+        spec = spec_of(operand.node)
+        if not operand.free and spec is not None and (best is None or spec.numel > best[0]):
+            best = spec.numel, operand.dims, spec.stride
     steps = [0] * len(rule.shape)
     if best is not None:
         for d, stride in zip(best[1], best[2], strict=True):
@@ -315,9 +322,9 @@ def join(group: Group, node: fx.Node, placed: Placement) -> None:
         assert layout is not None
         if not operand.free and layout.root not in group.values:
             position = _position(operand, layout, index)
-            known = group.reads.setdefault(layout.root, [])
-            if position not in known:
-                known.append(position)
+            positions = group.reads.setdefault(layout.root, [])
+            if position not in positions:
+                positions.append(position)
     for item, output in zip(result_nodes(node, rule), rule.outputs, strict=True):
         if item is None:
             continue

@@ -26,12 +26,12 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
     returned = {storage_root(node) for node in (*results(graph), *apart(graph)) if node is not None}
     last = last_uses(map(storage_root, touched_by(call)) for call in calls)
     own: set[fx.Node] = set()  # made by the graph, in memory of their own
-    found: dict[fx.Node, fx.Node] = {}
+    overwritten: dict[fx.Node, fx.Node] = {}
     for position, call in enumerate(calls):
         if not isinstance(call, KernelCall):
             root = _written_over(call) if call.target in IN_PLACE else None
             if root in own and last[root] == position and root not in returned:
-                found[call] = found.get(root, root)
+                overwritten[call] = overwritten.get(root, root)
             own.update([call] if call.target in _FRESH else ())
             continue
         dying = [node for node in call.reads if node in own and last[node] == position and node not in returned]
@@ -39,9 +39,9 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
             operand = next((node for node in dying if _fits(call, result, node)), None)
             if operand is not None:
                 dying.remove(operand)
-                found[result] = found.get(operand, operand)
+                overwritten[result] = overwritten.get(operand, operand)
         own.update(call.writes)
-    return found
+    return overwritten
 
 
 def _written_over(call: fx.Node) -> fx.Node | None:

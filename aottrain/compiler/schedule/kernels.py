@@ -61,8 +61,8 @@ def lower(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
     columns: list[tuple[fx.Node, Member, int, int]] = []
     for member in group.members:
         builder.index = member.index
-        given = [_operand(builder, buffers, group, member, i, values) for i in range(len(member.rule.operands))]
-        computed = member.rule.formula(builder, given)
+        arguments = [_operand(builder, buffers, group, member, i, values) for i in range(len(member.rule.operands))]
+        computed = member.rule.formula(builder, arguments)
         for k, (item, value) in enumerate(zip(result_nodes(member.node, member.rule), computed, strict=True)):
             if item is None:
                 continue
@@ -118,9 +118,9 @@ def _operand(
         return values[layout.root]
     index = [ZERO if d is None else member.index[d] for d in operand.dims]
     position = offset_of(index, layout.stride, layout.start)
-    facts = spec_of(operand.node)
-    assert facts is not None
-    return builder.emit(Load(buffers.number(layout.root), Address(position), facts.dtype))
+    spec = spec_of(operand.node)
+    assert spec is not None
+    return builder.emit(Load(buffers.number(layout.root), Address(position), spec.dtype))
 
 
 def _column(group: Group, buffer: int, item: fx.Node, member: Member, k: int, value: int) -> Column:
@@ -185,8 +185,8 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
         outer_order = sorted((loop for loop in loops if loop not in inner), key=lambda loop: (-weights[loop], loop))
         inner_order = sorted(inner, key=lambda loop: (-weights[loop], loop))
     affines = list(dict.fromkeys(_affines(kernel)))
-    outer_order, names = _merge(outer_order, loops, affines, {})
-    inner_order, names = _merge(inner_order, loops, affines, names)
+    outer_order, merged_into = _merge(outer_order, loops, affines, {})
+    inner_order, merged_into = _merge(inner_order, loops, affines, merged_into)
     cut: tuple[int, int, int, int] | None = None
     if inner is None and outer_order:
         outer_order, inner_order = outer_order[:-1], outer_order[-1:]
@@ -199,7 +199,7 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
     numbers = {loop: i for i, loop in enumerate(order)}
 
     def change(position: Affine) -> Affine:
-        position = Affine.of({loop: c for loop, c in position.terms if loop not in names}, position.constant)
+        position = Affine.of({loop: c for loop, c in position.terms if loop not in merged_into}, position.constant)
         if cut is not None:
             position = position.split(*cut)
         return Affine.of({numbers[loop]: c for loop, c in position.terms}, position.constant)
@@ -235,15 +235,15 @@ def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
     affines = [store.address.offset for store in kernel.stores]
     affines += [load.address.offset for load in kernel.body if isinstance(load, Load)]
     affines += [position.offset for position in kernel.body if isinstance(position, Position)]
-    found: dict[int, int] = {}
+    strides: dict[int, int] = {}
     for position in sorted(affines, key=lambda position: -len(position.terms)):
         for loop, c in position.terms:
-            found.setdefault(loop, abs(c))
-    return {loop: found.get(loop, 0) for loop in loops}
+            strides.setdefault(loop, abs(c))
+    return {loop: strides.get(loop, 0) for loop in loops}
 
 
 def _merge(
-    order: list[int], loops: dict[int, int], affines: Iterable[Affine], gone: dict[int, int]
+    order: list[int], loops: dict[int, int], affines: Iterable[Affine], merged_into: dict[int, int]
 ) -> tuple[list[int], dict[int, int]]:
     """Merge a loop into the next one where every position steps over it as over one longer loop."""
     merged: list[int] = []
@@ -253,10 +253,10 @@ def _merge(
             if any(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):
                 break
             loops[loop] *= loops[before]
-            gone[before] = loop
+            merged_into[before] = loop
             merged.pop()
         merged.append(loop)
-    return merged, gone
+    return merged, merged_into
 
 
 def _renumbered(kernel: KernelIR, used: Sequence[int]) -> KernelIR:
@@ -272,12 +272,12 @@ def _renumbered(kernel: KernelIR, used: Sequence[int]) -> KernelIR:
 def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
     """Elements from a buffer's start that the kernel may touch; of an input, whose views may reach its whole storage,
     up to the last one that they do."""
-    facts, value = spec_of(node), value_of(node)
-    assert facts is not None
-    own = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
+    spec, value = spec_of(node), value_of(node)
+    assert spec is not None
+    own = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
     if written or node.op != "placeholder":
         return own
-    room = facts.storage_bytes // facts.dtype.itemsize - int(value.storage_offset())
+    room = spec.storage_bytes // spec.dtype.itemsize - int(value.storage_offset())
     loads = [i for i in kernel.body if isinstance(i, Load) and i.buffer == buffer]
     if any(load.guard is not None for load in loads):
         return max(own, room)
@@ -289,6 +289,6 @@ def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
 
 
 def _parameter(node: fx.Node, span: int, written: bool) -> Parameter:
-    facts = spec_of(node)
-    assert facts is not None
-    return Parameter(node.name, facts.dtype, written, span)
+    spec = spec_of(node)
+    assert spec is not None
+    return Parameter(node.name, spec.dtype, written, span)

@@ -58,12 +58,12 @@ def halved(memory: MemoryPlan) -> int:
     return largest // 2 if largest > _SMALLEST else 0
 
 
-def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, known: MemoryPlan) -> MemoryPlan:
+def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, first: MemoryPlan) -> MemoryPlan:
     """As plan_memory, for another backward of a program: in its arena, with the largest values fresh until all fit."""
     memory = plan_memory(graph, schedule, num_outputs)
-    while memory.arena_bytes > known.arena_bytes:
+    while memory.arena_bytes > first.arena_bytes:
         memory = plan_memory(graph, schedule, num_outputs, halved(memory))
-    return replace(memory, holder=known.holder)
+    return replace(memory, holder=first.holder)
 
 
 def verify_offsets(
@@ -92,15 +92,15 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
 
 
 def _is_dense(node: fx.Node) -> bool:
-    facts = spec_of(node)
-    return facts is not None and facts.symbolic is None and facts.numel > 0
+    spec = spec_of(node)
+    return spec is not None and spec.symbolic is None and spec.numel > 0
 
 
 def aligned_bytes(node: fx.Node) -> int:
-    facts = spec_of(node)
-    assert facts is not None
-    span = 1 + sum((size - 1) * stride for size, stride in zip(facts.shape, facts.stride, strict=True))
-    return aligned(span * facts.dtype.itemsize)
+    spec = spec_of(node)
+    assert spec is not None
+    span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
+    return aligned(span * spec.dtype.itemsize)
 
 
 def _first_fit(

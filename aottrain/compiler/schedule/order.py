@@ -33,7 +33,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
     escapes = _escaping(graph, fusion)
     done: set[fx.Node | int] = set()
     begun: set[fx.Node | int] = set()  # their needs come first
-    found: list[KernelCall | fx.Node] = []
+    ordered: list[KernelCall | fx.Node] = []
     previous: dict[fx.Node, fx.Node] = {}
     effects = [node for node in calls(graph) if info(node).kind is OpKind.EFFECT]
     previous.update(zip(effects[1:], effects, strict=False))
@@ -50,7 +50,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             for source in [storage_root(operand.node)]
             if source.op == "call_function"
             and source not in members
-            and fusion.home.get(producer_of(source)) is not unit
+            and fusion.group_of.get(producer_of(source)) is not unit
         ]
 
     def emit(start: fx.Node | Group) -> None:
@@ -61,7 +61,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             if key in done:
                 stack.pop()
                 continue
-            waiting = [fusion.home.get(producer_of(source), source) for source in needs(unit)]
+            waiting = [fusion.group_of.get(producer_of(source), source) for source in needs(unit)]
             waiting = [w for w in waiting if (w if isinstance(w, fx.Node) else w.number) not in done]
             if waiting:
                 if any((w if isinstance(w, fx.Node) else w.number) in begun for w in waiting):
@@ -70,22 +70,24 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
                 stack.extend(reversed(waiting))
                 continue
             done.add(key)
-            found.append(unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(found)}", escapes))
+            ordered.append(
+                unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(ordered)}", escapes)
+            )
             stack.pop()
 
     last = {group.number: group.members[-1].node for group in fusion.groups}
     for node in calls(graph):
-        group = fusion.home.get(node)
+        group = fusion.group_of.get(node)
         if group is not None:
             if last[group.number] is node:
                 emit(group)
-        elif not (view_source(node) is not None or fusion.home.get(producer_of(node))):
+        elif not (view_source(node) is not None or fusion.group_of.get(producer_of(node))):
             emit(node)
     for result in results(graph):
         # Views are made where something reads them outside of kernels.
-        if result is not None and result.op == "call_function" and fusion.home.get(producer_of(result)) is None:
+        if result is not None and result.op == "call_function" and fusion.group_of.get(producer_of(result)) is None:
             emit(result)
-    return found
+    return ordered
 
 
 def _name(unit: fx.Node | Group) -> str:
@@ -94,14 +96,14 @@ def _name(unit: fx.Node | Group) -> str:
 
 def _escaping(graph: fx.Graph, fusion: Fusion) -> set[fx.Node]:
     """Results of fused calls that something outside their group reads, through whatever views."""
-    found: set[fx.Node] = set()
+    escaping: set[fx.Node] = set()
     for group in fusion.groups:
         members = {member.node for member in group.members}
         for member in group.members:
             for item in results_of(member.node):
                 if item is not None and _is_read(item, members):
-                    found.add(item)
-    return found
+                    escaping.add(item)
+    return escaping
 
 
 def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:

@@ -26,22 +26,22 @@ def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tup
 
     may_copy: also where it needs memory for a copy of an operand.
     """
-    found: dict[fx.Node, tuple[str, str]] = {}
+    choices: dict[fx.Node, tuple[str, str]] = {}
     candidates = [node for node in calls(graph) if _is_plain(node)]
     if not candidates:
-        return found
+        return choices
     decision = choose_library()
     if decision is None or decision.choice != ONEDNN:
-        return found
+        return choices
     reason = _reason(decision)
     for node in candidates:
         if node.target is aten.addmm.default:
-            found[node] = "onednn with bias", reason
+            choices[node] = "onednn with bias", reason
         elif _is_tall_transposed(node):
-            found[node] = "onednn transposed", f"{reason}; the left operand is a transposed view"
+            choices[node] = "onednn transposed", f"{reason}; the left operand is a transposed view"
         else:
-            found[node] = "onednn", reason
-    return {node: how for node, how in found.items() if may_copy or not copied_bytes(node, how[0])}
+            choices[node] = "onednn", reason
+    return {node: how for node, how in choices.items() if may_copy or not copied_bytes(node, how[0])}
 
 
 def _reason(decision: Decision) -> str:
@@ -60,7 +60,7 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     rows, columns = own.shape
     operands = [spec_of(source) for source in node.args if isinstance(source, fx.Node)]
-    if any(facts is None for facts in operands) or own.stride != (columns, 1):
+    if any(spec is None for spec in operands) or own.stride != (columns, 1):
         return False
     left = operands[-2]
     assert left is not None
@@ -74,27 +74,27 @@ def _is_plain(node: fx.Node) -> bool:
 
 def _is_tall_transposed(node: fx.Node) -> bool:
     left = node.args[0]
-    facts, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
+    spec, own = spec_of(left) if isinstance(left, fx.Node) else None, spec_of(node)
     assert own is not None
-    if facts is None or facts.stride[0] != 1 or facts.stride[1] <= 1 or facts.shape[1] < _MANY_TERMS:
+    if spec is None or spec.stride[0] != 1 or spec.stride[1] <= 1 or spec.shape[1] < _MANY_TERMS:
         return False
     return own.shape[0] >= 2 * own.shape[1]
 
 
 def placed_convolutions(graph: fx.Graph) -> frozenset[fx.Node]:
     """Convolutions of images in channels_last into such, of which oneDNN writes the result to planned memory."""
-    found = [node for node in calls(graph) if node.target is aten.convolution.default and not node.args[6]]
-    if not found or not can_convolve_into():
+    convolutions = [node for node in calls(graph) if node.target is aten.convolution.default and not node.args[6]]
+    if not convolutions or not can_convolve_into():
         return frozenset()
-    return frozenset(node for node in found if _is_in_channels_last(node) and _is_in_channels_last(node.args[0]))
+    return frozenset(node for node in convolutions if _is_in_channels_last(node) and _is_in_channels_last(node.args[0]))
 
 
 def _is_in_channels_last(node: Any) -> bool:
     """Float32 on a CPU, of fixed size, and in no other layout as well."""
-    facts = spec_of(node)
-    if facts is None or facts.symbolic is not None or facts.dtype is not torch.float32 or facts.device.type != "cpu":
+    spec = spec_of(node)
+    if spec is None or spec.symbolic is not None or spec.dtype is not torch.float32 or spec.device.type != "cpu":
         return False
-    if len(facts.shape) != 4 or min(facts.shape) < 2:
+    if len(spec.shape) != 4 or min(spec.shape) < 2:
         return False
-    _, channels, height, width = facts.shape
-    return facts.stride == (channels * height * width, 1, channels * width, channels)
+    _, channels, height, width = spec.shape
+    return spec.stride == (channels * height * width, 1, channels * width, channels)

@@ -36,42 +36,44 @@ def turns_table() -> str:
     return f"static const double TURNS[{len(numbers)}] = {{{', '.join(numbers)}}};\n"
 
 
-def with_far_angles(kernel: KernelIR, known: Sequence[Level], values: Sequence[int], lines: list[str]) -> list[str]:
+def with_far_angles(
+    kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int], lines: list[str]
+) -> list[str]:
     """A rendered loop over elements, for near angles if all are near, else for any angle.
 
     values: what the loop computes. The loop as it is where it takes no sine or cosine of what may be large.
     """
-    asked = _angles(kernel, known, values)
-    if not asked:
+    angles = _angles(kernel, value_levels, values)
+    if not angles:
         return lines
-    needed, stack = set[int](), list(asked)
+    needed, stack = set[int](), list(angles)
     while stack:
         value = stack.pop()
         if value not in needed:
             needed.add(value)
             stack += [v for v in operands(kernel.body[value]) if v in values]
     loop = next(line for line in lines if line.lstrip().startswith("for ("))
-    found = ((re.match(r" *const \w+ [ev](\d+) = ", line), line) for line in lines)
-    definitions = [line for match, line in found if match and int(match[1]) in needed]
+    matches = ((re.match(r" *const \w+ [ev](\d+) = ", line), line) for line in lines)
+    definitions = [line for match, line in matches if match and int(match[1]) in needed]
     indent = loop[: len(loop) - len(loop.lstrip())]
-    test = " | ".join(f"!(__builtin_fabsf(v{value}) < {FAR:.1f}f)" for value in asked)
+    test = " | ".join(f"!(__builtin_fabsf(v{value}) < {FAR:.1f}f)" for value in angles)
     look = [f"{indent}int far = 0;", f"{indent}#pragma omp simd reduction(|:far)", loop]
     look += [*definitions, f"{indent}  far |= {test};", f"{indent}}}"]
     exact = [re.sub(r"\b(sin|cos)_\(", r"far_\1_(", line) for line in lines]
     return [f"{indent}{{", *look, f"{indent}if (far) {{", *exact, f"{indent}}} else {{", *lines, f"{indent}}}}}"]
 
 
-def _angles(kernel: KernelIR, known: Sequence[Level], values: Sequence[int]) -> list[int]:
+def _angles(kernel: KernelIR, value_levels: Sequence[Level], values: Sequence[int]) -> list[int]:
     """What sines and cosines are taken of, where it may be large."""
-    found: set[int] = set()
+    angles: set[int] = set()
     for value in values:
         instruction = kernel.body[value]
         if isinstance(instruction, Compute) and instruction.op in ("sin", "cos"):
             angle = instruction.args[0]
             single = instruction.dtype is not torch.float64
-            if single and known[angle] is Level.ELEMENT and not _is_bounded(kernel, angle):
-                found.add(angle)
-    return sorted(found)
+            if single and value_levels[angle] is Level.ELEMENT and not _is_bounded(kernel, angle):
+                angles.add(angle)
+    return sorted(angles)
 
 
 def _is_bounded(kernel: KernelIR, value: int) -> bool:

@@ -15,7 +15,7 @@ _LONGEST_LOCAL = 64
 
 
 class Columns:
-    """out(depth, text) writes a line. first, last: the bounds of the loop over rows."""
+    """Writes a kernel's reductions over rows. out(depth, text) writes a line; `first` and `last` bound the row loop."""
 
     def __init__(self, kernel: KernelIR, out: Callable[[int, str], None]):
         self.kernel, self._out = kernel, out
@@ -43,10 +43,10 @@ class Columns:
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
             padded = partial_bytes(self.kernel, column)
-            place = f"scratch + {offset} * num_threads + thread * {2 * padded}"
-            self._out(depth, f"{kind}* __restrict const t{k} = ({kind}*)({place});")
+            address = f"scratch + {offset} * num_threads + thread * {2 * padded}"
+            self._out(depth, f"{kind}* __restrict const t{k} = ({kind}*)({address});")
             if size > _LONGEST_LOCAL:
-                self._out(depth, f"{kind}* __restrict const l{k} = ({kind}*)({place} + {padded});")
+                self._out(depth, f"{kind}* __restrict const l{k} = ({kind}*)({address} + {padded});")
             start = identity(column.op, column.dtype)
             self._out(depth, f"for (i64 j = 0; j < {size}; j++) t{k}[j] = {start};")
             offset += 2 * padded
@@ -71,8 +71,8 @@ class Columns:
         self._out(depth, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
         self._out(depth + 1, f"{kind} total = {identity(column.op, column.dtype)};")
         self._out(depth + 1, "for (i64 t = 0; t < threads; t++) {")
-        place = f"scratch + {offset} * num_threads + t * {2 * partial_bytes(self.kernel, column)}"
-        self._out(depth + 2, f"const {kind} part = (({kind}*)({place}))[j];")
+        address = f"scratch + {offset} * num_threads + t * {2 * partial_bytes(self.kernel, column)}"
+        self._out(depth + 2, f"const {kind} part = (({kind}*)({address}))[j];")
         self._out(depth + 2, folded(column.op, "total", "part"))
         self._out(depth + 1, "}")
         if not column.whole:

@@ -50,8 +50,8 @@ def render_multi_tensor(program: MultiTensorIR) -> str:
 
 
 def _driver(program: MultiTensorIR) -> Iterator[str]:
-    given = "void* const* memory, const i64* sizes, int first_stage, int last_stage, int num_threads"
-    yield f'extern "C" int run({given}) {{'
+    parameters = "void* const* memory, const i64* sizes, int first_stage, int last_stage, int num_threads"
+    yield f'extern "C" int run({parameters}) {{'
     for number, name in enumerate(STRUCTURE):
         yield f"  const i64* const {name} = (const i64*)memory[{number}];"
     yield "  #pragma omp parallel num_threads(num_threads)"
@@ -78,34 +78,34 @@ def _over_blocks(program: MultiTensorIR, stage: Stage) -> Iterator[str]:
     yield f"      const i64 num = {high} - {low}, end = {low} + num * (thread + 1) / threads;"
     yield f"      for (i64 block = {low} + num * thread / threads; block < end; block++) {{"
     yield "        const i64 tensor = owner[block];"
-    yield from _given(program, stage, 8)
+    yield from _parameter_pointers(program, stage, 8)
     yield f"        {stage.kernel.name}(p, count[block]);"
     yield "      }"
 
 
 def _once(program: MultiTensorIR, stage: Stage) -> Iterator[str]:
     yield "      if (thread == 0) {"
-    yield from _given(program, stage, 8)
+    yield from _parameter_pointers(program, stage, 8)
     yield f"        {stage.kernel.name}(p, sizes[{0 if stage.over is Over.ALL_TENSORS else 1}]);"
     yield "      }"
 
 
-def _given(program: MultiTensorIR, stage: Stage, indent: int) -> Iterator[str]:
+def _parameter_pointers(program: MultiTensorIR, stage: Stage, indent: int) -> Iterator[str]:
     """Where the memory of each parameter begins."""
     yield " " * indent + "void* const p[] = {"
     for parameter, base in zip(stage.kernel.parameters, stage.bases, strict=True):
         kind = STORED[parameter.dtype]
-        place = f"memory[{place_of(program, parameter.name)}]"
+        address = f"memory[{memory_index(program, parameter.name)}]"
         text = {
-            Base.LIST: f"({kind}*)((void* const*){place})[tensor] + start[block]",
-            Base.ROW: f"({kind}*){place} + tensor * {parameter.span}",
-            Base.BLOCK: f"({kind}*){place} + block",
-            Base.WHOLE: place,
+            Base.LIST: f"({kind}*)((void* const*){address})[tensor] + start[block]",
+            Base.ROW: f"({kind}*){address} + tensor * {parameter.span}",
+            Base.BLOCK: f"({kind}*){address} + block",
+            Base.WHOLE: address,
         }[base]
         yield " " * (indent + 2) + f"{text},  // {parameter.name}"
     yield " " * indent + "};"
 
 
-def place_of(program: MultiTensorIR, name: str) -> int:
+def memory_index(program: MultiTensorIR, name: str) -> int:
     """The position of a list or table in `memory`."""
     return len(STRUCTURE) + (*program.lists, *program.tables).index(name)

@@ -80,7 +80,7 @@ class Renderer:
         self.draws = draw_constants(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self._out)
-        # Of the innermost loop, while it is rendered: and the values that are known before it.
+        # Of the innermost loop, while it is rendered; and the values that are computed before it.
         self.segment: Segment | None = None
         self.tile: Tile | None = None
         self.ready: set[int] = set()
@@ -193,8 +193,8 @@ class Renderer:
         last = len(self.kernel.ranges) - 1
         rest = Affine.of({loop: c for loop, c in offset.offset.terms if loop != last}, offset.offset.constant)
         first = affine_text(rest) + (f" + {begin}" if begin else "")
-        given = f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
-        self._out(depth, f"philox_row({given}, r{self.buffers[value]});")
+        arguments = f"(u64)v{seed}, (u64)v{position}, (u64)({first}), {count}"
+        self._out(depth, f"philox_row({arguments}, r{self.buffers[value]});")
 
     def _pass(self, depth: int, number: int, bounds: tuple[str, str] | None, base: str | None) -> None:
         """One pass over the row: the values that it needs, its stores, its reductions."""
@@ -273,8 +273,8 @@ class Renderer:
         """What makes vectors of an innermost loop; nothing where it may not be one."""
         computed = [self.kernel.body[value] for value in self.plan.passes[number]]
         checks = any(isinstance(i, Compute) and i.op == "checked" for i in computed)
-        places = [access.address for access in (*computed, *work.stores) if isinstance(access, (Load, Store))]
-        looks_up = checks and any(place.indirect for place in places)
+        addresses = [access.address for access in (*computed, *work.stores) if isinstance(access, (Load, Store))]
+        looks_up = checks and any(address.indirect for address in addresses)
         if looks_up or any(column.op not in ("sum", "prod") for column in wholes.values()):
             return []
         clauses = ["reduction(|:failed)"] * checks
@@ -312,16 +312,16 @@ class Renderer:
         self, depth: int, number: int, work: _Work, base: str | None, running: str, wholes: Container[int] = ()
     ) -> None:
         """What is done for each element. running: what the names of running results begin with."""
-        place = self._row_position(base)
+        position = self._row_position(base)
         for value in self.plan.passes[number]:
             if value in self.plan.holds and self.plan.holds[value] < number:
                 kind = COMPUTED[self.kernel.body[value].dtype]
-                self._out(depth, f"const {kind} v{value} = r{self.buffers[value]}[{place}];")
+                self._out(depth, f"const {kind} v{value} = r{self.buffers[value]}[{position}];")
                 continue
             if value not in self.ready:
                 self._define(depth, value)
             if value in self.plan.holds:
-                self._out(depth, f"r{self.buffers[value]}[{place}] = v{value};")
+                self._out(depth, f"r{self.buffers[value]}[{position}] = v{value};")
         for store in work.stores:
             self._store(depth, store)
         for value, reduce in work.reductions.items():
@@ -348,8 +348,8 @@ class Renderer:
     def _store(self, depth: int, store: Store) -> None:
         dtype = self.kernel.parameters[store.buffer].dtype
         text = to_stored(dtype, f"v{store.value}", self.kernel.body[store.value])
-        place = self.tile.written(store) if self.tile else None
-        self._out(depth, f"{place or f'p{store.buffer}[{self._address(store.address)}]'} = {text};")
+        tile_element = self.tile.written(store) if self.tile else None
+        self._out(depth, f"{tile_element or f'p{store.buffer}[{self._address(store.address)}]'} = {text};")
 
     def _address(self, address: Address) -> str:
         parts = [affine_text(address.offset)] if address.offset.terms or address.offset.constant else []

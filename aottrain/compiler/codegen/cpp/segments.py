@@ -1,7 +1,7 @@
 """Loops over elements cut where a comparison of their position with a number changes its answer.
 
-A concatenation, padding or window asks of each element where it lies. Within a segment the answers are known, and what
-is left is a loop without choices, which compilers turn into vectors.
+A concatenation, padding or window tests the position of each element. Within a segment the result of each test is
+constant. What is left is a loop without branches, which compilers vectorise.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ _MOST_SEGMENTS = 6
 
 @dataclass(frozen=True)
 class Segment:
-    """Iterations of the innermost loop from start to stop, and the comparisons of which the answer is known there."""
+    """Iterations of the innermost loop from start to stop."""
 
     start: int
     stop: int
     answers: Mapping[int, bool] = field(default_factory=dict)
+    """The comparisons that have the same answer in all of them, and that answer."""
 
 
 def cut_segments(kernel: KernelIR, values: Sequence[int]) -> list[Segment]:
     """The innermost loop in segments. values: what it computes."""
     last = len(kernel.ranges) - 1
     size = kernel.ranges[last]
-    asked = {value: answer for value in values if (answer := _question(kernel, value, last)) is not None}
+    answers = {value: answer for value in values if (answer := _answer_by_iteration(kernel, value, last)) is not None}
     borders = {0, size}
-    for answer in asked.values():
+    for answer in answers.values():
         borders.add(_first_other(answer, size))
     if len(borders) > _MOST_SEGMENTS + 1:
         return [Segment(0, size)]
     return [
-        Segment(start, stop, {value: answer(start) for value, answer in asked.items()})
+        Segment(start, stop, {value: answer(start) for value, answer in answers.items()})
         for start, stop in pairwise(sorted(borders))
     ]
 
@@ -52,29 +53,34 @@ def _first_other(answer: Callable[[int], bool], size: int) -> int:
     return bisect_left(range(size), True, key=lambda i: answer(i) != answer(0))
 
 
-def _question(kernel: KernelIR, value: int, last: int) -> Callable[[int], bool] | None:
+def _answer_by_iteration(kernel: KernelIR, value: int, last: int) -> Callable[[int], bool] | None:
     """For a comparison of a position in the innermost loop with a number: its answer at each iteration."""
     instruction = kernel.body[value]
     if not isinstance(instruction, Compute) or instruction.op not in _ORDERS:
         return None
-    place, limit = (kernel.body[v] for v in instruction.args)
-    if not isinstance(place, Position) or not isinstance(limit, Constant) or place.offset.loops != (last,):
+    position, limit = (kernel.body[v] for v in instruction.args)
+    if not isinstance(position, Position) or not isinstance(limit, Constant) or position.offset.loops != (last,):
         return None
-    step, start, order, number = place.offset.coefficient(last), place.offset.constant, instruction.op, int(limit.value)
+    step, start = position.offset.coefficient(last), position.offset.constant
+    order, number = instruction.op, int(limit.value)
     return lambda i: _ORDERS[order](step * i + start, number)
 
 
-def is_uniform(kernel: KernelIR, known: Sequence[Level], answers: Mapping[int, bool], value: int) -> bool:
+def is_uniform(kernel: KernelIR, value_levels: Sequence[Level], answers: Mapping[int, bool], value: int) -> bool:
     """Whether a value is the same for all elements of a segment."""
-    if known[value] is not Level.ELEMENT or value in answers:
+    if value_levels[value] is not Level.ELEMENT or value in answers:
         return True
     instruction = kernel.body[value]
-    return isinstance(instruction, Compute) and all(is_uniform(kernel, known, answers, v) for v in instruction.args)
+    return isinstance(instruction, Compute) and all(
+        is_uniform(kernel, value_levels, answers, v) for v in instruction.args
+    )
 
 
 def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Affine] | None:
-    """A guarded load's address as what is the same for the row, and what moves within it; None where the latter alone,
-    which is read where the guard is false, may lie outside the buffer."""
+    """A guarded load's address in two parts: the one that is constant in a row, and the one that changes within it.
+
+    Where the guard is false the second part alone is read. None where that may lie outside the buffer.
+    """
     if load.address.indirect:
         return None
     offset = load.address.offset

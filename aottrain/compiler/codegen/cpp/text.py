@@ -30,7 +30,7 @@ _OWN = ("exp", "expm1", "log", "log1p", "tanh", "erf", "sin", "cos")
 
 
 def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool = True) -> str:
-    """in_loop: whether it is one of many in a row, where `cpp_circular` chooses how angles are reduced."""
+    """in_loop: whether it is one of many in a row, where `cpp.circular` chooses how angles are reduced."""
     args = [f"v{v}" for v in instruction.args]
     op, kind = instruction.op, COMPUTED[kinds[-1]]
     if op == "cast":
@@ -59,30 +59,30 @@ def arithmetic(instruction: Compute, kinds: Sequence[torch.dtype], in_loop: bool
 def _function(op: str, args: Sequence[str], kind: str) -> str:
     single = kind == "float"
     suffix = "f" if single else ""
-    given = ", ".join(args)
+    arguments = ", ".join(args)
     if op == "fmod" and kind not in ("float", "double"):
         return f"({kind})({args[0]} % {args[1]})"
     if op == "fma":
-        return f"fma_({given})" if kind in ("float", "double") else f"({kind})({args[0]} * {args[1]} + {args[2]})"
+        return f"fma_({arguments})" if kind in ("float", "double") else f"({kind})({args[0]} * {args[1]} + {args[2]})"
     if op in ("sigmoid", "sign"):
-        return f"{op}_({given})" if kind in ("float", "double") else f"({kind})sign_((i64){given})"
+        return f"{op}_({arguments})" if kind in ("float", "double") else f"({kind})sign_((i64){arguments})"
     if op in _OWN:
-        return f"{op}_({given})" if single else f"{op}({given})"
+        return f"{op}_({arguments})" if single else f"{op}({arguments})"
     if op in _LIBM:
-        return f"{op}{suffix}({given})"
+        return f"{op}{suffix}({arguments})"
     one = "1.0f" if single else "1.0"
     if op == "rsqrt":
-        return f"{one} / __builtin_sqrt{suffix}({given})"
+        return f"{one} / __builtin_sqrt{suffix}({arguments})"
     if op == "reciprocal":
-        return f"{one} / {given}"
+        return f"{one} / {arguments}"
     if op == "abs":
         if kind in ("float", "double"):
-            return f"__builtin_fabs{suffix}({given})"
-        return f"({kind})({given} < 0 ? -{given} : {given})"
+            return f"__builtin_fabs{suffix}({arguments})"
+        return f"({kind})({arguments} < 0 ? -{arguments} : {arguments})"
     if op in ("sqrt", "floor", "ceil", "trunc"):
-        return f"__builtin_{op}{suffix}({given})" if kind in ("float", "double") else given
+        return f"__builtin_{op}{suffix}({arguments})" if kind in ("float", "double") else arguments
     if op == "round":
-        return f"__builtin_rint{suffix}({given})" if kind in ("float", "double") else given
+        return f"__builtin_rint{suffix}({arguments})" if kind in ("float", "double") else arguments
     raise KeyError(f"no C++ for {op}")
 
 

@@ -1,8 +1,8 @@
 """Kernels that read or write across memory, such as a change of layout, in tiles that stay in the nearest cache.
 
-Where a loop over rows steps through memory one by one and the loop over a row's elements in large steps, each element
-costs a cache line, of which the rest is gone before the next row asks for it. So a tile of some rows is copied at once,
-by whole lines, and computed from the copy.
+Where the loop over rows is contiguous in memory and the loop over a row's elements takes large steps, each element
+costs a cache line, which is evicted before the next row reads its next element. So a tile of a few rows is copied at
+once, by whole lines, and computed from the copy.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ _SPECIAL = {"sin", "cos", "tan", "checked", "philox"}
 
 @dataclass(frozen=True)
 class Tile:
-    """loop: the outer loop of a tile's rows. loads, stores: those across memory, by the position in the body and in the
-    kernel's stores."""
+    """Which loops of a kernel run in tiles, and which accesses go through a copy of the tile."""
 
     kernel: KernelIR
     loop: int
+    """The outer loop of a tile's rows."""
     loads: tuple[int, ...]
+    """Loads across memory, by their position in the body."""
     stores: tuple[int, ...]
+    """Stores across memory, by their position in the kernel's stores."""
 
     @property
     def last(self) -> int:
@@ -64,7 +66,7 @@ class Tile:
             load = kernel.body[value]
             assert isinstance(load, Load)
             source = f"p{load.buffer}[{affine_text(load.address.offset)}]"
-            self._copy(out, load.buffer, f"t{value}", f"t{value}[{self.place}] = {source};")
+            self._copy(out, load.buffer, f"t{value}", f"t{value}[{self.position}] = {source};")
         for number in self.stores:
             self._declare(out, kernel.stores[number].buffer, f"s{number}")
         out(2, f"for (i64 i{self.loop} = first_{self.loop}; i{self.loop} < end_{self.loop}; i{self.loop}++) {{")
@@ -77,21 +79,21 @@ class Tile:
         for number in self.stores:
             store = kernel.stores[number]
             target = f"p{store.buffer}[{affine_text(store.address.offset)}]"
-            self._loops(out, f"{target} = s{number}[{self.place}];")
+            self._loops(out, f"{target} = s{number}[{self.position}];")
         out(1, "}")
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         """Of an element in the copy of its tile."""
         return f"(i{self.loop} - first_{self.loop}) * {self.columns + _GAP} + i{self.last} - first_{self.last}"
 
     def read(self, value: int) -> str:
-        return loaded(self.kernel.body[value].dtype, f"t{value}", self.place)
+        return loaded(self.kernel.body[value].dtype, f"t{value}", self.position)
 
     def written(self, store: Store) -> str | None:
         """Where in a copy a store goes; None for one that goes to its buffer."""
         number = self.kernel.stores.index(store)
-        return f"s{number}[{self.place}]" if number in self.stores else None
+        return f"s{number}[{self.position}]" if number in self.stores else None
 
     def _bounds(self, out: Callable[[int, str], None], part: str, loop: int, size: int) -> None:
         whole = self.kernel.ranges[loop]
@@ -116,7 +118,7 @@ class Tile:
         out(3, f"for (i64 i{a} = first_{a}; i{a} < end_{a}; i{a}++) {text}")
 
 
-def find_tile(kernel: KernelIR, known: Sequence[Level], plan: PassPlan) -> Tile | None:
+def find_tile(kernel: KernelIR, value_levels: Sequence[Level], plan: PassPlan) -> Tile | None:
     """None where no access of a kernel without reductions goes across memory."""
     last = len(kernel.ranges) - 1
     if kernel.num_outer != last or last < 1 or kernel.columns or plan.holds or kernel.ranges[last] < _FEWEST:
@@ -126,19 +128,19 @@ def find_tile(kernel: KernelIR, known: Sequence[Level], plan: PassPlan) -> Tile 
             return None
         if isinstance(instruction, Load) and (instruction.guard is not None or instruction.address.indirect):
             return None
-    if any(store.address.indirect or not is_element(kernel, known, store) for store in kernel.stores):
+    if any(store.address.indirect or not is_element(kernel, value_levels, store) for store in kernel.stores):
         return None
     loads = {v: _rows_of(kernel, i.buffer, i.address.offset) for v, i in enumerate(kernel.body) if isinstance(i, Load)}
     stores = {n: _rows_of(kernel, s.buffer, s.address.offset) for n, s in enumerate(kernel.stores)}
-    found = [loop for loop in (*loads.values(), *stores.values()) if loop is not None]
-    if not found or (len(loads) == len(found) == 1 and _stays_near(kernel, *loads)):
+    loops = [loop for loop in (*loads.values(), *stores.values()) if loop is not None]
+    if not loops or (len(loads) == len(loops) == 1 and _stays_near(kernel, *loads)):
         return None
-    loop = max(found, key=found.count)
+    loop = max(loops, key=loops.count)
     return Tile(
         kernel,
         loop,
-        tuple(value for value, own in loads.items() if own == loop),
-        tuple(number for number, own in stores.items() if own == loop),
+        tuple(value for value, rows_loop in loads.items() if rows_loop == loop),
+        tuple(number for number, rows_loop in stores.items() if rows_loop == loop),
     )
 
 

@@ -16,11 +16,13 @@ _HEIGHT, _WIDTH, _WHOLE_HEIGHT = 16, 64, 1024
 
 
 class Columns:
-    """out(depth, text) writes a line; masked(value, op, axes): a value as a full tile, without effect on the reduction
-    outside of the elements.
+    """Writes a kernel's reductions over rows.
 
     A column's total is `l0` in registers, one element for each of the tile, until the program's rows are done. Where
-    rows are walked along they are too long for that, and partial results are added up in scratch memory.
+    rows are swept they are too long for that, and partial results are added up in scratch memory.
+
+    out(depth, text) writes a line. masked(value, op, axes) is a value as a full tile, without effect on the reduction
+    outside of the elements.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Columns:
         return column.whole or not self.tile.swept
 
     def accumulate(self, depth: int, k: int, column: Column) -> None:
-        """Add a tile to the program's partial result: in registers; in scratch memory where rows are walked along."""
+        """Add a tile to the program's partial result: in registers; in scratch memory where rows are swept."""
         dtype = self._total_type(column)
         over = self.index.all_axes if column.whole else frozenset({ROW})
         part = self._masked(column.value, column.op, over)
@@ -84,8 +86,8 @@ class Columns:
         self._out(depth, f"part{k} = {reduced(column.op, part, 0)}[None, :]")
         if self.tile.rows_each > self.tile.rows:
             later = " & ".join([*([mask] if mask else []), "(step > 0)"])
-            known = f"tl.load(at{k}, mask={later}, other={identity(column.op, dtype)})"
-            self._out(depth, f"part{k} = {folded(column.op, known, f'part{k}', dtype)}")
+            previous = f"tl.load(at{k}, mask={later}, other={identity(column.op, dtype)})"
+            self._out(depth, f"part{k} = {folded(column.op, previous, f'part{k}', dtype)}")
         self._out(depth, f"tl.store(at{k}, part{k}{option('mask', mask)})")
         # The next row's tile may be laid out over the threads in another way.
         self._out(depth, "tl.debug_barrier()")
@@ -130,16 +132,16 @@ class Columns:
         return finish, -(-size // _WIDTH), 4, parameters
 
     def _add_partials(
-        self, k: int, column: Column, count: int, shape: str, height: int, place: str, offset: str
+        self, k: int, column: Column, count: int, shape: str, height: int, position: str, offset: str
     ) -> None:
         dtype = self._total_type(column)
         start = identity(column.op, dtype)
-        inside = f"{place} < {count}" if column.whole else f"({place} < {count}) & (col < {self.kernel.row_size})"
+        inside = f"{position} < {count}" if column.whole else f"({position} < {count}) & (col < {self.kernel.row_size})"
         self._out(1, f"total = tl.full({shape}, {start}, {STORED[dtype]})")
         self._out(1, f"for start in range(0, {count}, {height}):")
         self._out(2, f"part = start + tl.arange(0, {height})")
-        known = f"tl.load(s{k} + {offset}, mask={inside}, other={start})"
-        self._out(2, f"total = {folded(column.op, 'total', known, dtype)}")
+        partials = f"tl.load(s{k} + {offset}, mask={inside}, other={start})"
+        self._out(2, f"total = {folded(column.op, 'total', partials, dtype)}")
 
     def _result(self, column: Column, total: str) -> str:
         dtype = self._total_type(column)

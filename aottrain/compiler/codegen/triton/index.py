@@ -42,38 +42,38 @@ class Indices:
             parts.append(str(position.constant))
         return " + ".join(parts)
 
-    def shaped(self, offset: str, axes: Axes, wanted: Axes) -> str:
-        """An offset that varies along `axes` as one with the dimensions that `wanted` has as well."""
-        more = [name for name in self.names if name in wanted - axes]
+    def shaped(self, offset: str, axes: Axes, target: Axes) -> str:
+        """An offset that varies along `axes` as one with the dimensions that `target` has as well."""
+        more = [name for name in self.names if name in target - axes]
         text = " + ".join([offset, *(f"{name} * 0" for name in more)])
         return f"({text})" if " " in text else text
 
     def _runs(self, position: Affine, axis: str) -> list[tuple[tuple[int, int], int]]:
         """(first and last loop, coefficient of the last) of each run of loops that count as one."""
         ranges = self.kernel.ranges
-        found: list[tuple[tuple[int, int], int]] = []
+        runs: list[tuple[tuple[int, int], int]] = []
         for loop in self.loops[axis]:
             c = position.coefficient(loop)
             if not c or ranges[loop] == 1:
                 continue
-            if found:
-                (first, last), before = found[-1]
+            if runs:
+                (first, last), before = runs[-1]
                 # Loops of one iteration between them do not count.
                 skipped = all(ranges[between] == 1 for between in range(last + 1, loop))
                 if skipped and before == c * ranges[loop]:
-                    found[-1] = (first, loop), c
+                    runs[-1] = (first, loop), c
                     continue
-            found.append(((loop, loop), c))
-        return found
+            runs.append(((loop, loop), c))
+        return runs
 
-    def _place(self, axis: str, run: tuple[int, int]) -> tuple[int, int]:
+    def _step_and_size(self, axis: str, run: tuple[int, int]) -> tuple[int, int]:
         """(step, size): the run's number is index // step % size."""
         ranges, last = self.kernel.ranges, self.loops[axis][-1]
         step = math.prod(ranges[run[1] + 1 : last + 1])
         return step, math.prod(ranges[run[0] : run[1] + 1])
 
     def _name(self, axis: str, run: tuple[int, int]) -> str:
-        step, size = self._place(axis, run)
+        step, size = self._step_and_size(axis, run)
         if step == 1 and size == self.counts[axis]:
             return axis
         return f"i{run[0]}" if run[0] == run[1] else f"i{run[0]}_{run[1]}"
@@ -81,7 +81,7 @@ class Indices:
     def _parts(self, axis: str) -> list[str]:
         lines = []
         for run in self.runs[axis]:
-            step, size = self._place(axis, run)
+            step, size = self._step_and_size(axis, run)
             name = self._name(axis, run)
             if name == axis:
                 continue

@@ -11,11 +11,11 @@ from aottrain.runtime.triton_launch import Launch, triton_launch
 
 def link_triton(kernels: Sequence[KernelCall]) -> dict[str, Launch]:
     """What runs each kernel. Equal ones, as those of repeated blocks, are one module: its comment is the first's."""
-    known: dict[str, Launch] = {}
-    found: dict[str, Launch] = {}
+    launch_by_code: dict[str, Launch] = {}
+    launches: dict[str, Launch] = {}
     for call in kernels:
         code = render_code(call.kernel)
-        if code not in known:
-            known[code] = triton_launch(render_triton(call.kernel))
-        found[call.kernel.name] = known[code]
-    return found
+        if code not in launch_by_code:
+            launch_by_code[code] = triton_launch(render_triton(call.kernel))
+        launches[call.kernel.name] = launch_by_code[code]
+    return launches

@@ -1,10 +1,10 @@
 """Render a KernelIR as a Triton module: one kernel, and one for each reduction over rows that sums its partial results.
 
-A kernel without reductions runs over its elements as one long line. Otherwise a tile is some rows by their elements:
-values of a row are columns of the tile, (rows, 1), and what rows share is (1, width), so that plain broadcasting joins
-them. Rows that fit are in registers once; longer ones are walked along, pass by pass, and computed again in each.
-Reductions over rows are deterministic: each program adds its own rows into a partial result in a scratch buffer, and a
-second kernel adds these in order.
+A kernel without reductions has one flat loop over all elements. Otherwise a tile is a number of rows by their elements:
+values of a row are (rows, 1), and what rows share is (1, width), so that plain broadcasting joins them. Rows that fit
+are loaded into registers once. Longer rows are looped over, pass by pass, and computed again in each pass. Reductions
+over rows are deterministic: each program adds its own rows into a partial result in a scratch buffer, and a second
+kernel adds these in order.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class Renderer:
 
     def _axes(self) -> list[Axes]:
         """The tile's dimensions along which each value varies."""
-        found: list[Axes] = []
+        axes: list[Axes] = []
         for instruction in self.kernel.body:
             if isinstance(instruction, Reduce):
-                found.append(frozenset({ROW}))
+                axes.append(frozenset({ROW}))
                 continue
-            own: Axes = frozenset().union(*(found[v] for v in operands(instruction)))
+            own: Axes = frozenset().union(*(axes[v] for v in operands(instruction)))
             if isinstance(instruction, Load):
                 own |= self.index.axes_of(instruction.address.offset)
             elif isinstance(instruction, Position):
                 own |= self.index.axes_of(instruction.offset)
-            found.append(own)
-        return found
+            axes.append(own)
+        return axes
 
     def render(self, name: str) -> str:
         kernel, tile, columns = self.kernel, self.tile, self.columns
@@ -138,7 +138,7 @@ class Renderer:
         body = self.kernel.body
         stores, columns = list(self.kernel.stores), list(enumerate(self.kernel.columns))
         # A buffer that is read again must not be written before.
-        last_read = {load.buffer: place for place, load in enumerate(body) if isinstance(load, Load)}
+        last_read = {load.buffer: position for position, load in enumerate(body) if isinstance(load, Load)}
         for value in range(len(body)):
             if value not in early:
                 self._define(depth, value)
@@ -168,12 +168,12 @@ class Renderer:
             if not is_element(kernel, self.levels, store):
                 self._store(depth, store)
 
-    def _pass(self, depth: int, turn: int, values: list[int]) -> None:
+    def _pass(self, depth: int, stage: int, values: list[int]) -> None:
         kernel = self.kernel
         reductions = [(v, i) for v, i in enumerate(kernel.body) if isinstance(i, Reduce)]
-        reductions = [(v, i) for v, i in reductions if self.stages[i.value] == turn]
-        stores = [s for s in kernel.stores if is_element(kernel, self.levels, s) and self._store_stage(s) == turn]
-        columns = [(k, c) for k, c in enumerate(kernel.columns) if self.stages[c.value] == turn]
+        reductions = [(v, i) for v, i in reductions if self.stages[i.value] == stage]
+        stores = [s for s in kernel.stores if is_element(kernel, self.levels, s) and self._store_stage(s) == stage]
+        columns = [(k, c) for k, c in enumerate(kernel.columns) if self.stages[c.value] == stage]
         if not (reductions or stores or columns):
             return
         for value, instruction in reductions:

@@ -15,9 +15,9 @@ from aottrain.ir.liveness import last_uses
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
 _TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
 # Elements of a row, times its values that live across a reduction, that are kept in registers: most of a
-# multiprocessor's 65536. Walking along a row computes it again in each pass.
+# multiprocessor's 65536. A row that is swept is computed again in each pass.
 _HELD_ELEMENTS, _LONGEST_HELD = 57344, 16384
-# Programs wanted: two for each of an H100's 132 multiprocessors, so that all run at once.
+# Programs to aim for: two for each of an H100's 132 multiprocessors, so that all run at once.
 _PROGRAMS = 264
 # Rows that are reduced and summed up, where they are not wider than this: four warps, whose threads have as many
 # elements as registers hold (values alive across a reduction, times elements), within bounds. Measured on an H100 by
@@ -30,21 +30,24 @@ _NARROW = 1 << 30
 
 @dataclass(frozen=True)
 class Tile:
-    """flat: all elements are numbered in one; a tile is `width` of them. Otherwise it is `rows` rows of `width`.
-
-    swept: a program walks along its rows, pass by pass. Otherwise a tile has all elements of its rows, or those of one
-    of `width_programs` programs. rows_each: rows of one program, a multiple of `rows`. wide: offsets are 64 bits.
-    """
+    """The part of a kernel's elements that a program computes at once."""
 
     flat: bool
+    """Whether all elements are numbered in one: a tile is `width` of them. Otherwise it is `rows` rows of `width`."""
     rows: int
     width: int
     num_warps: int
     wide: bool
+    """Whether offsets are 64 bits."""
     swept: bool = False
+    """Whether a program loops over the elements of its rows, pass by pass. Otherwise a tile has all elements of its
+    rows, or those of one of `width_programs` programs."""
     rows_each: int = 1
+    """Rows of one program, a multiple of `rows`."""
     row_programs: int = 1
+    """Programs that share the rows."""
     width_programs: int = 1
+    """Programs that share a row."""
 
     @property
     def num_programs(self) -> int:
@@ -54,9 +57,9 @@ class Tile:
 def choose_tile(kernel: KernelIR) -> Tile:
     wide = needs_wide_offsets(kernel)
     reduces = any(isinstance(instruction, Reduce) for instruction in kernel.body)
-    known = levels(kernel)
+    value_levels = levels(kernel)
     plain_columns = any(not column.whole for column in kernel.columns)
-    elements_only = all(is_element(kernel, known, store) for store in kernel.stores)
+    elements_only = all(is_element(kernel, value_levels, store) for store in kernel.stores)
     if not reduces and not plain_columns and elements_only:
         return _flat(kernel, wide)
     if not reduces:
@@ -101,11 +104,11 @@ def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, widt
 def _num_held(kernel: KernelIR) -> int:
     """The most values of an element that are alive across a reduction over its row, at least one: what registers must
     hold. In between, an element's values come and go; what is stored is stored as soon as it is there."""
-    known = levels(kernel)
+    value_levels = levels(kernel)
     last = last_uses(map(operands, kernel.body))
     reductions = [position for position, instruction in enumerate(kernel.body) if isinstance(instruction, Reduce)]
-    elements = [value for value in last if known[value] is Level.ELEMENT]
-    return max([1, *(sum(value < at < last[value] for value in elements) for at in reductions)])
+    elements = [value for value in last if value_levels[value] is Level.ELEMENT]
+    return max([1, *(sum(value < reduction < last[value] for value in elements) for reduction in reductions)])
 
 
 def _warps(elements: int) -> int:
@@ -131,8 +134,8 @@ def _reach(position: Affine, ranges: tuple[int, ...]) -> int:
 
 def affines(kernel: KernelIR) -> list[Affine]:
     """All positions that the kernel computes."""
-    found = [i.address.offset for i in kernel.body if isinstance(i, Load)]
-    found += [i.offset for i in kernel.body if isinstance(i, Position)]
-    found += [store.address.offset for store in kernel.stores]
-    found += [column.address.offset for column in kernel.columns if not column.whole]
-    return found
+    positions = [i.address.offset for i in kernel.body if isinstance(i, Load)]
+    positions += [i.offset for i in kernel.body if isinstance(i, Position)]
+    positions += [store.address.offset for store in kernel.stores]
+    positions += [column.address.offset for column in kernel.columns if not column.whole]
+    return positions

@@ -68,14 +68,14 @@ def ilp(sizes: Sequence[int], values: Sequence[float], capacity: int) -> list[in
         raise UnsupportedError("the knapsack as an integer program needs scipy: pip install scipy") from error
     # In units of the capacity and of the largest value: HiGHS takes differences below 1e-6 for none.
     weights, worth = np.array([sizes[i] for i in items], dtype=float), np.array([values[i] for i in items], dtype=float)
-    found = optimize.milp(
+    solution = optimize.milp(
         -worth / max(worth.max(), 1e-300),
         constraints=optimize.LinearConstraint(weights[None, :] / capacity, ub=1.0),
         integrality=np.ones(len(items)),
         bounds=optimize.Bounds(0, 1),
         options={"mip_rel_gap": 0.0},
     )
-    chosen = [i for i, taken in zip(items, found.x, strict=True) if taken > 0.5]
+    chosen = [i for i, taken in zip(items, solution.x, strict=True) if taken > 0.5]
     while sum(sizes[i] for i in chosen) > capacity:  # by rounding within the solver's tolerance
         chosen.remove(min(chosen, key=lambda i: values[i] / sizes[i]))
     return sorted(free + chosen)

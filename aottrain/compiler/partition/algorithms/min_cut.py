@@ -113,14 +113,14 @@ class _Network:
 
     def reaching(self, sink: int) -> set[int]:
         """The nodes from which more could flow to the sink."""
-        found, stack = {sink}, [sink]
+        nodes, stack = {sink}, [sink]
         while stack:
             for edge in self.out[stack.pop()]:
                 before = self.target[edge]
-                if self.room[edge ^ 1] and before not in found:
-                    found.add(before)
+                if self.room[edge ^ 1] and before not in nodes:
+                    nodes.add(before)
                     stack.append(before)
-        return found
+        return nodes
 
 
 def reference_cut(

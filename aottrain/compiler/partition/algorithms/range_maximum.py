@@ -7,8 +7,8 @@ from collections.abc import Sequence
 _BLOCK = 96
 
 
-class Levels:
-    """values: one for each position. Blocks of positions have their largest value at hand, and a common addend."""
+class RangeMaximum:
+    """values: one for each position. Each block of positions stores its largest value, and a common addend."""
 
     def __init__(self, values: Sequence[int]):
         self._values = list(values)
@@ -21,11 +21,11 @@ class Levels:
         values, low, high = self._values, first // _BLOCK, (end - 1) // _BLOCK
         if low == high:
             return max(values[first:end]) + self._added[low]
-        found = max(
+        at_ends = max(
             max(values[first : (low + 1) * _BLOCK]) + self._added[low],
             max(values[high * _BLOCK : end]) + self._added[high],
         )
-        return max(found, *self._largest[low + 1 : high]) if low + 1 < high else found
+        return max(at_ends, *self._largest[low + 1 : high]) if low + 1 < high else at_ends
 
     def add(self, first: int, end: int, amount: int) -> None:
         """To each position from `first` to before `end`."""

@@ -1,11 +1,11 @@
-"""How good a plan can be at all: the least time that any plan must add to a step whose peak is to be so low.
+"""A lower bound for all plans: the least time that any plan must add to a step whose peak is not above a limit.
 
-At one instant of the backward, what its remaining ops read of the forward is alive, or is made again after it. Which
-values to hold in the bytes that are left is a knapsack whose items depend on one another: what is made again reads
-values, which must be alive or made again in turn. With a price on bytes in the place of their limit it is a minimum cut
-(a project selection: Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976), and at any
-price the cut, less the price of the bytes that are there, is a lower bound (Geoffrion, "Lagrangean relaxation for
-integer programming", 1974). The best price is found where two cuts cost the same, as in Newton's method: a few cuts.
+At one instant of the backward, each forward value that its remaining ops read is alive, or is recomputed later. Which
+values to hold in the bytes that are left is a knapsack whose items depend on one another: a recomputed value reads
+others, which must be alive or recomputed in turn. With a price on bytes instead of a limit it is a minimum cut (a
+project selection: Picard, "Maximal closure of a graph and applications to combinatorial problems", 1976). At any price
+the cut, less the price of the bytes that are there, is a lower bound (Geoffrion, "Lagrangean relaxation for integer
+programming", 1974). The best price is where two cuts cost the same; as in Newton's method, it takes a few cuts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_CUTS = 32
 
 
 def find_gap(graph: StorageGraph, plan: PartitionPlan, parts: PartitionedGraph) -> Gap | None:
-    """None where the plan's backward is not known op by op. graph: the plan's joint graph, contracted."""
+    """None where the ops of the plan's backward cannot be told. graph: the plan's joint graph, contracted."""
     backward = scheduled_ops(graph, plan, parts)
     if backward is None:
         return None
@@ -57,21 +57,23 @@ def least_added_seconds(graph: StorageGraph, always: frozenset[int], peak_bytes:
         return inf
     for _ in range(_MOST_CUTS):
         price = (below[0] - above[0]) / (above[1] - below[1])
-        value, found = network.cut(price)
-        if found in (below, above) or value >= (1 - 1e-9) * (above[0] + price * above[1]):
+        value, choice = network.cut(price)
+        if choice in (below, above) or value >= (1 - 1e-9) * (above[0] + price * above[1]):
             break
-        below, above = (below, found) if found[1] > room else (found, above)
+        below, above = (below, choice) if choice[1] > room else (choice, above)
     return max(value - price * room, 0.0)
 
 
 @dataclass(frozen=True)
 class _LateInstant:
-    """While one late op runs. waiting: storages of the forward that ops after it read and it does not; there: those
-    that are alive in any case; other_bytes: of all that is alive besides what waits."""
+    """What is alive while one late op runs."""
 
     waiting: tuple[int, ...]
+    """Storages of the forward that ops after it read and it does not."""
     there: frozenset[int]
+    """Storages that are alive in any case."""
     other_bytes: int
+    """Of all that is alive besides what waits."""
 
 
 def _fullest(graph: StorageGraph) -> _LateInstant:
@@ -84,21 +86,23 @@ def _fullest(graph: StorageGraph) -> _LateInstant:
     held = {s: k for s, k in last.items() if s not in made and s not in free}
     dying = freed_after(last, free - made)
     now = sum(graph.sizes[s] for s in (*(graph.outputs - graph.at_hand), *held)) + graph.tangent_bytes
-    most, at = -1, 0
+    most, fullest = -1, 0
     for k, i in enumerate(late):
         now += graph.write_bytes[i]
         if now + graph.workspaces[i] > most:
-            most, at = now + graph.workspaces[i], k
+            most, fullest = now + graph.workspaces[i], k
         now -= sum(graph.sizes[s] for s in dying.get(k, ()))
-    read = frozenset(graph.reads[late[at]]) if late else frozenset()
-    waiting = tuple(s for s, k in held.items() if k >= at and s not in read)
+    read = frozenset(graph.reads[late[fullest]]) if late else frozenset()
+    waiting = tuple(s for s, k in held.items() if k >= fullest and s not in read)
     return _LateInstant(waiting, free | read, max(most, 0) - sum(graph.sizes[s] for s in waiting))
 
 
 class _Choice:
-    """Whether to hold or to make again what waits, as a cut between ops that do not run again and values that wait.
+    """Which waiting values to hold and which to recompute, as a minimum cut between ops that do not run again and these
+    values.
 
-    Vertices: a storage, cut where it is held; two for each op, of which the first is cut where it runs again.
+    A storage is one vertex, which is cut where the storage is held. An op is two vertices, of which the first is cut
+    where the op runs again.
     """
 
     def __init__(self, graph: StorageGraph, always: frozenset[int], instant: _LateInstant):
@@ -120,7 +124,7 @@ class _Choice:
             if op in ops:
                 continue
             ops.add(op)
-            self._add(op, graph.again[op] if op in always else 0.0)
+            self._add(op, graph.rerun_seconds[op] if op in always else 0.0)
             for read in graph.reads[op]:
                 if read not in instant.there:
                     self.edges.append((read, self.first + 2 * op + 1))

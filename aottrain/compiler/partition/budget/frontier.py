@@ -1,9 +1,9 @@
 """The trade between peak memory and time: a family of plans that no budget changes, from which each budget picks one.
 
-From all that the backward reads, values are given up at the instant of the peak, those first that free most bytes for
-each second (refinement.reexecute); every schedule on the way, and the plans of other strategies, are then relieved of
-recompute that their peak leaves room for (refinement.relax), and the undominated ones are kept. Nothing depends on a
-budget, so the cheapest plan whose peak fits is monotone: a smaller budget never has a higher peak. (In the spirit of
+The search starts from all that the backward reads. At the instant of the peak it gives up values, those first that free
+most bytes for each second (refinement.reexecute). Every schedule on the way, and the plans of other strategies, then
+lose the recompute that their peak leaves room for (refinement.relax). The undominated ones are kept. Nothing depends on
+a budget, so the cheapest plan whose peak fits is monotone: a smaller budget never has a higher peak. (In the spirit of
 Kirisame et al., "Dynamic Tensor Rematerialization", 2021, but ahead of time, on exact lifetimes.)
 """
 
@@ -19,17 +19,19 @@ from aottrain.compiler.partition.costs.storages import StorageGraph
 # A round of the search is linear in the ops; deep graphs give up several values a round to stay within a second.
 _ROUNDS_TIMES_OPS = 120_000
 _LEAST_ROUNDS = 12
-# In a small graph everything beside the path of the search joins, too.
+# In a graph of up to so many ops every schedule that is one move away from the path of the search joins, too.
 _SMALL = 64
 
 
 @dataclass(frozen=True)
 class Point:
-    """One plan of the family. seconds: of what is computed twice; origin: the search, or the strategy it came from."""
+    """One plan of the family."""
 
     timeline: Timeline
     seconds: float
+    """Of what is computed twice."""
     origin: str
+    """The search, or the strategy that it came from."""
 
     @property
     def peak_bytes(self) -> int:
@@ -43,10 +45,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Frontier:
-    """points: undominated, from the highest peak to the lowest."""
+    """The undominated plans of one program."""
 
     graph: StorageGraph
     points: tuple[Point, ...]
+    """From the highest peak to the lowest."""
 
     @property
     def lowest(self) -> Point:
@@ -59,11 +62,11 @@ class Frontier:
 
     def apart(self, ratio: float) -> list[Point]:
         """Points of which each peaks at most at that share of the one before; the fastest and the lowest are there."""
-        found = [self.points[0]]
+        points = [self.points[0]]
         for point in self.points[1:]:
-            if point.peak_bytes <= ratio * found[-1].peak_bytes or point is self.lowest:
-                found.append(point)
-        return found
+            if point.peak_bytes <= ratio * points[-1].peak_bytes or point is self.lowest:
+                points.append(point)
+        return points
 
 
 def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Frontier:
@@ -76,15 +79,15 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
 
     plans = [(origin, saved, False) for origin, saved in others.items()]
     plans.append(("borders of blocks", _at_borders(graph, emitter), True))
-    found = [point(simulate(graph, emitter.emit(saved, forget)), origin) for origin, saved, forget in plans]
+    points = [point(simulate(graph, emitter.emit(saved, forget)), origin) for origin, saved, forget in plans]
     start = simulate(graph, emitter.emit(_start(graph), False))
     rounds = max(_LEAST_ROUNDS, _ROUNDS_TIMES_OPS // max(len(graph.ops), 1))
     several = -(-3 * len(start.schedule.saved) // (2 * rounds))
     # Prices, and whether what is computed again is held for later uses: first so, then not, from where that ends.
-    searches: list[tuple[list[float], tuple[bool, ...]]] = [(graph.again, (True, False))]
+    searches: list[tuple[list[float], tuple[bool, ...]]] = [(graph.rerun_seconds, (True, False))]
     if several == 1:
         searches.append(([op.fused_cost for op in graph.ops], (False,)))
-    if several == 1 and graph.again != graph.costs:
+    if several == 1 and graph.rerun_seconds != graph.costs:
         searches.append((graph.costs, (True, False)))
     for prices, kinds in searches:
         path = [start]
@@ -92,8 +95,8 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
             path += reexecute(emitter, min(path, key=_peak), prices, hold, several, rounds)
         if len(graph.ops) <= _SMALL:
             path += [near for timeline in path for near in neighbours(emitter, timeline)]
-        found += _undominated(point(trim(graph, timeline), "search") for timeline in path)
-    return Frontier(graph, _undominated(point(relax(emitter, each.timeline), each.origin) for each in found))
+        points += _undominated(point(trim(graph, timeline), "search") for timeline in path)
+    return Frontier(graph, _undominated(point(relax(emitter, each.timeline), each.origin) for each in points))
 
 
 def _peak(timeline: Timeline) -> int:
@@ -110,7 +113,7 @@ def _at_borders(graph: StorageGraph, emitter: Emitter) -> frozenset[int]:
 def _start(graph: StorageGraph) -> frozenset[int]:
     """What the backward reads, where that is made by the user's forward. What only gradient formulas make, as eager
     does in its backward, is followed back to what they read."""
-    found: set[int] = set()
+    saved: set[int] = set()
     seen: set[int] = set()
     stack = list(graph.demanded)
     first_late = min((op.order for op in graph.ops if op.late), default=0)
@@ -121,12 +124,12 @@ def _start(graph: StorageGraph) -> frozenset[int]:
         seen.add(storage)
         producer = graph.producers[storage]
         if producer < 0 or storage in graph.must:
-            found.add(storage)
+            saved.add(storage)
         elif graph.ops[producer].order > first_late or storage in graph.dropped:
             stack += graph.reads[producer]
         else:
-            found.add(storage)
-    return frozenset(found)
+            saved.add(storage)
+    return frozenset(saved)
 
 
 def _undominated(points: Iterable[Point]) -> tuple[Point, ...]:

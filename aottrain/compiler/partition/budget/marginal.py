@@ -16,11 +16,12 @@ _NUM_SIMULATED = 32
 
 @dataclass(frozen=True)
 class Marginal:
-    """Of not saving a value but computing it just before its first use in the backward: the seconds that it adds to the
-    step, and the bytes by which the step's peak changes (None: not simulated)."""
+    """The effect of not saving a value but computing it just before its first use in the backward."""
 
     seconds: float
+    """What it adds to the step."""
     peak_change: int | None
+    """Bytes by which the step's peak changes; None: not simulated."""
 
 
 def marginals(
@@ -38,24 +39,24 @@ def marginals(
     emitter = Emitter(graph)
     base = OpSchedule(saved, emitter.emit(saved, False).forward, backward)
     base_peak, base_seconds = simulate(graph, base).peak_bytes, seconds_beyond(graph, base, 0.0)
-    places = _Places(graph, base)
-    found: dict[str, Marginal] = {}
+    accesses = _FirstAccesses(graph, base)
+    by_value: dict[str, Marginal] = {}
     simulated = 0
     for storage in sorted(saved - graph.must - graph.outputs, key=lambda s: (-graph.sizes[s], s)):
-        again = places.recompute(storage)
+        again = accesses.recompute(storage)
         if again is None:
             continue
         position, ops = again
-        left = saved - {storage}
+        still_saved = saved - {storage}
         # A plan with a schedule says when a value is computed again; without one it is once, and kept.
         rest = backward[position:] if plan.schedule is not None else [i for i in backward[position:] if i not in ops]
-        without = OpSchedule(left, emitter.emit(left, False).forward, (*backward[:position], *ops, *rest))
+        without = OpSchedule(still_saved, emitter.emit(still_saved, False).forward, (*backward[:position], *ops, *rest))
         change = None
         if simulated < num_simulated:
             simulated += 1
             change = simulate(graph, without).peak_bytes - base_peak
-        found[graph.roots[storage].name] = Marginal(seconds_beyond(graph, without, base_seconds), change)
-    return found
+        by_value[graph.roots[storage].name] = Marginal(seconds_beyond(graph, without, base_seconds), change)
+    return by_value
 
 
 def scheduled_ops(graph: StorageGraph, plan: PartitionPlan, parts: PartitionedGraph) -> tuple[int, ...] | None:
@@ -69,7 +70,7 @@ def scheduled_ops(graph: StorageGraph, plan: PartitionPlan, parts: PartitionedGr
     return tuple(number[name] for name in names) if all(name in number for name in names) else None
 
 
-class _Places:
+class _FirstAccesses:
     """Where in a schedule's backward each storage is first read, and first written."""
 
     def __init__(self, graph: StorageGraph, schedule: OpSchedule):

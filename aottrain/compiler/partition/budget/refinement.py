@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from aottrain.compiler.partition.algorithms.range_maximum import Levels
+from aottrain.compiler.partition.algorithms.range_maximum import RangeMaximum
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 
@@ -34,8 +34,8 @@ class BackwardUses:
 
 def relax(emitter: Emitter, timeline: Timeline) -> Timeline:
     """The same or a cheaper schedule, whose peak is not higher: values are held, or saved, where there is room."""
-    found = _Relaxation(emitter, timeline).run()
-    return timeline if found is None else trim(emitter.graph, simulate(emitter.graph, found))
+    schedule = _Relaxation(emitter, timeline).run()
+    return timeline if schedule is None else trim(emitter.graph, simulate(emitter.graph, schedule))
 
 
 class _Relaxation:
@@ -43,7 +43,7 @@ class _Relaxation:
 
     def __init__(self, emitter: Emitter, timeline: Timeline):
         self.graph, self.emitter, self.schedule = emitter.graph, emitter, timeline.schedule
-        self.limit, self.peak, self.live = timeline.peak_bytes, timeline.peak, Levels(timeline.live)
+        self.limit, self.peak, self.live = timeline.peak_bytes, timeline.peak, RangeMaximum(timeline.live)
         self.start = len(self.schedule.forward) + 1  # of the backward
         self.uses = BackwardUses(self.graph, self.schedule.backward)
         self.saved = set(self.schedule.saved)
@@ -51,7 +51,7 @@ class _Relaxation:
 
     def run(self) -> OpSchedule | None:
         graph = self.graph
-        worth = {i: graph.again[i] / (graph.write_bytes[i] + 1) for i in self.uses.runs}
+        worth = {i: graph.rerun_seconds[i] / (graph.write_bytes[i] + 1) for i in self.uses.runs}
         for i in sorted(worth, key=lambda i: (-worth[i], i)):
             runs = self.uses.runs[i]
             for position in reversed(runs[1:]):
@@ -65,24 +65,24 @@ class _Relaxation:
         saved = frozenset(self.saved)
         return OpSchedule(saved, self.emitter.forward(saved), backward)
 
-    def _wanted(self, op: int, position: int) -> list[int]:
+    def _needed_results(self, op: int, position: int) -> list[int]:
         """What is read of this run's results before the op runs again."""
         runs = self.uses.runs[op]
         after = runs[runs.index(position) + 1 :]
         end = next((p for p in after if p not in self.removed), len(self.schedule.backward))
-        wanted = []
+        needed = []
         for storage in self.graph.writes[op]:
             touched = self.uses.touched[storage]
-            at = bisect_left(touched, position) + 1
-            read = at < len(touched) and any(p < end and p not in after for p in touched[at:])
+            index = bisect_left(touched, position) + 1
+            read = index < len(touched) and any(p < end and p not in after for p in touched[index:])
             if storage not in self.saved and (read or storage in self.graph.gradients):
-                wanted.append(storage)
-        return wanted
+                needed.append(storage)
+        return needed
 
     def _hold(self, op: int, position: int) -> None:
         """Keep the results of the run before instead of running the op here, where there is room."""
         spans = []
-        for storage in self._wanted(op, position):
+        for storage in self._needed_results(op, position):
             touched = self.uses.touched[storage]
             last = touched[bisect_left(touched, position) - 1]
             spans.append((self.start + last + 1, self.start + position, self.graph.sizes[storage]))
@@ -96,12 +96,12 @@ class _Relaxation:
         death, end = graph.forwards[self.schedule.forward][1], self.start + position
         if self.peak < end and all(death.get(s, 0) <= self.peak for s in graph.writes[op] if s not in self.saved):
             return  # they would lie through the peak
-        wanted = self._wanted(op, position)
-        if graph.dropped.intersection(wanted):
+        needed = self._needed_results(op, position)
+        if graph.dropped.intersection(needed):
             return
-        spans = [(death.get(s, self.start - 1), end, graph.sizes[s]) for s in wanted]
-        if self._take([span for span, s in zip(spans, wanted, strict=True) if s not in graph.outputs], position):
-            self.saved.update(wanted)
+        spans = [(death.get(s, self.start - 1), end, graph.sizes[s]) for s in needed]
+        if self._take([span for span, s in zip(spans, needed, strict=True) if s not in graph.outputs], position):
+            self.saved.update(needed)
 
     def _take(self, spans: list[tuple[int, int, int]], position: int) -> bool:
         for n, (first, end, size) in enumerate(spans):
@@ -136,10 +136,11 @@ def trim(graph: StorageGraph, timeline: Timeline) -> Timeline:
 def reexecute(
     emitter: Emitter, timeline: Timeline, prices: list[float], hold: bool, several: int, rounds: int
 ) -> Iterator[Timeline]:
-    """Schedules along a search for lower peaks: at each peak, the values that lie unused through it and that free most
-    bytes for each second are forgotten, and computed again just before their next use; `several` at a time, fewer
-    where that does not help. No move is made twice; `rounds`, or a while without a lower peak, end the search. (Tabu
-    search: Glover, "Future paths for integer programming", 1986.)
+    """Schedules along a search for lower peaks. (Tabu search: Glover, "Future paths for integer programming", 1986.)
+
+    At each peak some values are alive but not used. Those that free most bytes for each second are forgotten, and
+    computed again just before their next use: `several` at a time, fewer where that does not help. No move is made
+    twice. The search ends after `rounds`, or after a while without a lower peak.
 
     prices: seconds of each op. hold: where an op of those would run again later, its results are held until then.
     """
@@ -165,21 +166,25 @@ def neighbours(emitter: Emitter, timeline: Timeline) -> Iterator[Timeline]:
     """Every schedule that is one move of `reexecute` away."""
     graph = emitter.graph
     for hold in (True, False):
-        for move in _candidates(graph, timeline, graph.again, hold, set()):
+        for move in _candidates(graph, timeline, graph.rerun_seconds, hold, set()):
             yield simulate(graph, _apply(emitter, timeline.schedule, [move]))
 
 
 @dataclass(frozen=True)
 class _Move:
-    """storage: what to forget; position: in the backward, before which `chain` makes it again; relied: what the chain
-    reads; merged: later runs of the chain's ops, which are left out."""
+    """One value is forgotten, and made again later."""
 
     key: MoveKey
     storage: int
+    """What to forget."""
     position: int
+    """In the backward, before which the chain makes it again."""
     chain: list[int]
+    """The ops that make it."""
     relied: set[int]
+    """What the chain reads."""
     merged: list[int]
+    """Later runs of the chain's ops, which are left out."""
 
 
 def _apply(emitter: Emitter, schedule: OpSchedule, moves: list[_Move]) -> OpSchedule:
@@ -219,7 +224,7 @@ def _candidates(
 ) -> list[_Move]:
     """All moves, best first."""
     state, peak_op = _PeakState(graph, timeline), timeline.peak_op
-    found = []
+    scored = []
     for storage in state.idle():
         position = state.next_use(storage)
         key = storage, timeline.schedule.backward[position], peak_op
@@ -232,64 +237,65 @@ def _candidates(
         freed = graph.sizes[storage] - lengthened
         if freed > 0:
             score = freed / (seconds + _OWN_SHARE * prices[graph.producers[storage]] + 1e-9)
-            found.append((-score, storage, _Move(key, storage, position, ops, relied, [*merged.values()])))
-    found.sort(key=lambda each: each[:2])
-    return [move for _, _, move in found]
+            scored.append((-score, storage, _Move(key, storage, position, ops, relied, [*merged.values()])))
+    scored.sort(key=lambda each: each[:2])
+    return [move for _, _, move in scored]
 
 
 class _PeakState:
-    """What is alive at a schedule's peak. at: its position in the backward, -1 for the forward and its end."""
+    """What is alive at a schedule's peak."""
 
     def __init__(self, graph: StorageGraph, timeline: Timeline):
         self.graph, self.schedule = graph, timeline.schedule
         self.backward = self.schedule.backward
-        self.at = max(timeline.peak - len(self.schedule.forward) - 1, -1)
+        # Of the peak in the backward; -1 for the forward and its end.
+        self.position = max(timeline.peak - len(self.schedule.forward) - 1, -1)
         self.peak = timeline.peak
         uses = BackwardUses(graph, self.backward)
         self.touched, self.runs = uses.touched, uses.runs
 
     def idle(self) -> list[int]:
         """Values of early ops that are alive, that the op at the peak does not touch, and that may be made again."""
-        saved, backward, instant = self.schedule.saved, self.backward, self.at
+        saved, backward, instant = self.schedule.saved, self.backward, self.position
         producers, all_touched = self.graph.producers, self.touched
         death = self.graph.forwards[self.schedule.forward][1]
-        found = []
+        idle = []
         for storage in self.graph.repeatable:
             touched = all_touched[storage]
             if not touched or touched[-1] <= instant:
                 continue
             if storage in saved:
                 if touched[0] > instant and (instant >= 0 or death.get(storage, 0) <= self.peak):
-                    found.append(storage)
+                    idle.append(storage)
             elif touched[0] < instant:
-                at = bisect_left(touched, instant)
-                if touched[at] != instant and backward[touched[at]] != producers[storage]:
-                    found.append(storage)
-        return found
+                index = bisect_left(touched, instant)
+                if touched[index] != instant and backward[touched[index]] != producers[storage]:
+                    idle.append(storage)
+        return idle
 
     def next_use(self, storage: int) -> int:
         touched = self.touched[storage]
-        return touched[bisect_left(touched, self.at)]
+        return touched[bisect_left(touched, self.position)]
 
     def later_runs(self, ops: list[int], position: int) -> dict[int, int]:
         """By op, where it runs next."""
-        found = {}
+        next_runs = {}
         for op in ops:
             runs = self.runs.get(op, ())
-            at = bisect_left(runs, position)
-            if at < len(runs):
-                found[op] = runs[at]
-        return found
+            index = bisect_left(runs, position)
+            if index < len(runs):
+                next_runs[op] = runs[index]
+        return next_runs
 
     def alive(self, storage: int, position: int) -> bool:
         """Whether it holds a value just before that position that is read there or later."""
         touched = self.touched[storage]
-        at = bisect_left(touched, position)
-        if at == len(touched):
+        index = bisect_left(touched, position)
+        if index == len(touched):
             return False
         if storage in self.schedule.saved:
             return True
-        return at > 0 and self.backward[touched[at]] != self.graph.producers[storage]
+        return index > 0 and self.backward[touched[index]] != self.graph.producers[storage]
 
     def chain(self, storage: int, position: int) -> tuple[list[int], set[int], int] | None:
         """The ops that make it from what is alive there, in order; what they read of that; and the bytes of saved
@@ -321,4 +327,4 @@ class _PeakState:
     def _outlives_peak(self, storage: int) -> bool:
         """Whether a saved value is alive at the peak, or any time: then it may be read later, too."""
         touched = self.touched[storage]
-        return storage in self.graph.outputs or (bool(touched) and touched[-1] > self.at)
+        return storage in self.graph.outputs or (bool(touched) and touched[-1] > self.position)

@@ -20,22 +20,26 @@ _BESIDE_A_CUT = 1.25
 
 @dataclass(frozen=True)
 class OpSchedule:
-    """Ops by number. forward: in program order; backward: late ops in program order, recomputed ones between them. What
-    is saved is read as it was saved; of what is made several times, the newest."""
+    """The order of both programs, ops by number. What is saved is read as it was saved; of what is made several times,
+    the newest is read."""
 
     saved: frozenset[int]
+    """Storages."""
     forward: tuple[int, ...]
+    """In program order."""
     backward: tuple[int, ...]
+    """Late ops in program order, recomputed ones between them."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Bytes beside what is alive throughout, while each scheduled op runs, the end of the forward among them; peak: the
-    position of the largest."""
+    """The memory of a schedule."""
 
     schedule: OpSchedule
     live: tuple[int, ...]
+    """Bytes beside what is alive throughout, while each scheduled op runs, the end of the forward among them."""
     peak: int
+    """The position of the largest."""
 
     @property
     def peak_bytes(self) -> int:
@@ -50,14 +54,14 @@ class Timeline:
 def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
     """The stretch of the forward that each early op is in, and the storages at which stretches meet.
 
-    A cut is an instant of the forward at which all later ops depend on earlier ones through a single storage, the
-    output of a block, and perhaps through small ones such as a table of positions. Gradients come back through the same
+    Stretches meet at cuts. At such an instant of the forward all later ops depend on earlier ones through one storage,
+    the output of a block, and perhaps through small ones such as a table of positions. The backward passes the same
     instants in reverse.
     """
     count = len(graph.early)
     needed = _closure(graph, graph.outputs | graph.updates)
-    given = graph.at_hand | graph.copied
-    last = last_uses(set(graph.reads[i]) - given if i in needed else () for i in range(count))
+    inputs = graph.at_hand | graph.copied
+    last = last_uses(set(graph.reads[i]) - inputs if i in needed else () for i in range(count))
     units, cuts, open_storages, unit = [0] * count, set(), set[int](), 0
     for i in range(count):
         units[i] = unit
@@ -74,14 +78,14 @@ def find_units(graph: StorageGraph) -> tuple[list[int], frozenset[int]]:
 
 def _closure(graph: StorageGraph, storages: Iterable[int]) -> set[int]:
     """Early ops that these storages need."""
-    found: set[int] = set()
+    ops: set[int] = set()
     stack = list(storages)
     while stack:
         producer = graph.producers[stack.pop()]
-        if producer >= 0 and producer not in found:
-            found.add(producer)
+        if producer >= 0 and producer not in ops:
+            ops.add(producer)
             stack += graph.reads[producer]
-    return found
+    return ops
 
 
 class Emitter:
@@ -136,7 +140,7 @@ class Emitter:
         """Every op once; what only the backward needs, where that is cheapest."""
         graph, schedule = self.graph, self.emit(self.graph.demanded, False)
         ran = {*schedule.forward, *schedule.backward}
-        return sum(graph.costs[i] if i in self.always else graph.again[i] for i in ran)
+        return sum(graph.costs[i] if i in self.always else graph.rerun_seconds[i] for i in ran)
 
     def _recompute(self, missing: Iterable[int], present: bytearray) -> list[int]:
         """The early ops that make these storages from what is present, in program order."""
@@ -154,19 +158,19 @@ class Emitter:
 
     def _late_units(self) -> dict[int, int]:
         """The stretch of the forward whose gradient each late op belongs to: the last one whose values it reads."""
-        found, current = {}, max(self.units, default=0)
+        unit_of_op, current = {}, max(self.units, default=0)
         for late in self._late:
             producers = [self.graph.producers[s] for s in self.graph.reads[late]]
             read = [self.units[p] for p in producers if 0 <= p < len(self.units)]
             if read:
                 current = min(current, max(read))
-            found[late] = current
-        return found
+            unit_of_op[late] = current
+        return unit_of_op
 
 
 def seconds_beyond(graph: StorageGraph, schedule: OpSchedule, base: float) -> float:
     """How much longer than `base` seconds both programs take."""
-    costs, again = graph.costs, graph.again
+    costs, again = graph.costs, graph.rerun_seconds
     return sum(costs[i] for i in schedule.forward) + sum(again[i] for i in schedule.backward) - base
 
 

@@ -23,20 +23,21 @@ from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.measure.decisions import note, recorded
 
-# Scheduling a plan's kernels takes a while: of plans whose peaks are closer than this ratio, one is asked for them, and
-# of all these some whatever the budget is.
+# Scheduling a plan's kernels takes a while. So of plans whose peaks are closer than this ratio one is scheduled, and of
+# these so many are scheduled whatever the budget is.
 _APART = 0.97
-_NUM_RUNGS = 8
+_NUM_SAMPLES = 8
 
 
 @dataclass(frozen=True)
 class Family:
-    """All plans of one joint graph. fixed_bytes: alive throughout: parameters, buffers, batch, what is reserved.
-    reference: peak of the min-cut plan, which a budget of 1.0 stands for."""
+    """All plans of one joint graph."""
 
     frontier: Frontier
     fixed_bytes: int
+    """Alive throughout: parameters, buffers, batch, what is reserved."""
     reference: int
+    """Peak of the min-cut plan, which a budget of 1.0 stands for."""
     device: torch.device
 
     def limit(self, budget: Budget) -> int:
@@ -61,13 +62,13 @@ class Family:
     def free_bytes(self) -> int:
         """What the device could still give when this was first asked, or what a record says that it could."""
         question = "free bytes", f"{self.device.type} beside {self.fixed_bytes} bytes"
-        told = recorded(*question)
-        if told is not None and isinstance(told.choice, (int, float)):
-            note(*question, told.choice, told.source)
-            return int(told.choice)
-        found = free_bytes(self.device)
-        note(*question, found, "measured")
-        return found
+        decision = recorded(*question)
+        if decision is not None and isinstance(decision.choice, (int, float)):
+            note(*question, decision.choice, decision.source)
+            return int(decision.choice)
+        num_bytes = free_bytes(self.device)
+        note(*question, num_bytes, "measured")
+        return num_bytes
 
     def curve(self) -> tuple[tuple[int, float], ...]:
         """(peak in bytes, seconds of recompute) of every plan that no other one beats, from the highest peak down."""
@@ -85,7 +86,7 @@ def find_family(
     """others: plans of other strategies, min_cut first; they join the family. fused: as `plan_partition`."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
     if fused is not None:
-        graph.again = fused_prices(graph, fused.fits)
+        graph.rerun_seconds = fused_prices(graph, fused.fits)
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
     graph.must = graph.must | (must & graph.demanded)
@@ -119,7 +120,7 @@ def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> Parti
     fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
     """
     if fused is not None:
-        chosen = _Ladder(family, fused).choose(budget)
+        chosen = _KernelPeaks(family, fused).choose(budget)
         if chosen is not None:
             return _plan_at(family, chosen[0], budget, chosen[1])
     limit = family.limit(budget)
@@ -128,27 +129,27 @@ def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> Parti
     return _plan_at(family, cheapest, budget, limit)
 
 
-class _Ladder:
-    """Plans by the peaks of their kernels: some rungs, from the fastest plan to the lowest, and the plans between.
+class _KernelPeaks:
+    """Plans by the peaks of their kernels: samples, from the fastest plan to the lowest, and the plans between them.
 
-    Neither rungs nor their order hang on a budget. The first rung that fits is found, and from there faster plans whose
-    peak is no lower are tried, by bisection. Of two budgets that end at different plans the larger one has thus met a
-    peak that the smaller one had no room for: a smaller budget never has a higher peak.
+    Neither samples nor their order depend on a budget. The first sample that fits is taken. From there faster plans
+    whose peak is no lower are tried, by bisection. So of two budgets that end at different plans the larger one has met
+    a peak that the smaller one had no room for: a smaller budget never has a higher peak.
     """
 
     def __init__(self, family: Family, fused: Fused):
         self._family, self._fused = family, fused
         self._points = family.frontier.apart(_APART)
         last = len(self._points) - 1
-        self._rungs = sorted({last * i // (_NUM_RUNGS - 1) for i in range(_NUM_RUNGS)})
-        self._known: dict[int, int] = {}
+        self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
+        self._peaks: dict[int, int] = {}
 
     def choose(self, budget: Budget) -> tuple[Point, int] | None:
-        """The plan, and the bytes beside the fixed ones that the budget allows; None where no rung fits."""
+        """The plan, and the bytes beside the fixed ones that the budget allows; None where no sample fits."""
         if isinstance(budget, float):
             limit = self._family.reference
             if budget < 1.0:
-                lowest = min(map(self._peak, self._rungs))
+                lowest = min(map(self._peak, self._samples))
                 if lowest > limit:
                     return None
                 limit = lowest + int(budget * (limit - lowest))
@@ -156,30 +157,30 @@ class _Ladder:
             limit = self._family.free_bytes()
         else:
             limit = budget - self._family.fixed_bytes
-        rung = self._first(limit)
-        return None if rung is None else (self._points[self._faster(rung, limit)], limit)
+        sample = self._first(limit)
+        return None if sample is None else (self._points[self._faster(sample, limit)], limit)
 
     def _first(self, limit: int) -> int | None:
-        """The fastest rung whose kernels peak within the limit."""
-        return next((rung for rung in self._rungs if self._peak(rung) <= limit), None)
+        """The fastest sample whose kernels peak within the limit."""
+        return next((sample for sample in self._samples if self._peak(sample) <= limit), None)
 
-    def _faster(self, rung: int, limit: int) -> int:
-        """A point between this rung and the one before, or the rung."""
-        low = max((other for other in self._rungs if other < rung), default=rung)
-        while low + 1 < rung:
-            middle = (low + rung) // 2
-            if self._peak(rung) <= self._peak(middle) <= limit:
-                rung = middle
+    def _faster(self, sample: int, limit: int) -> int:
+        """A point between this sample and the one before, or the sample."""
+        low = max((other for other in self._samples if other < sample), default=sample)
+        while low + 1 < sample:
+            middle = (low + sample) // 2
+            if self._peak(sample) <= self._peak(middle) <= limit:
+                sample = middle
             else:
                 low = middle
-        return rung
+        return sample
 
     def _peak(self, number: int) -> int:
         """Bytes beside the fixed ones."""
-        if number not in self._known:
+        if number not in self._peaks:
             plan = _plan_at(self._family, self._points[number], 0.0, 0)
-            self._known[number] = self._fused.peak_bytes(plan) - self._family.fixed_bytes
-        return self._known[number]
+            self._peaks[number] = self._fused.peak_bytes(plan) - self._family.fixed_bytes
+        return self._peaks[number]
 
 
 def _plan_at(family: Family, point: Point, budget: Budget, limit: int) -> PartitionPlan:
@@ -217,6 +218,6 @@ def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[in
         op = graph.ops[i]
         random = info(op.node).kind is OpKind.RANDOM
         size = format_bytes(sum(graph.sizes[s] for s in op.writes))
-        text = f"computed again: {size} less held through the forward, for {format_seconds(graph.again[i])}"
+        text = f"computed again: {size} less held through the forward, for {format_seconds(graph.rerun_seconds[i])}"
         reasons[op.node.name] = "drawn again from the saved seed" if random else text
     return reasons

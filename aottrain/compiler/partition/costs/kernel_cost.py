@@ -1,8 +1,8 @@
 """What running an op of the forward again costs where the backward runs as generated kernels.
 
-It is asked of the rules that fuse: an op that shares a kernel with what reads it keeps its result in registers, and
-reads only what that kernel does not read already; an op that feeds a matrix product writes its result, as op by op.
-Under a budget no kernel reaches across a product, so neither does the price.
+The rules of fusion decide. An op that shares a kernel with what reads it keeps its result in registers, and reads only
+what that kernel does not read already. An op that feeds a matrix product writes its result, as it does op by op. Under
+a budget no kernel reaches across a product, so neither does the price.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ Fits = Callable[[fx.Node, fx.Node], bool]
 
 @dataclass(frozen=True)
 class Fused:
-    """What planning asks of generated kernels. alone: whether a library does a call, or it reads a whole window
-    for each result; peak_bytes: at which a plan's programs peak as small kernels."""
+    """What planning asks of generated kernels."""
 
     fits: Fits
     alone: Callable[[fx.Node], bool]
+    """Whether a library does a call, or it reads a whole window for each result."""
     peak_bytes: Callable[[PartitionPlan], int]
+    """At which a plan's programs peak as small kernels."""
 
 
 def fused_prices(graph: StorageGraph, fits: Fits) -> list[float]:
@@ -74,7 +75,7 @@ class _Rules:
 
     def __init__(self, graph: StorageGraph, fits: Fits):
         self._graph, self._ask, self._kinds = graph, fits, Kinds()
-        self._found: dict[Hashable, bool] = {}
+        self._answers: dict[Hashable, bool] = {}
         self.readers: list[list[int]] = [[] for _ in graph.sizes]
         products = 0
         self.stretches = []
@@ -94,16 +95,16 @@ class _Rules:
         if None in key:
             return self._ask(one, other)
         whole = *key, _layouts([*one.all_input_nodes, one, *other.all_input_nodes])
-        if whole not in self._found:
-            self._found[whole] = self._ask(one, other)
-        return self._found[whole]
+        if whole not in self._answers:
+            self._answers[whole] = self._ask(one, other)
+        return self._answers[whole]
 
 
 def _layouts(nodes: Iterable[fx.Node]) -> tuple[tuple[int, int], ...]:
     """Which of them lie in one storage, and where in it each starts."""
     numbers: dict[fx.Node, int] = {}
-    found = []
+    layouts = []
     for node in nodes:
         start = 0 if spec_of(node) is None else int(value_of(node).storage_offset())
-        found.append((numbers.setdefault(storage_root(node), len(numbers)), start))
-    return tuple(found)
+        layouts.append((numbers.setdefault(storage_root(node), len(numbers)), start))
+    return tuple(layouts)

@@ -84,14 +84,14 @@ def _unmasked_share(node: fx.Node) -> float:
     if not op_info(node.target).name.startswith("aten._scaled_dot_product"):
         return 1.0
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | node.kwargs
-    if not given.get("is_causal"):
+    arguments = dict(zip(names, node.args, strict=False)) | node.kwargs
+    if not arguments.get("is_causal"):
         return 1.0
-    query, key = value_of(given["query"]), value_of(given["key"])
+    query, key = value_of(arguments["query"]), value_of(arguments["key"])
     num_queries, num_keys = hint(query.shape[-2]), hint(key.shape[-2])
     short = min(num_queries, num_keys)
-    seen = short * (short + 1) // 2 + (num_queries - short) * num_keys
-    return seen / max(num_queries * num_keys, 1)
+    unmasked = short * (short + 1) // 2 + (num_queries - short) * num_keys
+    return unmasked / max(num_queries * num_keys, 1)
 
 
 def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:
@@ -99,22 +99,22 @@ def price_of(cost: str, *graphs: fx.Graph) -> Callable[[fx.Node], float]:
     graphs now, others when asked for; what cannot be run alone has its roofline time."""
     if cost == "roofline":
         return once_for_alike(node_seconds)
-    found = _timed(node for graph in graphs for node in calls(graph))
+    prices = _timed(node for graph in graphs for node in calls(graph))
 
     def seconds(node: fx.Node) -> float:
-        if node not in found:
-            found.update(_timed([node]))
-        return found[node]
+        if node not in prices:
+            prices.update(_timed([node]))
+        return prices[node]
 
     return seconds
 
 
 def _timed(nodes: Iterable[fx.Node]) -> dict[fx.Node, float]:
-    found = {node: call_of(node) for node in nodes}
-    pairs = [(node, call) for node, call in found.items() if call is not None]
+    call_by_node = {node: call_of(node) for node in nodes}
+    pairs = [(node, call) for node, call in call_by_node.items() if call is not None]
     timed = {node: s for (node, _), s in zip(pairs, call_seconds([call for _, call in pairs]), strict=True)}
     prices: dict[fx.Node, float] = {}
-    for node in found:
+    for node in call_by_node:
         seconds = timed.get(node)
         prices[node] = node_seconds(node) if seconds is None else seconds
     return prices

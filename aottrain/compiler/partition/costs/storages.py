@@ -39,53 +39,64 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Accesses:
-    """Of op i those from starts[i] to before starts[i + 1]. makes: whether it makes the storage, or reads it."""
+    """The storages that ops access, as arrays: of op i the accesses from starts[i] to before starts[i + 1]."""
 
     starts: Array
     storages: Array
     makes: Array
+    """Whether the op makes the storage; else it reads it."""
 
 
 @dataclass(frozen=True)
 class Op:
-    """One call that allocates. reads, writes: storages; cost: seconds; fused_cost: the same where an op that only moves
-    memory is computed within the op that reads it; workspace: bytes that it allocates within itself; order: its place
-    in the joint graph, where early ops that gradient formulas made stand among late ones."""
+    """One call that allocates."""
 
     node: fx.Node
     reads: tuple[int, ...]
+    """Storages by number; so are `writes`."""
     writes: tuple[int, ...]
     cost: float
+    """Seconds."""
     fused_cost: float
+    """Seconds where an op that only moves memory is computed within the op that reads it."""
     workspace: int
+    """Bytes that it allocates within itself."""
     order: int
+    """Its position in the joint graph, where early ops that gradient formulas made stand among late ones."""
     late: bool
+    """Whether it depends on a tangent."""
 
 
 @dataclass
 class StorageGraph:
-    """ops: in program order. sizes, producers (-1: an input), roots: of each storage.
-
-    at_hand: inputs that may be read at any time at no cost. must: storages that cannot be made a second time. outputs:
-    the caller gets them; updates: written to their inputs once the forward is done; gradients; demanded: forward
-    storages that the backward's own ops read. copied: inputs that the step updates: saving one copies it.
-    dropped: storages that the user asks not to save. again: by op, the seconds of a run in the backward.
-    """
+    """Ops and the storages that they read and write, both by number."""
 
     ops: list[Op] = field(default_factory=list)
+    """In program order, early ones first."""
     sizes: list[int] = field(default_factory=list)
+    """Bytes of each storage."""
     producers: list[int] = field(default_factory=list)
+    """The op that makes each storage; -1 for an input."""
     roots: list[fx.Node] = field(default_factory=list)
+    """The node of each storage."""
     at_hand: frozenset[int] = frozenset()
+    """Inputs that may be read at any time at no cost."""
     must: frozenset[int] = frozenset()
+    """Storages that cannot be made a second time."""
     outputs: frozenset[int] = frozenset()
+    """Storages that the caller gets."""
     updates: frozenset[int] = frozenset()
+    """Storages that are written to their inputs once the forward is done."""
     gradients: frozenset[int] = frozenset()
     demanded: frozenset[int] = frozenset()
+    """Forward storages that the backward's own ops read."""
     copied: frozenset[int] = frozenset()
+    """Inputs that the step updates: saving one copies it."""
     dropped: frozenset[int] = frozenset()
+    """Storages that the user asks not to save."""
     tangent_bytes: int = 0
-    again: list[float] = field(default_factory=list)
+    rerun_seconds: list[float] = field(default_factory=list)
+    """By op, the seconds of a run in the backward."""
 
     @cached_property
     def early(self) -> range:
@@ -155,7 +166,7 @@ class StorageGraph:
 
     @cached_property
     def forwards(self) -> dict[tuple[int, ...], tuple[Array, dict[int, int]]]:
-        """What schedule.simulate found of each forward program."""
+        """What `simulation.simulate` has computed of each forward program."""
         return {}
 
     @cached_property
@@ -191,7 +202,7 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
         fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
         graph.ops.append(Op(node, reads, writes, seconds, fused, workspace(node), order[node], node in late))
     _classify(graph, joint, number)
-    graph.again = graph.costs
+    graph.rerun_seconds = graph.costs
     return graph
 
 

@@ -96,7 +96,7 @@ def test_what_is_priced_as_one_kernel_is_one() -> None:
     assert len(cheap) > 3
     for name in cheap:
         if name in nodes:
-            assert len(fusion.home[nodes[name]].members) > 1, name
+            assert len(fusion.group_of[nodes[name]].members) > 1, name
 
 
 def test_only_generated_kernels_change_prices() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from aottrain.compiler.graphs.measured_calls import no_workspace
 from aottrain.compiler.graphs.repetition import once_for_alike
-from aottrain.compiler.partition.algorithms.range_maximum import Levels
+from aottrain.compiler.partition.algorithms.range_maximum import RangeMaximum
 from aottrain.compiler.partition.budget.frontier import find_frontier
 from aottrain.compiler.partition.budget.refinement import reexecute, relax, trim
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, simulate
@@ -92,7 +92,7 @@ def test_the_frontier_does_not_depend_on_what_was_asked_before(graph) -> None:
 def test_levels_are_those_of_a_plain_list() -> None:
     draws = random.Random(0)
     plain = [draws.randrange(1000) for _ in range(700)]
-    levels = Levels(plain)
+    levels = RangeMaximum(plain)
     for _ in range(300):
         first = draws.randrange(len(plain))
         end = draws.randrange(first + 1, len(plain) + 1)
