@@ -14,6 +14,7 @@ import pytest
 
 from aottrain.errors import VerificationError
 from tests.planted_bugs import planting
+from tests.planted_bugs.planting import EDITS, source_of
 from tests.planted_bugs.trying import breakdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,6 +47,11 @@ def test_each_names_tests_that_there_are():
             text = (ROOT / path).read_text(encoding="utf-8")
             name = name.partition("[")[0]
             assert f"def {name}(" in text or f"\n{name} = " in text, f"{bug.name}: {test}"
+
+
+def test_each_text_that_is_changed_stands_there_once():
+    stale = [name for name, function, old in EDITS if source_of(function)[1].count(old) != 1]
+    assert stale == []
 
 
 TRIAL = """

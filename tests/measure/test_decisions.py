@@ -175,7 +175,9 @@ def test_a_record_is_taken_before_the_cache_and_the_clock(clock, folder):
 def test_without_the_clock_the_fixed_model_decides(clock, folder, policy):
     with deciding(policy) as ledger:
         assert choose_library().choice == ATEN and rates_for(CPU) is DEFAULT_RATES
-    assert {d.source for d in ledger.decisions.values()} == {"model"} and not clock.num_runs and not list(folder.iterdir())
+    assert (
+        {d.source for d in ledger.decisions.values()} == {"model"} and not clock.num_runs and not list(folder.iterdir())
+    )
 
 
 def row(**values):

@@ -13,16 +13,16 @@ VERIFYING.edit(
     "an infinite difference is as good as none",
     RUNS.distances_and_norms,
     rounding.distance,
-    'torch.where(same, 0.0, away.nan_to_num(float("inf")))',
-    "away.nan_to_num(0.0, 0.0)",
+    'torch.where(same, 0.0, difference.nan_to_num(float("inf")))',
+    "difference.nan_to_num(0.0, 0.0)",
     quick=True,
 )
 VERIFYING.edit(
     "a difference from nothing but zeros is small",
     RUNS.distances_and_norms,
     rounding.relative_norm,
-    'norm / wanted if wanted else float("inf")',
-    "norm / wanted if wanted else 1.0",
+    'norm / reference if reference else float("inf")',
+    "norm / reference if reference else 1.0",
 )
 VERIFYING.edit(
     "elements that are small beside the largest do not count",
@@ -167,7 +167,7 @@ CHECKPOINTS.edit(
     "settings that differ are not looked at",
     "tests/trainer/test_run.py::test_resuming_another_run_lists_every_difference",
     checkpoint.check_identity,
-    "if saved.get(key) != wanted.get(key)",
+    "if saved.get(key) != current.get(key)",
     "if key == ''",
 )
 

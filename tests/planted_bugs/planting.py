@@ -23,6 +23,7 @@ import pytest
 Plant = Callable[[pytest.MonkeyPatch], None]
 # What code of a plant raised by mistake, as a stale signature does: nothing follows from a test that fails then.
 MISTAKES: list[str] = []
+EDITS: list[tuple[str, Any, str]] = []  # name, function, and the text in it that a plant changes
 _MISTAKES = (TypeError, AttributeError, NameError, ImportError, LookupError)
 
 
@@ -102,6 +103,7 @@ class Area:
         quick: bool = False,
     ) -> None:
         """Another text of one function: `old`, which stands there once, becomes `new`."""
+        EDITS.append((name, function, old))
         add(self.name, name, lambda patch: edit(function, old, new), tests, quick)
 
 
@@ -121,10 +123,15 @@ def watched(value: Any) -> Any:
     return call
 
 
+def source_of(function: Any) -> tuple[Any, str]:
+    """The function itself, of a property or a class's method, too, and its text."""
+    function = inspect.unwrap(getattr(function, "fget", None) or getattr(function, "__func__", function))
+    return function, textwrap.dedent(inspect.getsource(function))
+
+
 def edit(function: Any, old: str, new: str) -> None:
     """Change a function where it is, so that all who hold it run the new text. Raises Stale where `old` is not once."""
-    function = inspect.unwrap(getattr(function, "fget", None) or getattr(function, "__func__", function))
-    text = textwrap.dedent(inspect.getsource(function))
+    function, text = source_of(function)
     if text.count(old) != 1:
         raise Stale(f"{function.__qualname__} has {text.count(old)} times: {old}")
     tree = ast.parse(text.replace(old, new))
