@@ -165,9 +165,9 @@ def test_a_record_is_taken_before_the_cache_and_the_clock(clock, folder):
     cache.forget_tables()
     with deciding(record) as again:
         assert choose_library().choice == ONEDNN and rates_for(CPU) is not DEFAULT_RATES
-    assert clock.num_runs == count and {d.source for d in again.made.values()} == {"record"}
+    assert clock.num_runs == count and {d.source for d in again.decisions.values()} == {"record"}
     assert again.record() == record
-    assert again.made["products", "float32"].times == ledger.made["products", "float32"].times
+    assert again.decisions["products", "float32"].times == ledger.decisions["products", "float32"].times
 
 
 @needs_onednn
@@ -175,7 +175,9 @@ def test_a_record_is_taken_before_the_cache_and_the_clock(clock, folder):
 def test_without_the_clock_the_fixed_model_decides(clock, folder, policy):
     with deciding(policy) as ledger:
         assert choose_library().choice == ATEN and rates_for(CPU) is DEFAULT_RATES
-    assert {d.source for d in ledger.made.values()} == {"model"} and not clock.num_runs and not list(folder.iterdir())
+    assert (
+        {d.source for d in ledger.decisions.values()} == {"model"} and not clock.num_runs and not list(folder.iterdir())
+    )
 
 
 def row(**values):
