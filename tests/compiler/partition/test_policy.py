@@ -27,7 +27,7 @@ def test_it_is_told_of_each_value_in_plain_data():
     assert isinstance(product, aottrain.ForwardValue) and dataclasses.is_dataclass(product)
     assert (product.module, product.shape, product.dtype) == ("up", (32, 64), "float32")
     assert product.num_bytes == 32 * 64 * 4 and product.flops == 2 * 32 * 16 * 64
-    assert product.source.startswith("test_policy.py:")
+    assert product.source.startswith("zoo.py:")
     with pytest.raises(dataclasses.FrozenInstanceError):
         product.flops = 0
 
