@@ -15,13 +15,14 @@ from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.budget.simulation import Emitter, simulate
 from aottrain.compiler.partition.budget.strategy import Family, plan_of
-from aottrain.compiler.partition.costs.op_cost import node_flops
+from aottrain.compiler.partition.costs.op_cost import node_flops, node_seconds
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.strategies import plan_family, plan_partition
+from aottrain.compiler.partition.strategies import find_demand, plan_family, plan_partition
 from aottrain.errors import BudgetError
 from aottrain.ir.graph import calls, module_of
 from aottrain.ir.settings.budget import budget_text, parse_budget
 from aottrain.ir.verify import verify_partition
+from tests.compiler.partition.knapsack import knapsack_cut
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same
 from tests.zoo import CountingTrunk
@@ -95,6 +96,18 @@ def test_no_strategy_has_a_plan_that_the_family_lacks(traced) -> None:
         parts = apply_partition(joint, plan_partition(joint, strategy))
         peak = trace_memory(parts, 0, workspaces_of(joint.graph)).peak_bytes
         assert family.frontier.within(peak - family.fixed_bytes) is not None, strategy
+
+
+@pytest.mark.parametrize("percent", (0, 30, 60, 100))
+def test_no_knapsack_has_a_faster_plan_of_as_low_a_peak(traced, percent) -> None:
+    joint, _ = traced
+    capacity = percent * plan_partition(joint, "min_cut").saved_bytes // 100
+    plan = knapsack_cut(find_demand(joint), capacity)
+    peak = trace_memory(apply_partition(joint, plan), 0, workspaces_of(joint.graph)).peak_bytes
+    family = plan_family(joint)
+    point = family.frontier.within(peak - family.fixed_bytes)
+    again = [node for node in joint.graph.nodes if node.name in plan.recomputed]
+    assert point is not None and point.seconds <= sum(map(node_seconds, again)) + 1e-12
 
 
 def test_gradients_are_those_of_the_joint_graph_at_every_budget(traced) -> None:
