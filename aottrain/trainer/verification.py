@@ -112,19 +112,6 @@ def run_compiled(step: TrainStep, module: nn.Module, micro_batches: Sequence[Bat
     return Outcome(outcome.loss, outcome.values, ran_eagerly[0])
 
 
-def verify_step(
-    step_number: int,
-    step: TrainStep,
-    module: nn.Module,
-    micro_batches: Sequence[Batch],
-    config: VerifyConfig,
-    eager_draws: Draws,
-) -> Verification:
-    """Run the micro-batches through `step` and through the eager `module`, and compare; see `verify_outcome`."""
-    compiled = run_compiled(step, module, micro_batches)
-    return verify_outcome(step_number, compiled, step, module, micro_batches, config, eager_draws)
-
-
 def verify_outcome(
     step_number: int,
     compiled: Outcome,

@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import aottrain
 from aottrain.explain.report import GraphReport
 from aottrain.toolchain import native
 from aottrain.toolchain.native import find_compiler
+from tests.zoo import FeedForward
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="there is no C++ compiler on this machine")
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1)
-
-
 def compiled(depth: int) -> tuple[nn.Module, GraphReport]:
     torch.manual_seed(0)
-    model = nn.Sequential(*(Block() for _ in range(depth)))
+    model = nn.Sequential(*(FeedForward(16, 32) for _ in range(depth)))
     step = aottrain.compile(model, capture="trace", kernel="cpp", on_unsupported="error")
     return step, step.prepare(torch.ones(8, 16))
 

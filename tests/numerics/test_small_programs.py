@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from aottrain.compiler.link.timeline import trace_memory
-from aottrain.compiler.partition.algorithms.knapsack import dp
 from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
@@ -233,11 +232,6 @@ def test_budget_bytes() -> None:
 
 def test_cheapest_cut() -> None:
     assert min_vertex_cut({0: 5, 1: 2, 2: 9}, [(0, 1), (1, 2)], [0], [2]) == (2, {1})
-
-
-def test_knapsack_capacity() -> None:
-    sizes = [600, 600, 500]
-    assert sum(sizes[i] for i in dp(sizes, [1.0, 1.0, 1.5], 1000, 1)) <= 1000
 
 
 def test_peak_of_unread_items() -> None:

@@ -11,7 +11,7 @@ from torch import fx
 import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.link import timeline
 from aottrain.compiler.partition import split, strategies, undefined
-from aottrain.compiler.partition.algorithms import knapsack, min_cut
+from aottrain.compiler.partition.algorithms import min_cut
 from aottrain.ir import graph
 from tests.planted_bugs.planting import Area, Plant, TestsOf
 
@@ -77,13 +77,6 @@ HERE.attribute(
     "reaching",
     lambda self, sink: {sink},
     quick=True,
-)
-HERE.attribute(
-    "the knapsack takes small items for none",
-    PROGRAMS.knapsack_capacity,
-    knapsack,
-    "_split",
-    lambda sizes, capacity: tuple([i for i, s in enumerate(sizes) if (s <= 500) == free] for free in (True, False)),
 )
 _ALLOCATIONS = timeline.allocations
 HERE.attribute(

@@ -27,6 +27,7 @@ from aottrain.trainer.loop import prepare
 from aottrain.trainer.signals import Interrupted
 from tests.toolchain.conftest import isolated
 from tests.trainer.conftest import left_by, one_thread, tiny
+from tests.zoo import ResidualTrunk
 
 __all__ = ["isolated", "left_by", "one_thread", "tiny"]
 GOOD = find_compiler()
@@ -59,21 +60,11 @@ def impatient(monkeypatch):
     monkeypatch.setattr(native, "_FIRST_TIMEOUT_S", 1)
 
 
-class Blocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)) for _ in range(3))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = x + block(x)
-        return x.square().mean()
-
-
 def steps(capture="trace", **options):
     """A step of a model as large as "auto" generates kernels for; the report, and the gradients beside eager's."""
     torch.manual_seed(0)
-    model, x = Blocks(), torch.randn(2048, 64)
+    model = ResidualTrunk(lambda: [nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)])
+    x = torch.randn(2048, 64)
     step = aottrain.compile(model, capture=capture, budget=0.3, on_unsupported="error", **options)
     step(x).backward()
     found = [p.grad.clone() for p in model.parameters()]

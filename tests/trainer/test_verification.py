@@ -16,9 +16,15 @@ from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.rounding import distance, place_of, relative_norm, unexplained
-from aottrain.trainer.verification import verify_step
+from aottrain.trainer.verification import run_compiled, verify_outcome
 
 BATCH = (torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),)
+
+
+def verify_step(step_number, step, module, micro_batches, config, eager_draws):
+    """Run the micro-batches through `step` and through the eager `module`, and compare; see `verify_outcome`."""
+    compiled = run_compiled(step, module, micro_batches)
+    return verify_outcome(step_number, compiled, step, module, micro_batches, config, eager_draws)
 
 
 class Model(nn.Module):

@@ -43,11 +43,6 @@ def pointwise(node: fx.Node, tensors: Sequence[fx.Node], formula: Formula) -> Ru
     return Rule(own.shape, operands, outputs, emit)
 
 
-def scalar_arguments(node: fx.Node, names: Sequence[str]) -> list[Any]:
-    """The op's first arguments by these names, nodes or numbers."""
-    return [argument(node, name, i) for i, name in enumerate(names)]
-
-
 def mixed(node: fx.Node, sources: Sequence[Any], formula: Formula, compute: torch.dtype | None = None) -> Rule | None:
     """Operands are nodes or Python numbers, all brought to `compute` (by default the result's type, widened)."""
     if any(not isinstance(value, (fx.Node, int, float, bool)) for value in sources):

@@ -8,13 +8,11 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import producer_of
-from aottrain.compiler.partition.algorithms.knapsack import dp
 from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.budget.strategy import Family, find_family, plan_of
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.costs.kernel_cost import Fused
-from aottrain.compiler.partition.costs.op_cost import node_seconds
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
 from aottrain.ir.graph import (
@@ -235,22 +233,6 @@ def _is_asked(node: fx.Node) -> bool:
     return node.op == "call_function" and spec_of(node) is not None and _may_save(node)
 
 
-def knapsack_cut(demand: Demand, capacity: int) -> PartitionPlan:
-    """At most `capacity` saved bytes, or what must be saved: a knapsack keeps the products that are worth most.
-
-    Any set of values that is kept from being recomputed is itself a cut (all else follows from the inputs), so the
-    minimum cut under that set never holds more bytes than the set: the capacity is kept by construction.
-    """
-    must = {node for node in demand.region if _must_save(node, demand)}
-    room = max(capacity - sum(storage_bytes(node) for node in must), 0)
-    compute = demand.in_order(node for node in demand.region if _runs_once(node, demand) and node not in must)
-    sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
-    kept = {compute[i] for i in dp(sizes, worth, room)}
-    return _plan(
-        f"knapsack {capacity}", demand, _cut(demand, kept | must), lambda node: _cut_reason(node, demand, kept)
-    )
-
-
 def _cut(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
     """Minimum-byte set of values from which all demanded values follow without running a banned node again."""
     nodes = demand.in_order(demand.region)
@@ -330,12 +312,6 @@ def _cut_reason(node: fx.Node, demand: Demand, banned: set[fx.Node]) -> str:
     if producer in banned:
         return "ends a chain of reductions, which would be computed again at once and held"
     return "cut edge: fewest bytes between what may not run twice and the backward"
-
-
-def _output_bytes(node: fx.Node) -> int:
-    if spec_of(node) is not None:
-        return storage_bytes(node)
-    return sum(storage_bytes(user) for user in node.users)
 
 
 _MARKED = "marked by torch.utils.checkpoint"

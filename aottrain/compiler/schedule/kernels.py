@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.compiler.lowering import Builder
-from aottrain.compiler.schedule.groups import Group, Member, layout_of, result_nodes
+from aottrain.compiler.schedule.groups import Group, Member, layout_of, result_nodes, results_of
 from aottrain.ir.graph import info, source_of, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.kernel import (
@@ -26,6 +26,7 @@ from aottrain.ir.kernels.kernel import (
     operands,
     verify_kernel,
 )
+from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall
 
 # Of the rows that a long loop is cut into: they stay in the nearest cache.
@@ -46,9 +47,9 @@ class _Buffers:
         return self.numbers[node]
 
 
-def lower(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
-    """escapes: the buffers that something outside the group reads; the others never leave the kernel's registers."""
-    builder, buffers = Builder(), _Buffers()
+def lower(group: Group, name: str = "kernel") -> KernelCall:
+    """The group as one loop nest. What nothing outside the group reads never leaves the kernel's registers."""
+    builder, buffers, escapes = Builder(), _Buffers(), _escaping(group)
 
     def resolve(node: fx.Node, index: Sequence[Affine]) -> tuple[int, Affine]:
         layout = layout_of(node)
@@ -97,6 +98,26 @@ def lower(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
     kernel = replace(kernel, parameters=tuple(parameters))
     verify_kernel(kernel)
     return KernelCall(kernel, nodes)
+
+
+def _escaping(group: Group) -> set[fx.Node]:
+    """Results of its calls that something outside the group reads, through whatever views."""
+    members = {member.node for member in group.members}
+    items = [item for member in group.members for item in results_of(member.node) if item is not None]
+    return {item for item in items if _is_read(item, members)}
+
+
+def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:
+    stack = [item]
+    while stack:
+        for user in stack.pop().users:
+            if user in members:
+                continue
+            if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
+                stack.append(user)
+            else:
+                return True
+    return False
 
 
 def _line(node: fx.Node) -> str:

@@ -7,7 +7,7 @@ from torch import fx
 from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.schedule.attention import choose_attentions
 from aottrain.compiler.schedule.fusion import Fusion, fuse
-from aottrain.compiler.schedule.groups import Group, results_of
+from aottrain.compiler.schedule.groups import Group
 from aottrain.compiler.schedule.in_place import written_in_place
 from aottrain.compiler.schedule.kernels import lower
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions
@@ -30,7 +30,6 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
-    escapes = _escaping(graph, fusion)
     done: set[fx.Node | int] = set()
     begun: set[fx.Node | int] = set()  # their needs come first
     ordered: list[KernelCall | fx.Node] = []
@@ -70,9 +69,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
                 stack.extend(reversed(waiting))
                 continue
             done.add(key)
-            ordered.append(
-                unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(ordered)}", escapes)
-            )
+            ordered.append(unit if isinstance(unit, fx.Node) else lower(unit, f"{prefix}kernel_{len(ordered)}"))
             stack.pop()
 
     last = {group.number: group.members[-1].node for group in fusion.groups}
@@ -92,28 +89,3 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
 
 def _name(unit: fx.Node | Group) -> str:
     return unit.name if isinstance(unit, fx.Node) else f"the kernel of {unit.members[0].node.name}"
-
-
-def _escaping(graph: fx.Graph, fusion: Fusion) -> set[fx.Node]:
-    """Results of fused calls that something outside their group reads, through whatever views."""
-    escaping: set[fx.Node] = set()
-    for group in fusion.groups:
-        members = {member.node for member in group.members}
-        for member in group.members:
-            for item in results_of(member.node):
-                if item is not None and _is_read(item, members):
-                    escaping.add(item)
-    return escaping
-
-
-def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:
-    stack = [item]
-    while stack:
-        for user in stack.pop().users:
-            if user in members:
-                continue
-            if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
-                stack.append(user)
-            else:
-                return True
-    return False

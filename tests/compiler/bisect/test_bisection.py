@@ -142,7 +142,7 @@ def test_a_wrong_loop_nest_is_found_before_anything_is_compiled(monkeypatch):
         return x.sin() * 2
 
     right = kernels.lower
-    monkeypatch.setattr(order, "lower", lambda group, name, escapes: _doubled(right(group, name, escapes)))
+    monkeypatch.setattr(order, "lower", lambda group, name: _doubled(right(group, name)))
     found = aottrain.bisect(program, (torch.randn(6, 6),), kernel="cpp")
     assert found.stage == "scheduled" and found.what == "output 0"
 

@@ -26,21 +26,13 @@ from aottrain.ir.graph import calls, storage_bytes
 from aottrain.ir.plan import PartitionPlan
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled, mixed_policy
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1)
+from tests.zoo import FeedForward
 
 
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Block(16) for _ in range(4))
+        self.blocks = nn.ModuleList(FeedForward(16) for _ in range(4))
         self.conv, self.bn = nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8)
 
     def forward(self, x: Tensor) -> Tensor:

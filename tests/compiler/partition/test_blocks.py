@@ -18,31 +18,21 @@ from aottrain.ir.graph import InputKind, calls, descendants
 from aottrain.ir.verify import verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same, assert_trains_like_eager
+from tests.zoo import FeedForward, WrappedBlocks
 
 WIDTH, ROWS = 16, 8
 ROW_BYTES = ROWS * WIDTH * 4
 FRONTENDS = ("dynamo", "trace")
 
 
-class Block(nn.Module):
+class Block(FeedForward):
     def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + nn.functional.dropout(self.down(torch.tanh(self.up(self.norm(x)))), 0.1)
+        super().__init__(WIDTH, activation=torch.tanh)
 
 
-class Stack(nn.Module):
+class Stack(WrappedBlocks):
     def __init__(self, depth: int = 3, wrap=None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks, self.head, self.wrap = nn.ModuleList(Block() for _ in range(depth)), nn.Linear(WIDTH, 4), wrap
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = self.wrap(block, x) if self.wrap else block(x)
-        return self.head(x)
+        super().__init__(Block, depth, wrap)
 
 
 class Shared(nn.Module):

@@ -13,6 +13,7 @@ from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.ir.graph import Mark, marks_of
 from tests.compiler.programs import joint_of, leaf
 from tests.sampling import crossed
+from tests.zoo import FeedForward, WrappedBlocks
 
 WIDTH, ROWS, NUM_BLOCKS = 16, 8, 3
 ROW_BYTES = ROWS * WIDTH * 4  # of a block's result
@@ -20,25 +21,8 @@ FRONTENDS = ("dynamo", "trace")
 PARTITIONS = ("min_cut", "save_all", "recompute_all")
 
 
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-class Net(nn.Module):
-    def __init__(self, wrap=None):
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks, self.head, self.wrap = nn.ModuleList(Block() for _ in range(NUM_BLOCKS)), nn.Linear(WIDTH, 4), wrap
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = self.wrap(block, x) if self.wrap else block(x)
-        return self.head(x)
+def block():
+    return FeedForward(WIDTH, activation=torch.tanh, dropout=0.0)
 
 
 def region(policy=None, **options):
@@ -53,7 +37,8 @@ def always(policy):
 
 def saved_bytes(wrap, frontend="trace", partition="min_cut"):
     torch._dynamo.reset()
-    compiled = aottrain.compile(Net(wrap), capture=frontend, partition=partition, on_unsupported="error")
+    model = WrappedBlocks(block, NUM_BLOCKS, wrap)
+    compiled = aottrain.compile(model, capture=frontend, partition=partition, on_unsupported="error")
     compiled(leaf(ROWS, WIDTH)).sum().backward()
     assert not compiled.report.fallbacks
     return compiled.report.graphs[0].saved_bytes

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from aottrain.compiler.partition.algorithms.knapsack import dp, greedy, ilp
 from aottrain.errors import UnsupportedError
+from tests.compiler.partition.knapsack import dp, greedy, ilp
 
 needs_scipy = pytest.mark.skipif(importlib.util.find_spec("scipy") is None, reason="scipy is not installed")
 EXACT = (dp, pytest.param(ilp, marks=needs_scipy))

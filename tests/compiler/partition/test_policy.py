@@ -7,26 +7,17 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 import aottrain
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.errors import ConfigError
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled
-
-
-class Mlp(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(16, 64), nn.Linear(64, 4)
-
-    def forward(self, x):
-        return self.b(F.dropout(F.gelu(self.a(x)), 0.1))
+from tests.zoo import Mlp
 
 
 def mlp():
-    return joint_of(Mlp(), torch.randn(32, 16))
+    return joint_of(Mlp(outputs=4), torch.randn(32, 16))
 
 
 def test_it_is_told_of_each_value_in_plain_data():
@@ -34,9 +25,9 @@ def test_it_is_told_of_each_value_in_plain_data():
     plan_partition(mlp(), lambda value: seen.append(value) or "free")
     product = next(value for value in seen if value.op == "aten.addmm.default")
     assert isinstance(product, aottrain.ForwardValue) and dataclasses.is_dataclass(product)
-    assert (product.module, product.shape, product.dtype) == ("a", (32, 64), "float32")
+    assert (product.module, product.shape, product.dtype) == ("up", (32, 64), "float32")
     assert product.num_bytes == 32 * 64 * 4 and product.flops == 2 * 32 * 16 * 64
-    assert product.source.startswith("test_policy.py:")
+    assert product.source.startswith("zoo.py:")
     with pytest.raises(dataclasses.FrozenInstanceError):
         product.flops = 0
 
@@ -61,7 +52,7 @@ def test_recompute_is_recompute_all_and_save_computes_nothing_again():
 def test_an_answer_holds_for_the_value_that_it_is_about():
     def policy(value):
         if value.op == "aten.addmm.default":
-            return "recompute" if value.module == "a" else "free"
+            return "recompute" if value.module == "up" else "free"
         return "save" if value.op == "aten.gelu.default" else "free"
 
     plan = plan_partition(mlp(), policy)
@@ -98,7 +89,7 @@ def test_compile_takes_a_callable(frontend):
         def __call__(self, value):
             return "recompute"
 
-    step = compiled(Mlp(), capture=frontend, plan=Forget())
+    step = compiled(Mlp(outputs=4), capture=frontend, plan=Forget())
     step(torch.randn(32, 16)).sum().backward()
     (graph,) = step.report.graphs
     assert graph.saved_bytes == 0 and graph.partition == "policy Forget"
@@ -131,4 +122,4 @@ def test_an_error_inside_it_says_where():
 )
 def test_options_that_contradict_each_other(options):
     with pytest.raises(ConfigError, match="allowed"):
-        aottrain.compile(Mlp(), **options)
+        aottrain.compile(Mlp(outputs=4), **options)

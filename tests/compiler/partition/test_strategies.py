@@ -10,11 +10,12 @@ from torch import nn
 from aottrain.compiler.link.backends import fused_by
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.strategies import find_demand, knapsack_cut, plan_partition
+from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.ir.graph import calls, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.verify import verify_partition
+from tests.compiler.partition.knapsack import knapsack_cut
 from tests.compiler.programs import joint_inputs, joint_of, leaf, names, run_joint, run_parts, targets
 from tests.numerics.comparison import assert_same
 

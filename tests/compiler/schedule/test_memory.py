@@ -9,7 +9,6 @@ import sys
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import aottrain
@@ -19,16 +18,12 @@ from aottrain.errors import VerificationError
 from aottrain.ir.graph import results
 from aottrain.runtime import arena
 from tests.compiler.programs import joint_of
+from tests.zoo import FeedForward, Trunk
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second, self.norm = nn.Linear(64, 256), nn.Linear(256, 64), nn.LayerNorm(64)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x + self.second(F.gelu(self.first(self.norm(x))))).square().mean()
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Trunk(FeedForward(64, dropout=0.0))
 
 
 def compiled(model: nn.Module) -> nn.Module:
@@ -40,7 +35,7 @@ def gradients(model: nn.Module) -> list[torch.Tensor]:
 
 
 def planned():
-    joint = joint_of(Net(), torch.randn(32, 64))
+    joint = joint_of(net(), torch.randn(32, 64))
     plan = schedule(joint.graph)
     return plan, plan_memory(joint.graph, plan, len(results(joint.graph)))
 
@@ -60,7 +55,7 @@ def test_overlap_is_found():
 
 
 def test_a_retained_graph_keeps_its_values_while_other_calls_run():
-    model = Net()
+    model = net()
     call, inputs = compiled(model), [torch.randn(32, 64) for _ in range(3)]
     wanted = []
     for x in inputs:
@@ -78,7 +73,7 @@ def test_a_retained_graph_keeps_its_values_while_other_calls_run():
 def test_blocks_are_used_again_and_freed():
     gc.collect()  # what other tests left in cycles holds blocks
     aottrain.empty_cache()
-    model = Net()
+    model = net()
     call, x = compiled(model), torch.randn(32, 64)
     call(x).backward()
     held = arena.held_bytes()

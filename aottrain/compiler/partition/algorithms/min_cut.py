@@ -2,7 +2,7 @@
 
 A vertex cut is an edge cut after each vertex is split into an entry and an exit, joined by an edge of its weight
 (Ford and Fulkerson, "Flows in Networks", 1962). Solved by Dinic's blocking flows ("Algorithm for solution of a problem
-of maximum flow", 1970); `reference_cut` is the same cut by networkx, which the tests hold it to.
+of maximum flow", 1970). The tests hold it to the cut by networkx.
 """
 
 from __future__ import annotations
@@ -121,27 +121,3 @@ class _Network:
                     nodes.add(before)
                     stack.append(before)
         return nodes
-
-
-def reference_cut(
-    weights: Mapping[int, int | None],
-    edges: Iterable[tuple[int, int]],
-    sources: Iterable[int],
-    sinks: Iterable[int],
-) -> tuple[int, set[int]]:
-    """`min_vertex_cut` by networkx's preflow-push: short and slow."""
-    import networkx as nx  # here, because it takes a tenth of a second that no program need spend
-
-    graph = nx.DiGraph()
-    graph.add_nodes_from(["source", "sink"])
-    for vertex, weight in weights.items():
-        # An edge without a capacity is infinite to networkx.
-        graph.add_edge((vertex, 0), (vertex, 1), **({} if weight is None else {"capacity": weight}))
-    graph.add_edges_from(((first, 1), (second, 0)) for first, second in edges)
-    graph.add_edges_from(("source", (vertex, 0)) for vertex in sources)
-    graph.add_edges_from(((vertex, 1), "sink") for vertex in sinks)
-    try:
-        value, (reachable, _) = nx.minimum_cut(graph, "source", "sink")
-    except nx.NetworkXUnbounded as error:
-        raise ValueError(_NO_CUT) from error
-    return value, {vertex for vertex in weights if (vertex, 0) in reachable and (vertex, 1) not in reachable}

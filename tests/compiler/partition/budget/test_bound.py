@@ -19,6 +19,7 @@ from aottrain.compiler.partition.strategies import plan_family, plan_partition
 from aottrain.explain.report import CompileReport
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled
+from tests.zoo import AttentionBlock, Trunk
 
 
 def products(x: Tensor, *weights: Tensor) -> Tensor:
@@ -126,27 +127,10 @@ def test_on_a_chain_the_bound_is_the_optimum_at_every_plan() -> None:
         assert bound == pytest.approx(point.seconds, rel=1e-6)
 
 
-class Block(nn.Module):
-    def __init__(self, width: int = 32):
-        super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v))
-        return x + self.down(F.gelu(self.up(x)))
-
-
-class Trunk(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square().mean()
-
-
 @pytest.fixture
 def trunk() -> nn.Module:
     torch.manual_seed(0)
-    return Trunk(*(Block() for _ in range(8)))
+    return Trunk(*(AttentionBlock() for _ in range(8)))
 
 
 def test_in_repeated_blocks_plans_are_close_to_the_bound(trunk: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +146,7 @@ def test_in_repeated_blocks_plans_are_close_to_the_bound(trunk: nn.Module, monke
 
 @pytest.mark.parametrize("strategy", ["save_all", "min_cut", "recompute_all", "budget"])
 def test_a_report_says_what_a_plan_adds_and_what_it_must(strategy: str) -> None:
-    trunk = Trunk(Block(), Block())
+    trunk = Trunk(AttentionBlock(), AttentionBlock())
     joint = joint_of(trunk, torch.randn(2, 32, 32))
     plan = plan_partition(joint, strategy, 0.3 if strategy == "budget" else None)
     graph = plan_family(joint).frontier.graph

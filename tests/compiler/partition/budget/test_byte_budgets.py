@@ -10,20 +10,13 @@ from torch import nn
 import aottrain
 from aottrain.errors import BudgetError
 from tests.sampling import crossed
+from tests.zoo import ResidualTrunk
 
 NUM_BUDGETS = {"aten": 4, "cpp": 2}  # kernels of each are compiled
 
 
-class Blocks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        layers = (nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-        self.blocks = nn.ModuleList(nn.Sequential(*layers) for _ in range(3))
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = x + block(x)
-        return x.square().mean()
+def blocks():
+    return ResidualTrunk(lambda: [nn.LayerNorm(32), nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)])
 
 
 class Images(nn.Module):
@@ -37,9 +30,9 @@ class Images(nn.Module):
         return self.stages(x).mean()
 
 
-@pytest.mark.parametrize(("model", "kernel"), crossed([Blocks, Images], ["aten", "cpp"], one_in=2))
+@pytest.mark.parametrize(("model", "kernel"), crossed([blocks, Images], ["aten", "cpp"], one_in=2))
 def test_a_smaller_budget_is_never_predicted_higher(model, kernel):
-    target, x = model(), torch.ones((64, 32) if model is Blocks else (2, 4, 12, 12))
+    target, x = model(), torch.ones((64, 32) if model is blocks else (2, 4, 12, 12))
 
     def peak(budget):
         return aottrain.compile(target, capture="trace", kernel=kernel, budget=budget).prepare(x).predicted_peak_bytes

@@ -24,6 +24,7 @@ from aottrain.ir.graph import JointGraph, calls
 from aottrain.measure.rates import Rates
 from tests.compiler.programs import joint_of, leaf
 from tests.numerics.comparison import compiled
+from tests.zoo import Trunk
 
 SIDE = 256
 NUM_BYTES = SIDE * SIDE * 4
@@ -128,11 +129,6 @@ class Block(nn.Module):
         h = self.mix(self.norm(x))
         x = x + F.dropout((h @ h.transpose(-1, -2)).softmax(-1), 0.1) @ h
         return x + self.down(F.gelu(self.up(x)))
-
-
-class Trunk(nn.Sequential):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).square().mean()
 
 
 def test_kernels_peak_within_every_budget_and_a_smaller_one_never_higher() -> None:

@@ -15,43 +15,19 @@ from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.budget.simulation import Emitter, simulate
 from aottrain.compiler.partition.budget.strategy import Family, plan_of
-from aottrain.compiler.partition.costs.op_cost import node_flops
+from aottrain.compiler.partition.costs.op_cost import node_flops, node_seconds
 from aottrain.compiler.partition.split import apply_partition
-from aottrain.compiler.partition.strategies import plan_family, plan_partition
+from aottrain.compiler.partition.strategies import find_demand, plan_family, plan_partition
 from aottrain.errors import BudgetError
 from aottrain.ir.graph import calls, module_of
 from aottrain.ir.settings.budget import budget_text, parse_budget
 from aottrain.ir.verify import verify_partition
+from tests.compiler.partition.knapsack import knapsack_cut
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same
+from tests.zoo import CountingTrunk
 
 FRACTIONS = tuple(i / 20 for i in range(21))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int):
-        super().__init__()
-        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down, self.dropout = nn.Linear(width, 4 * width), nn.Linear(4 * width, width), nn.Dropout(0.1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v))
-        return x + self.dropout(self.down(F.gelu(self.up(x))))
-
-
-class Net(nn.Module):
-    def __init__(self, depth: int = 5, width: int = 16):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.register_buffer("steps", torch.zeros(()))
-
-    def forward(self, x: Tensor) -> Tensor:
-        scale = 1 + self.steps
-        self.steps += 1
-        for block in self.blocks:
-            x = block(x) * scale
-        return x.square().mean()
 
 
 class Residual(nn.Module):
@@ -74,7 +50,7 @@ def several(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
 
 
 PROGRAMS = {
-    "blocks": lambda: (Net(), torch.randn(2, 8, 16)),
+    "blocks": lambda: (CountingTrunk(), torch.randn(2, 8, 16)),
     "residual": lambda: (Residual(), torch.randn(2, 4, 6, 6)),
     "several outputs": lambda: (several, leaf(16, 16), leaf(16, 16, seed=1)),
     "chain": lambda: (lambda x: x.sin().exp().tanh().cos().sigmoid().log1p() * 2, leaf(64, 64)),
@@ -122,6 +98,18 @@ def test_no_strategy_has_a_plan_that_the_family_lacks(traced) -> None:
         assert family.frontier.within(peak - family.fixed_bytes) is not None, strategy
 
 
+@pytest.mark.parametrize("percent", (0, 30, 60, 100))
+def test_no_knapsack_has_a_faster_plan_of_as_low_a_peak(traced, percent) -> None:
+    joint, _ = traced
+    capacity = percent * plan_partition(joint, "min_cut").saved_bytes // 100
+    plan = knapsack_cut(find_demand(joint), capacity)
+    peak = trace_memory(apply_partition(joint, plan), 0, workspaces_of(joint.graph)).peak_bytes
+    family = plan_family(joint)
+    point = family.frontier.within(peak - family.fixed_bytes)
+    again = [node for node in joint.graph.nodes if node.name in plan.recomputed]
+    assert point is not None and point.seconds <= sum(map(node_seconds, again)) + 1e-12
+
+
 def test_gradients_are_those_of_the_joint_graph_at_every_budget(traced) -> None:
     joint, args = traced
     inputs = joint_inputs(joint, args)
@@ -132,7 +120,7 @@ def test_gradients_are_those_of_the_joint_graph_at_every_budget(traced) -> None:
 
 
 def test_bytes_bound_the_peak_and_what_cannot_be_met_names_the_least() -> None:
-    joint = joint_of(Net(), torch.randn(2, 8, 16))
+    joint = joint_of(CountingTrunk(), torch.randn(2, 8, 16))
     family = plan_family(joint, reserved_bytes=1000)
     least = family.fixed_bytes + family.frontier.lowest.peak_bytes
     assert least == 1000 + plan_family(joint).fixed_bytes + plan_family(joint).frontier.lowest.peak_bytes
@@ -144,13 +132,13 @@ def test_bytes_bound_the_peak_and_what_cannot_be_met_names_the_least() -> None:
 
 
 def test_auto_takes_the_fastest_plan_that_fits() -> None:
-    joint = joint_of(Net(), torch.randn(2, 8, 16))
+    joint = joint_of(CountingTrunk(), torch.randn(2, 8, 16))
     family = plan_family(joint)
     assert plan_of(family, "auto").saved == plan_of(family, 10**12).saved
 
 
 def test_a_compiled_module_takes_a_budget_in_bytes() -> None:
-    net, x = Net(), torch.randn(2, 8, 16)
+    net, x = CountingTrunk(), torch.randn(2, 8, 16)
     generous = aottrain.compile(net, budget="1GiB", capture="trace", on_unsupported="error")
     generous(x).backward()
     (graph,) = generous.report.graphs
@@ -164,7 +152,7 @@ def test_a_compiled_module_takes_a_budget_in_bytes() -> None:
 
 
 def test_forgetting_at_the_cuts_keeps_one_stretch_of_the_forward_alive() -> None:
-    graph = plan_family(joint_of(Net(depth=12), torch.randn(4, 128, 16))).frontier.graph
+    graph = plan_family(joint_of(CountingTrunk(depth=12), torch.randn(4, 128, 16))).frontier.graph
     emitter = Emitter(graph)
     assert len(emitter.cuts) >= 12
     nothing = frozenset(graph.must | graph.outputs) & graph.demanded | graph.copied
@@ -173,7 +161,7 @@ def test_forgetting_at_the_cuts_keeps_one_stretch_of_the_forward_alive() -> None
 
 
 def test_the_whole_forward_need_not_be_alive_at_once_at_the_least_budget() -> None:
-    joint = joint_of(Net(depth=12), torch.randn(2, 32, 16))
+    joint = joint_of(CountingTrunk(depth=12), torch.randn(2, 32, 16))
     least = trace_memory(apply_partition(joint, plan_partition(joint, "budget", 0.0))).peak_bytes
     whole = trace_memory(apply_partition(joint, plan_partition(joint, "recompute_all"))).peak_bytes
     assert least < 0.6 * whole
@@ -238,7 +226,7 @@ class Tabled(nn.Module):
     def __init__(self, num_rows: int) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.trunk = Net(depth=4)
+        self.trunk = CountingTrunk(depth=4)
         self.table = nn.Embedding(num_rows, 16) if num_rows else None
 
     def forward(self, x: Tensor, indices: Tensor) -> Tensor:

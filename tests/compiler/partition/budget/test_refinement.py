@@ -16,14 +16,14 @@ from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, T
 from aottrain.compiler.partition.costs.op_cost import node_seconds, price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.ir.graph import calls
-from tests.compiler.partition.budget.test_peak_budget import Net
 from tests.compiler.programs import joint_of, leaf
+from tests.zoo import CountingTrunk
 
 
 @pytest.fixture(scope="module")
 def graph() -> StorageGraph:
     torch.manual_seed(0)
-    joint = joint_of(Net(depth=4), torch.randn(2, 16, 16))
+    joint = joint_of(CountingTrunk(depth=4), torch.randn(2, 16, 16))
     return contract(joint, price_of("roofline"), no_workspace)
 
 
@@ -103,7 +103,7 @@ def test_levels_are_those_of_a_plain_list() -> None:
 
 
 def test_calls_that_are_alike_are_priced_once_and_alike() -> None:
-    joint = joint_of(Net(depth=6), torch.randn(2, 16, 16))
+    joint = joint_of(CountingTrunk(depth=6), torch.randn(2, 16, 16))
     asked = []
 
     def count(node) -> float:

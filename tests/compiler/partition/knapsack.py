@@ -1,4 +1,6 @@
-"""0/1 knapsack as pure functions over lists: greedy, by dynamic programming, and as an integer program.
+"""Plans of at most so many saved bytes by a 0/1 knapsack, to compare those of a budget with: see `knapsack_cut`.
+
+The knapsack as pure functions over lists: greedy, by dynamic programming, and as an integer program.
 
 Each takes sizes and values (of at least 0) and a capacity, and gives the indices of the items that it takes, ascending;
 their sizes sum to at most the capacity. Items of size 0 are always taken, and all where all fit.
@@ -6,12 +8,19 @@ their sizes sum to at most the capacity. Items of size 0 are always taken, and a
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Sequence
 
 import numpy as np
+from torch import fx
 
+from aottrain.compiler.partition import strategies
+from aottrain.compiler.partition.costs.op_cost import node_seconds
+from aottrain.compiler.partition.strategies import Demand
 from aottrain.errors import UnsupportedError
+from aottrain.ir.graph import spec_of, storage_bytes
+from aottrain.ir.plan import PartitionPlan
 
 
 def greedy(sizes: Sequence[int], values: Sequence[float], capacity: int) -> list[int]:
@@ -84,3 +93,26 @@ def ilp(sizes: Sequence[int], values: Sequence[float], capacity: int) -> list[in
 def _split(sizes: Sequence[int], capacity: int) -> tuple[list[int], list[int]]:
     """Items of no size, and those that could fit."""
     return [i for i, size in enumerate(sizes) if size <= 0], [i for i, size in enumerate(sizes) if 0 < size <= capacity]
+
+
+def knapsack_cut(demand: Demand, capacity: int) -> PartitionPlan:
+    """At most `capacity` saved bytes, or what must be saved: a knapsack keeps the products that are worth most.
+
+    Any set of values that is kept from being recomputed is itself a cut (all else follows from the inputs), so the
+    minimum cut under that set never holds more bytes than the set: the capacity is kept by construction.
+    """
+    must = {node for node in demand.region if strategies._must_save(node, demand)}
+    room = max(capacity - sum(storage_bytes(node) for node in must), 0)
+    once = (node for node in demand.region if strategies._runs_once(node, demand))
+    compute = demand.in_order(node for node in once if node not in must)
+    sizes, worth = [_output_bytes(node) for node in compute], [node_seconds(node) for node in compute]
+    kept = {compute[i] for i in dp(sizes, worth, room)}
+    cut = strategies._cut(demand, kept | must)
+    why = functools.partial(strategies._cut_reason, demand=demand, banned=kept)
+    return strategies._plan(f"knapsack {capacity}", demand, cut, why)
+
+
+def _output_bytes(node: fx.Node) -> int:
+    if spec_of(node) is not None:
+        return storage_bytes(node)
+    return sum(storage_bytes(user) for user in node.users)
