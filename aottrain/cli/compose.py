@@ -8,7 +8,7 @@ aottrain/config/run.py after.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,18 @@ class Composer:
             if announce is not None and not found and not mistakes:
                 announce(config, directory)
             found += unusable(config, {item.key for item in found})
-        shipped, _ = self._compose_most(())
-        changed = shipped is None or values.get("recipe") != shipped.get("recipe")
         finish = look and not sweep and not found and not mistakes
-        if (changed or finish) and not any(item.key.startswith("recipe") for item in found):
+        known_wrong = any(item.key.startswith("recipe") for item in found)
+        if not known_wrong and (finish or self._is_changed(values, "recipe")):
             config, wrong = read_model(config)
             found += wrong + (without_text(config) if finish else [])
         mistakes += [self._with_file(item, composed, given) for item in found]
         return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
+
+    def _is_changed(self, values: Mapping[str, Any], section: str) -> bool:
+        """Whether a section is another than without overrides, which takes a composition of its own to know."""
+        shipped, _ = self._compose_most(())
+        return shipped is None or values.get(section) != shipped.get(section)
 
     def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
         """The configuration with all overrides that Hydra can take, the keys they set, a mistake for each other one."""
