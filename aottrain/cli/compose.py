@@ -8,7 +8,7 @@ aottrain/config/run.py after.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,18 @@ class Composer:
             if announce is not None and not wrong and not mistakes:
                 announce(config, directory)
             wrong += unusable(config, {item.key for item in wrong})
-        shipped, _ = self._compose_most(())
-        changed = shipped is None or values.get("recipe") != shipped.get("recipe")
         finish = look and not sweep and not wrong and not mistakes
-        if (changed or finish) and not any(item.key.startswith("recipe") for item in wrong):
+        recipe_is_wrong = any(item.key.startswith("recipe") for item in wrong)
+        if not recipe_is_wrong and (finish or self._is_changed(values, "recipe")):
             config, mistaken = read_model(config)
             wrong += mistaken + (without_text(config) if finish else [])
         mistakes += [self._with_file(item, composed, overridden) for item in wrong]
         return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
+
+    def _is_changed(self, values: Mapping[str, Any], section: str) -> bool:
+        """Whether a section is another than without overrides, which takes a composition of its own to know."""
+        shipped, _ = self._compose_most(())
+        return shipped is None or values.get(section) != shipped.get(section)
 
     def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
         """The configuration with all overrides that Hydra can take, the keys they set, a mistake for each other one."""

@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
@@ -139,8 +140,18 @@ def _launched(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
         start(*[tensors[position] for position in positions], **options)
 
 
+@cache
+def _integers_wrap() -> None:
+    """The interpreter takes no options, and works out in 64 bits whether each sum of integers overflows, which it then
+    tells nobody: a quarter of its time."""
+    from triton.runtime.interpreter import interpreter_builder
+
+    interpreter_builder.options = replace(interpreter_builder.options, sanitize_overflow=False)
+
+
 def _interpreted(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
     with _interpreter, np.errstate(all="ignore"):
+        _integers_wrap()
         for start, positions, options in steps:
             try:
                 start(*[tensors[position] for position in positions], **options)

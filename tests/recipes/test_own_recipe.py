@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from aottrain.cli import main
 from aottrain.config import recipes
 from aottrain.config.reading import read_config, read_model
+from aottrain.config.run import RunConfig
+from aottrain.config.schema import Mistake
 from aottrain.tasks import runs_in_turns
 from aottrain.tasks.worker import dump
 from tests.sampling import crossed
@@ -55,24 +59,40 @@ TOKENS = "torch.zeros(batch_size, 8, dtype=torch.int64)"
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch, capsys):
-    """train(source, *arguments) -> exit code, lines of stderr, the run's directory."""
+def write(tmp_path, monkeypatch):
+    """write(source): the module of the recipe `own`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more").mkdir()
-    (tmp_path / "conf" / "recipe").mkdir(parents=True)
-    (tmp_path / "conf" / "recipe" / "own.yaml").write_text("name: own\nmodel:\n  width: 8\n")
     package = recipes._recipes_package()
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / "more")])
 
-    def run(source: str, *arguments: str):
+    def put(source: str) -> None:
         (tmp_path / "more" / "own.py").write_text(source)
-        monkeypatch.delitem(sys.modules, f"{package.__name__}.own", raising=False)
+        sys.modules.pop(f"{package.__name__}.own", None)
+
+    yield put
+    sys.modules.pop(f"{package.__name__}.own", None)
+
+
+@pytest.fixture
+def train(write, tmp_path, capsys):
+    """train(source, *arguments) -> exit code, lines of stderr, the run's directory."""
+    (tmp_path / "conf" / "recipe").mkdir(parents=True)
+    (tmp_path / "conf" / "recipe" / "own.yaml").write_text("name: own\nmodel:\n  width: 8\n")
+
+    def run(source: str, *arguments: str):
+        write(source)
         line = ["--config-dir", "conf", "recipe=own", "debug=fast", "logger=csv", "hydra.run.dir=run"]
         code = main([*line, "trainer.steps=2", *arguments])
-        sys.modules.pop(f"{package.__name__}.own", None)
         return code, capsys.readouterr().err.splitlines(), tmp_path / "run"
 
     return run
+
+
+def read(model: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
+    """The configuration of a run of it, without the command line."""
+    sections = {"recipe": {"name": "own", "model": model}, "engine": {"name": "eager"}, "logger": {"name": "csv"}}
+    return read_model(read_config(sections)[0])
 
 
 def changed(before: str, after: str) -> str:
@@ -106,7 +126,18 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_what_is_no_recipe_is_a_mistake_in_the_configuration(train, name):
+def test_what_is_no_recipe_is_a_mistake_in_the_configuration(write, name):
+    source, says = MODULES[name]
+    write(source)
+    _, mistakes = read({"width": 8})
+    expected = [says] if isinstance(says, str) else says
+    assert len(mistakes) == len(expected)
+    for mistake, text in zip(mistakes, expected, strict=True):
+        assert str(mistake).startswith("recipe=own: ") and text in str(mistake)
+
+
+@pytest.mark.parametrize("name", ["syntax", "no loss, no build", "check raises"])
+def test_such_a_mistake_is_a_line_before_anything_is_done(train, name):
     source, says = MODULES[name]
     code, err, directory = train(source)
     expected = [says] if isinstance(says, str) else says
@@ -182,8 +213,7 @@ def test_planning_and_refusing_fallbacks_say_the_same(train, name, more):
 def test_a_run_that_is_timed_in_turns_says_the_same(train, tmp_path, monkeypatch, capsys):
     source, says = PROGRAMS["unknown name"]
     train(source, "engine=eager")
-    sections = {"recipe": {"name": "own", "model": {}}, "engine": {"name": "eager"}, "logger": {"name": "csv"}}
-    config, mistakes = read_model(read_config(sections)[0])
+    config, mistakes = read({})
     assert not mistakes
     dump(replace(config, output_dir=str(tmp_path / "timed")), tmp_path / "config.json")
     monkeypatch.setattr(sys, "stdin", io.StringIO("1\n"))

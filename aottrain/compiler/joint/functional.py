@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
+from aottrain.compiler.capture.recording import Recorder
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
@@ -51,7 +52,7 @@ def functionalize(joint: JointGraph) -> JointGraph:
         torch._enable_functionalization(reapply_views=True)
         try:
             wrapped = [torch._to_functional_tensor(v) if isinstance(v, Tensor) else v for v in inputs]
-            results = _Replay(as_module(joint.graph)).run(*wrapped)
+            results = _Replay(as_module(joint.graph), recorder).run(*wrapped)
             results = [_unwrap(value) for value in results]
             updates = []
             for i, value in enumerate(wrapped[:num_primals]):
@@ -68,9 +69,19 @@ def functionalize(joint: JointGraph) -> JointGraph:
 
     examples = [value_of(node) for node in joint.placeholders]
     tensors = [value for value in examples if isinstance(value, Tensor)]
+    sizes = [value for value in examples if not isinstance(value, Tensor)]
+    recorder = None if sizes else Recorder()
     with tensors[0].fake_mode:  # type: ignore[attr-defined]
-        sizes = [value for value in examples if not isinstance(value, Tensor)]
-        graph = make_fx(run)(sizes, [value.detach() for value in tensors]).graph
+        given = [value.detach() for value in tensors]
+        if recorder is None:
+            graph = make_fx(run)(sizes, given).graph
+        else:
+            for value in given:
+                recorder.add_input("input", value)
+            with recorder:
+                outputs = run([], given)
+            recorder.add_outputs(outputs)
+            graph = recorder.graph
     inputs = placeholders(graph)
     for node in inputs[: len(sizes)]:
         inputs[len(sizes) + first_size].prepend(node)
@@ -122,8 +133,9 @@ def _unwrap(value: Any) -> Any:
 class _Replay(fx.Interpreter):
     """Runs the old graph under the tracer of the new one and hands each node's provenance on."""
 
-    def __init__(self, graph: fx.GraphModule):
+    def __init__(self, graph: fx.GraphModule, recorder: Recorder | None):
         super().__init__(graph, garbage_collect_values=False)
+        self.recorder = recorder
         self.layouts: dict[fx.Node, Any] = {}  # of memory whose shape or strides were changed in place
 
     def _keep_layout(self, written: Any) -> None:
@@ -158,10 +170,17 @@ class _Replay(fx.Interpreter):
             return value
         return super().call_function(target, args, kwargs)
 
-    def run_node(self, node: fx.Node) -> Any:
+    def _graph(self) -> fx.Graph:
+        """The new one."""
+        if self.recorder is not None:
+            return self.recorder.graph
         mode = get_proxy_mode()
         assert mode is not None
-        last_node = mode.tracer.graph._root._prev
+        return mode.tracer.graph
+
+    def run_node(self, node: fx.Node) -> Any:
+        graph = self._graph()
+        last_node = graph._root._prev
         out = super().run_node(node)
         if node.op == "call_function":
             for position in info(node).writes:
@@ -169,7 +188,7 @@ class _Replay(fx.Interpreter):
                     self.layouts[storage_root(node.args[position])] = value_of(node)  # type: ignore[arg-type]
                 else:
                     self._keep_layout(node.args[position] if position < len(node.args) else None)
-        new = mode.tracer.graph._root._prev
+        new = graph._root._prev
         while new is not last_node and new.op != "root":
             if new.op == "call_function":
                 copy_provenance(node, new)

@@ -231,7 +231,7 @@ def test_sums_are_the_same_every_time():
 
 def test_several_passes_over_rows_that_do_not_fit():
     """A softmax of long rows, with the sum over rows of what it gives, divided, in low precision."""
-    rows, size = 3, 17001
+    rows, size = 2, 17001
     element = Address(at(size, 1))
     body = (
         Load(0, element, F32), Reduce("max", 0, F32), Compute("sub", (0, 1), F32), Compute("exp", (2,), F32),
@@ -359,6 +359,8 @@ def draw(rows: int, size: int, flat: bool = True) -> KernelIR:
 )
 def test_draws_are_the_same_bit_for_bit(state, size, flat):
     given = torch.tensor(state)
-    got = check(draw(5, size, flat), given)[0]
-    words = torch.stack(philox_words(given, 0, 0, -(-5 * size // 4), torch.device("cpu")), 1).flatten()[: 5 * size]
+    rows = 5 if size < 100 else 2  # a long row is several blocks by itself, and the interpreter slow
+    got = check(draw(rows, size, flat), given)[0]
+    words = torch.stack(philox_words(given, 0, 0, -(-rows * size // 4), torch.device("cpu")), 1)
+    words = words.flatten()[: rows * size]
     assert torch.equal(got.cpu(), (words >> 8).to(F32) * 2.0**-24)
