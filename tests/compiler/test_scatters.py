@@ -56,8 +56,16 @@ def written(x):
 
 @pytest.mark.parametrize(
     ("function", "added"),
-    ((rows, 1), (inner, 1), (many_dims, 1), (short_index, 1), (few, 0), (two, 0),
-     (two_of_other_ranks, 0), (written, 1)),
+    (
+        (rows, 1),
+        (inner, 1),
+        (many_dims, 1),
+        (short_index, 1),
+        (few, 0),
+        (two, 0),
+        (two_of_other_ranks, 0),
+        (written, 1),
+    ),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_large_lookups_are_added_row_by_row(function, added):

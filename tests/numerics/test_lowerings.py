@@ -70,3 +70,8 @@ def _first_lowered() -> list[Planned]:
 def test_an_empty_tensor_needs_no_kernel():
     case = Case(torch.ops.aten.exp.default, (torch.empty(0, 3),))
     assert not plan(case, 0).lowered
+
+
+def test_images_are_repeated_by_a_scale_of_their_own_in_each_direction():
+    for op in (torch.ops.aten.upsample_nearest2d.default, torch.ops.aten._upsample_nearest_exact2d.default):
+        assert plan(Case(op, (torch.ones(1, 2, 4, 5), [12, 10], 3.0, 2.0)), 0).lowered
