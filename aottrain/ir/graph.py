@@ -118,7 +118,7 @@ class JointGraph:
     """Which tangents the gradients follow from; () where all of them."""
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor | None]:
-        return list(fx.Interpreter(as_module(self.graph), garbage_collect_values=True).run(*inputs))
+        return list(fx.Interpreter(as_module(self.graph)).run(*inputs))
 
     @property
     def placeholders(self) -> list[fx.Node]:

@@ -99,6 +99,13 @@ def test_blocks_that_could_meet_are_refused(program, message):
         verify_multi_tensor(program)
 
 
+def test_each_stage_is_a_kernel_that_is_valid_by_itself():
+    (stage,) = scaling().stages
+    twice = replace(stage.kernel, stores=stage.kernel.stores * 2)
+    with pytest.raises(VerificationError, match="more than once"):
+        verify_multi_tensor(replace(scaling(), stages=(replace(stage, kernel=twice),)))
+
+
 def test_what_many_blocks_would_write_is_refused():
     body = (Constant(1.0, F32),)
     kernel = KernelIR("k", (BLOCK,), 0, (Parameter("t", F32, True, 1),), body, (Store(0, Address(ZERO), 0),), ())

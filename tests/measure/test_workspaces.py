@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,3 +232,16 @@ def test_on_a_gpu_the_allocators_events_count():
     x = tensor_spec(torch.empty(512, 512, device="cuda"))
     found = workspace_bytes([call(aten.sort.default, x, 0), call(aten.cumsum.default, x, 0)])
     assert not found.unknown and found.num_bytes[0] > 0
+
+
+def test_the_most_that_was_there_at_once_counts_but_for_what_stays():
+    def event(name, start, end=0, num_bytes=0):
+        given = {"name": name, "start_ns": start, "end_ns": end, "nbytes": num_bytes}
+        methods = {key: lambda value=value: value for key, value in given.items()}
+        return SimpleNamespace(**methods, device_type=lambda: torch.autograd.DeviceType.CPU)
+
+    marks = [event(f"{workspaces._MARK}{i}", 10 * i, 10 * i + 5) for i in range(4)]
+    changes = {1: 100, 2: -60, 7: 500, 11: -8, 21: 30, 22: 30, 23: -60, 33: 64}
+    events = [*marks, *(event("[memory]", at, num_bytes=size) for at, size in changes.items())]
+    record = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
+    assert workspaces._peaks(record, torch.device("cpu")) == {0: 60, 1: 0, 2: 60, 3: 0}

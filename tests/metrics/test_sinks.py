@@ -165,6 +165,9 @@ def test_an_offline_run_can_be_read_back(tmp_path, monkeypatch):
     ]
     assert [(row["trainer/step"], row["train/loss"]) for row in history] == [(1, 5.5), (2, 4.5)]
     assert "val/loss" not in history[0] and history[1]["val/loss"] == 4.75
+    written = [item for record in found if record.HasField("summary") for item in record.summary.update]
+    summary = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in written}
+    assert summary["last_loss"] == 4.5 and summary["status"] == "finished" and "budget" not in summary
     axes = {record.metric.glob_name: record.metric.step_metric for record in found if record.HasField("metric")}
     assert axes.items() >= {"train/*": "trainer/step", "val/*": "trainer/step", "perf/*": "trainer/step"}.items()
     assert [record.exit.exit_code for record in found if record.HasField("exit")] == [3]

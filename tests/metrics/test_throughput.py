@@ -46,6 +46,31 @@ def test_a_step_that_fails_has_no_time():
     assert list(timer.read()) == [2] and 0 <= timer.read()[2] < 1000
 
 
+def test_a_step_that_a_gpu_still_runs_is_waited_for(monkeypatch):
+    class Event:
+        known = False
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.recorded = True
+
+        def synchronize(self):
+            self.known = self.recorded
+
+        def elapsed_time(self, end):
+            assert self.recorded and end.known
+            return 2.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timer = StepTimer(torch.device("cuda"))
+    with timer.time(3):
+        pass
+    assert not timer.step_ms
+    assert timer.read() == timer.read() == {3: 2.5}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_is_timed_by_its_own_clock():

@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,7 @@ def try_mutant(root: Path, mutant: Mutant, tests: Sequence[str], cpu_s: int) -> 
         return {"verdict": UNSEEN, "by": "", "said": "", "tests": 0}
 
     def run() -> dict[str, Any]:
+        import_module(mutant.module)  # which a test may import only as it runs
         if not plant(root, mutant):
             return {"verdict": INVALID, "by": "", "said": "no function has this code", "tests": 0}
         first = _First()

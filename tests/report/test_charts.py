@@ -118,6 +118,9 @@ def test_layers_are_stacked_to_the_axis_and_the_top_is_marked(width):
     assert min(y for _, y in upper) == 24.0 and ">5.00 MiB</text>" in plot
     assert upper[-1] == (70.0, floor)  # and comes back to where it began
     assert "forward" in plot and "backward" in plot
+    (mark,) = re.findall(r'<circle class="top" cx="([\d.]+)" cy="([\d.]+)"', plot)
+    edges = [x for x, y in upper if y == 24.0]  # of the column that is the top
+    assert float(mark[0]) == pytest.approx((min(edges) + max(edges)) / 2, abs=0.11) and float(mark[1]) == 24.0
 
 
 def test_a_plot_is_drawn_for_each_width_and_sizes_keep_their_bytes():

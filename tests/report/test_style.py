@@ -3,6 +3,8 @@ scheme, also to people who do not see red, green or blue."""
 
 import itertools
 import math
+import re
+from collections import Counter
 
 import pytest
 
@@ -67,3 +69,9 @@ def test_marks_stand_out_from_the_card(scheme, index):
 
 def test_no_box_cuts_off_rows():
     assert "max-height" not in CSS and "overflow-y" not in CSS
+
+
+def test_every_colour_that_is_used_is_there_in_both_schemes():
+    defined = Counter(re.findall(r"--([\w-]+):", CSS))
+    for name in set(re.findall(r"var\(--([\w-]+)\)", CSS)):
+        assert defined[name] == 2, name

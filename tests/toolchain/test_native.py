@@ -86,3 +86,9 @@ def test_processes_that_compile_the_same_at_once_all_load_it(tmp_path):
     running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [process.communicate()[0].strip() for process in running] == ["42"] * 3
     assert {path.suffix for path in tmp_path.iterdir()} == {".so"}
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system says of no process what it may use")
+def test_processors_that_this_process_may_not_use_are_not_counted(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", {0: {2, 3, 5}}.__getitem__)
+    assert native._num_processors() == 3

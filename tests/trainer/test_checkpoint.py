@@ -103,6 +103,23 @@ def test_a_save_that_fails_leaves_the_old_ones(folder, said, monkeypatch, point,
     assert folder.newest(said.append).step == 30
 
 
+@pytest.mark.parametrize("point", ["torch.save", "os.fsync", "os.replace"])
+def test_a_save_that_fails_leaves_the_one_of_its_own_step(folder, said, monkeypatch, point):
+    """A run that goes on from step 10 writes step 20 again."""
+
+    def fail(*given):
+        if point == "torch.save":
+            given[1].write(b"begun")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(point, fail)
+        with pytest.raises(CheckpointError):
+            folder.save(20, values(99))
+    loaded = folder.newest(said.append)
+    assert loaded.step == 20 and loaded.state["model"]["weight"][0] == 20 and not said
+
+
 def test_a_disk_that_is_full_is_called_so(folder):
     """torch's writer says "unexpected pos 576 vs 534" for it."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

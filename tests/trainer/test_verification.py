@@ -15,7 +15,7 @@ from aottrain.errors import NumericsError
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
 from aottrain.trainer.engines import LossModule, ModuleStep
-from aottrain.trainer.rounding import distance, place_of, relative_norm, unexplained
+from aottrain.trainer.rounding import Surroundings, distance, place_of, relative_norm, unexplained
 from aottrain.trainer.verification import run_compiled, verify_outcome
 
 BATCH = (torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),)
@@ -313,3 +313,12 @@ def test_distances_and_norms():
     assert relative_norm(one, torch.zeros(2)) == math.inf and relative_norm(0 * one, torch.zeros(2)) == 0
     assert relative_norm(torch.empty(0), torch.empty(0)) == 0.0
     assert place_of(11, (2, 3, 4)) == (0, 2, 3) and place_of(0, ()) == ()
+
+
+def test_mean_squares_of_several_tensors_are_those_of_all_their_elements():
+    one, other = torch.linspace(0.5, 3, 12).view(3, 4), torch.linspace(-9, 7, 12).view(3, 4)
+    pooled = Surroundings.pooled([Surroundings.of(one), Surroundings.of(torch.zeros(3, 4)), Surroundings.of(other)])
+    both = torch.stack([one, torch.zeros(3, 4), other]).square() / pooled.top**2
+    assert pooled.top == 9.0 and pooled.mean == pytest.approx(both.mean().item())
+    for axis, mean in enumerate(pooled.along):
+        torch.testing.assert_close(mean.flatten(), both.mean([0, 2 - axis]))

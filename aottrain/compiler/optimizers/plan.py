@@ -17,6 +17,7 @@ from aottrain.runtime.multi_tensor import TensorTables
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _LAYOUT, _DTYPE = operator.attrgetter("shape", "dtype", "device"), operator.attrgetter("dtype")
+_SHAPE = operator.attrgetter("shape")
 Member = tuple[int, Tensor, tuple[str, ...]]
 
 
@@ -63,9 +64,10 @@ class Plan:
             self._first[:] = [id(parameter) in fresh for parameter in self.parameters]
         self._adopt()
         self.held: list[Tensor] = self.tensors()  # type: ignore[assignment]
-        self._layouts = list(map(_LAYOUT, self.held))
+        self._held_layouts = list(map(_LAYOUT, self.held))
         self._numels, self._dtypes = list(map(Tensor.numel, self.held)), list(map(_DTYPE, self.held))
         self._pointers = list(map(Tensor.data_ptr, self.held))
+        self._layouts = self._layouts_now()
         self._on_cuda = self.device.type == "cuda"
         self._state_lists: list[list[Tensor | None]] = [
             [states[p][name] if name in names else None for p, names in zip(self.parameters, self.names, strict=True)]
@@ -112,9 +114,13 @@ class Plan:
         pointers = list(map(Tensor.data_ptr, self.held))
         if pointers != self._pointers:
             self._pointers = pointers
-            if list(map(_LAYOUT, self.held)) != self._layouts:
+            if list(map(_LAYOUT, self.held)) != self._held_layouts:
                 return False
-        return self.gapped or list(map(Tensor.stride, self.parameters)) == self.strides
+        return self._layouts_now() == self._layouts
+
+    def _layouts_now(self) -> tuple[list[torch.Size], list[tuple[int, ...]]]:
+        """Of the parameters: both, since memory with gaps may have the strides of other memory without."""
+        return list(map(_SHAPE, self.parameters)), list(map(Tensor.stride, self.parameters))
 
     def fill(self, rows: Sequence[tuple[float, ...]], settings: Sequence[float], found_inf: Tensor | None) -> list[Any]:
         """Write the numbers of this step and where the tensors lie. rows: of each group, behind `active`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -144,8 +145,8 @@ CANCELLED: dict[Any, Callable[..., Tensor]] = {
     aten.tanh_backward.default: lambda gradient, y: gradient.abs(),
     aten.lerp.Scalar: lambda start, end: start.abs() + end.abs(),
     aten.lerp.Tensor: lambda start, end, weight: (start.abs() + end.abs()) * (1 + weight.abs()),
-    aten.addcmul.default: lambda x, a, b: (a * b).abs(),
-    aten.addcdiv.default: lambda x, a, b: (a / b).abs(),
+    aten.addcmul.default: lambda x, a, b, value=1: (value * a * b).abs(),
+    aten.addcdiv.default: lambda x, a, b, value=1: (value * a / b).abs(),
 }
 
 UNARY = (
@@ -153,7 +154,7 @@ UNARY = (
     "sigmoid", "erf", "erfc", "floor", "ceil", "trunc", "round", "sign", "reciprocal", "exp2", "atan", "square", "relu",
     "isnan", "silu", "gelu", "bitwise_not", "logical_not", "clone", "leaky_relu", "hardtanh", "zeros_like", "ones_like",
     "_to_copy", "asin", "acos", "sinh", "cosh", "sgn", "isinf", "isposinf", "isneginf",
-    "nan_to_num", "elu", "softplus", "hardswish", "hardsigmoid", "mish",
+    "elu", "softplus", "hardswish", "hardsigmoid", "mish",
 )  # fmt: skip
 
 # op: argument makers, each tried with sizes, layouts and dtypes that eager takes.
@@ -168,7 +169,8 @@ POINTWISE: dict[str, tuple[Make, ...]] = {
     **{f"{name}.Scalar": (_tensors(1, 5),) for name in ("bitwise_and", "bitwise_or", "bitwise_xor")},
     **{f"{name}.default": (_tensors(2),) for name in ("maximum", "minimum", "atan2", "logical_and", "logical_or",
        "logical_xor", "sigmoid_backward", "tanh_backward", "silu_backward", "gelu_backward", "copy")},
-    **{f"{name}.default": (_tensors(3),) for name in ("addcmul", "addcdiv")},
+    **{f"{name}.default": (_tensors(3), _tensors(3, {"value": 2})) for name in ("addcmul", "addcdiv")},
+    "nan_to_num.default": (_tensors(1), _tensors(1, 0.5, 2.0, -3.0)),
     **{
         f"{name}.{kind}": (_tensors(2),) if kind == "Tensor" else (_tensors(1, 3), _tensors(1, -2.5))
         for name in ("remainder", "fmod")
@@ -261,6 +263,7 @@ def _features(case: Case) -> Iterator[tuple[Any, ...]]:
         dense = value.permute(order).is_contiguous()
         yield case.op, "shape", *value.shape
         yield case.op, "layout", *order, dense, 0 in value.stride()
+    yield case.op, "given", len(case.args), *case.kwargs
     for key, value in (*enumerate(case.args), *case.kwargs.items()):
         yield case.op, key, "a tensor" if isinstance(value, Tensor) else str(value)
 
@@ -277,4 +280,7 @@ def _case(
         return  # eager has no such kernel
     rest = ", ".join(str(value) for value in args if not isinstance(value, Tensor))
     what = f"{str(dtype)[6:]}{list(shape)} {layout.__name__} {rest}"
-    yield Case(op, args, kwargs, what, pointwise=op not in CANCELLING, cancelled=CANCELLED.get(op))
+    cancelled = CANCELLED.get(op)
+    if "value" in kwargs:
+        cancelled = partial(CANCELLED[op], value=kwargs["value"])
+    yield Case(op, args, kwargs, what, pointwise=op not in CANCELLING, cancelled=cancelled)

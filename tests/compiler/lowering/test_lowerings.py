@@ -70,3 +70,25 @@ def _first_lowered() -> list[Planned]:
 def test_an_empty_tensor_needs_no_kernel():
     case = Case(torch.ops.aten.exp.default, (torch.empty(0, 3),))
     assert not plan(case, 0).lowered
+
+
+@pytest.mark.parametrize(
+    ("op", "given"),
+    [
+        (torch.ops.aten.upsample_nearest2d.default, ([12, 10], 3.0, 2.0)),
+        (torch.ops.aten._upsample_nearest_exact2d.default, ([12, 10], 3.0, 2.0)),
+        (torch.ops.aten.avg_pool2d.default, ([3, 2], [1, 2], [1, 1])),
+        (torch.ops.aten.roll.default, ([3], [1])),
+    ],
+    ids=str,
+)
+def test_calls_of_images_that_are_lowered(op, given):
+    """Where the answer stays if they are not."""
+    assert plan(Case(op, (torch.ones(1, 2, 4, 5), *given)), 0).lowered
+
+
+@pytest.mark.parametrize(("dtype", "lowered"), [(torch.float32, True), (torch.float64, False)])
+def test_numbers_of_24_bits_are_drawn_for_float32_alone(dtype, lowered):
+    draw = torch.ops.aottrain.philox_uniform.default
+    given = {"dtype": dtype, "device": torch.device("cpu")}
+    assert plan(Case(draw, (torch.tensor([3, 5]), 0, [7]), given), 0).lowered is lowered

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import aottrain
 from aottrain.compiler.link import multi_tensor
@@ -228,6 +228,44 @@ def test_memory_that_is_replaced_is_found_again():
     parameter.data, parameter.grad = parameter.data[:10].clone(), torch.ones(10)
     with pytest.raises(UnsupportedError, match="momentum_buffer of shape"):
         optimizer.step()
+
+
+@needs_compiler
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_memory_of_another_shape_is_found_with_as_many_elements(elsewhere):
+    """The strides of both are (6, 1): rows of six, and four columns of rows of six."""
+    memory = torch.zeros(36)
+    parameter = nn.Parameter(memory[:24].view(4, 6))
+    optimizer = SGD([parameter], lr=1.0)
+    parameter.grad = torch.zeros(4, 6)
+    optimizer.step()
+    wide = (memory.clone() if elsewhere else memory).view(6, 6)
+    parameter.data, parameter.grad = wide[:, :4], torch.ones(6, 4)
+    optimizer.step()
+    assert torch.equal(wide, torch.tensor([[-1.0] * 4 + [0.0] * 2] * 6))
+
+
+@needs_compiler
+def test_a_parameter_that_is_turned_is_seen_beside_one_with_gaps():
+    gaps, parameter = nn.Parameter(torch.zeros(4, 12)[:, ::2]), nn.Parameter(torch.zeros(4, 6))
+    optimizer = SGD([gaps, parameter], lr=1.0)
+    numbers = torch.arange(24.0).view(4, 6)
+    for turned in (False, True):
+        parameter.data = parameter.data.t() if turned else parameter.data
+        parameter.grad, gaps.grad = (numbers.t() if turned else numbers).clone(), torch.ones(4, 6)
+        optimizer.step()
+    assert torch.equal(parameter.detach(), -2 * numbers.t()) and torch.equal(gaps.detach(), torch.full((4, 6), -2.0))
+
+
+@needs_compiler
+@pytest.mark.parametrize("change", [Tensor.double, lambda state: state.t().contiguous().t()], ids=["type", "layout"])
+def test_states_of_another_type_or_layout_keep_their_values(change):
+    parameter = nn.Parameter(torch.zeros(4, 6))
+    optimizer = SGD([parameter], lr=1.0, momentum=0.5)
+    optimizer.state[parameter]["momentum_buffer"] = change(torch.arange(24.0).view(4, 6))
+    parameter.grad = torch.ones(4, 6)
+    optimizer.step()
+    assert torch.equal(parameter.detach(), -(torch.arange(24.0).view(4, 6) / 2 + 1))
 
 
 @needs_compiler

@@ -288,6 +288,12 @@ def test_saves_no_scores():
     assert call.report.graphs[0].saved_bytes <= 4 * BATCH * HEADS * QUERIES * (WIDTH + 2) + QUERIES * KEYS
 
 
+@pytest.mark.parametrize("program", [scores_too, weights_too])
+def test_scores_that_something_else_reads_stay_where_nothing_is_differentiated(program):
+    joint = joint_of(program, *(x.detach() for x in inputs()), None)
+    assert fuse_attention(joint) is joint
+
+
 def test_other_types_stay():
     joint = joint_of(products, *inputs(torch.float64), None)
     assert fuse_attention(joint) is joint

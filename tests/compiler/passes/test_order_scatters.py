@@ -45,13 +45,27 @@ def two(x):
     return x.sin()[INDEX, INDEX]
 
 
+def two_of_other_ranks(x):
+    """What is added has the shape that it would have for the first index alone."""
+    return x.view(8, 32, 256).sin()[INDEX[:32], torch.arange(1024).view(32, 32) * 7 % 32]
+
+
 def written(x):
     return x.sin().index_put((INDEX,), x.cos()[:1].expand(128, -1) * 2, accumulate=True)
 
 
 @pytest.mark.parametrize(
     ("function", "added"),
-    ((rows, 1), (inner, 1), (many_dims, 1), (short_index, 1), (few, 0), (two, 0), (written, 1)),
+    (
+        (rows, 1),
+        (inner, 1),
+        (many_dims, 1),
+        (short_index, 1),
+        (few, 0),
+        (two, 0),
+        (two_of_other_ranks, 0),
+        (written, 1),
+    ),
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_large_lookups_are_added_row_by_row(function, added):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -364,3 +365,12 @@ def test_draws_are_the_same_bit_for_bit(state, size, flat):
     words = torch.stack(philox_words(given, 0, 0, -(-rows * size // 4), torch.device("cpu")), 1)
     words = words.flatten()[: rows * size]
     assert torch.equal(got.cpu(), (words >> 8).to(F32) * 2.0**-24)
+
+
+@pytest.mark.parametrize("size", [512, 520, 129])
+def test_draws_of_rows_that_are_cut_among_programs(size):
+    """As a bias's gradient after a dropout: no reduction along rows, sums over them."""
+    kernel = draw(5, size, True)
+    columns = (Column("sum", 2, Address(at(0, 1)), 3, F32),)
+    parameters = (*kernel.parameters, Parameter("sums", F32, True, size))
+    check(replace(kernel, parameters=parameters, columns=columns), torch.tensor((7, 3)))

@@ -7,6 +7,7 @@ import torch
 
 from aottrain.ops import loss_head
 from aottrain.ops.loss_head import MEAN, SUM, _aten_rule, _Rows, _triton_rows
+from aottrain.ops.triton import loss_rows
 from tests.numerics.tolerance import assert_close
 from tests.sampling import crossed
 
@@ -84,3 +85,19 @@ def test_the_whole_op_takes_it_on_cuda(monkeypatch):
         given = hidden.new_empty(2, 3, device=DEVICE), target.new_empty(2, device=DEVICE)
         assert loss_head._triton_rule(*given, F32) is _triton_rows
         assert loss_head._triton_rule(given[0].double(), given[1], F32) is None
+
+
+def test_a_target_is_checked_on_the_device_and_nothing_is_contracted(monkeypatch):
+    """The interpreter knows none of the options that decide it."""
+    found = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *given, **options: found.append((grid, options))
+
+    monkeypatch.setattr(loss_rows, "triton_loss_rows", Kernel())
+    given = torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.tensor(3.0)
+    loss_rows.loss_rows(*given, ignore_index=-100, mean=True, low=False, wanted=True)
+    ((grid, options),) = found
+    assert grid == (3,) and options["debug"] and not options["enable_fp_fusion"]
+    assert options["num_warps"].bit_count() == 1  # Triton takes powers of two alone
