@@ -408,3 +408,11 @@ def test_attention_with_dropout_is_taken_apart_where_kernels_draw_inside(monkeyp
         call = aottrain.compile(lambda x: x * 2, capture="trace", kernel="aten", on_unsupported="error")
         assert torch.equal(call(q), q * 2)
     assert seen == [False, True] and mode.num_draws == 3 and torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_spreads_of_nothing_are_eagers():
+    """A normal number without a spread is its mean; a Cauchy distribution has one."""
+    with aottrain.philox_eager():
+        assert torch.equal(torch.empty(3).normal_(2.0, 0.0), torch.full((3,), 2.0))
+        with pytest.raises(RuntimeError, match="sigma"):
+            torch.empty(3).cauchy_(0.0, 0.0)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from aottrain.compiler.joint.links import _reaches
 from aottrain.errors import AottrainError
 from aottrain.ir.graph import InputKind, OutputKind
 from aottrain.ops.random.mode import PhiloxMode
@@ -100,3 +101,23 @@ def test_programs_that_need_values_are_refused(function):
     with pytest.raises(Exception, match=r"(?i)data|symbol|dynamic|item|scalar|nonzero") as caught:
         traced(function, leaf(3))
     assert not isinstance(caught.value, AottrainError) or str(caught.value)
+
+
+def test_paths_that_meet_again_are_walked_once():
+    """Sixteen times two ways from one node to the next: 65,536 paths."""
+    asked = []
+
+    class Step:
+        def __init__(self, *following):
+            self.following = following
+
+        @property
+        def next_functions(self):
+            asked.append(self)
+            return [(step, 0) for step in self.following]
+
+    last = Step()
+    for _ in range(16):
+        last = Step(Step(last), Step(last, None))
+    assert not _reaches(last, set())
+    assert len(asked) == len(set(asked)) == 1 + 3 * 16
