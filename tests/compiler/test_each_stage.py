@@ -37,7 +37,7 @@ def test_the_documentation_s_lines_run_and_print_what_they_say(capsys):
 @pytest.mark.parametrize("stage", STAGES.split())
 def test_a_stage_takes_at_most_five_lines(stage):
     (block,) = (block for block in BLOCKS if f"aottrain.{stage}(" in block)
-    assert len(block.splitlines()) <= 5
+    assert len([line for line in block.splitlines() if line]) <= 5
     assert stage in aottrain.__all__ and callable(getattr(aottrain, stage))
 
 

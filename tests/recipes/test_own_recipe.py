@@ -236,4 +236,4 @@ def test_an_error_of_this_package_beneath_a_recipe_s_line_keeps_its_traceback(tm
     exec(compile("def loss():\n    call('')\n", file, "exec"), scope)
     with pytest.raises(ValueError, match="no path") as raised:
         scope["loss"]()
-    assert recipes._told(raised.value, file) is None
+    assert recipes._error_text(raised.value, file) is None

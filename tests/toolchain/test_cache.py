@@ -26,7 +26,7 @@ needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="there is no
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
     monkeypatch.setattr(native, "_loaded", {})
-    monkeypatch.setattr(cache, "_said", set())
+    monkeypatch.setattr(cache, "_warned", set())
     load_module.cache_clear()
 
 

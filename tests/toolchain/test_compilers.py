@@ -42,7 +42,7 @@ def compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path / "kept"))
     monkeypatch.setattr(native, "_loaded", {})
     monkeypatch.setattr(native, "_hanging", {})
-    monkeypatch.setattr(cache, "_said", set())
+    monkeypatch.setattr(cache, "_warned", set())
 
     def make(script: str) -> Path:
         file, started = tmp_path / "g++", tmp_path / "started"

@@ -97,7 +97,7 @@ def test_a_target_is_checked_on_the_device_and_nothing_is_contracted(monkeypatch
 
     monkeypatch.setattr(loss_rows, "triton_loss_rows", Kernel())
     given = torch.zeros(3, 5), torch.zeros(3, dtype=torch.int64), torch.zeros(3), torch.tensor(3.0)
-    loss_rows.loss_rows(*given, ignore_index=-100, mean=True, low=False, wanted=True)
+    loss_rows.loss_rows(*given, ignore_index=-100, mean=True, low=False, with_gradient=True)
     ((grid, options),) = found
     assert grid == (3,) and options["debug"] and not options["enable_fp_fusion"]
     assert options["num_warps"].bit_count() == 1  # Triton takes powers of two alone
