@@ -82,6 +82,8 @@ class Group:
     """Positions at which members read other buffers."""
     next_loop: int = 0
     """The number that the next loop gets."""
+    takes_loose: bool = False
+    """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
 
     def split(self, loop: int, inner_size: int) -> None:
         """Replace a loop by two; the order of iterations stays."""
@@ -244,7 +246,7 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
                 if _fill(partial, operand, layout, position, group):
                     break
     loose = all(position is None or position is ZERO for position in partial)
-    if loose and group.loops and any(not operand.free for operand in rule.operands):
+    if loose and group.loops and not group.takes_loose and any(not operand.free for operand in rule.operands):
         return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
     if None in partial and not _fill_rest(partial, node, rule, group):
         return None
