@@ -55,7 +55,7 @@ def _text_of(name: str) -> str:
 
 
 def _sections(golden: Golden) -> Iterator[tuple[str, str]]:
-    known = _compiled(golden)
+    known = compiled(golden)
     report, built, decided = known["report"], known["built"], known["decided"]
     yield "stages", "\n".join(dict.fromkeys(stage.name for stage in report.stages))
     yield "decisions", "\n".join(_decisions(report))
@@ -73,7 +73,7 @@ def _sections(golden: Golden) -> Iterator[tuple[str, str]]:
     yield "kernels", "\n".join(_sources(kernels, str(report.kernel)))
 
 
-def _compiled(golden: Golden) -> dict[str, Any]:
+def compiled(golden: Golden) -> dict[str, Any]:
     """The values that the report is made of. Nothing is compiled by another compiler, and no device is asked for."""
     seen: dict[str, Any] = {}
     describe = aottrain.compiler.pipeline.describe

@@ -27,6 +27,7 @@ from aottrain.ir.kernels.kernel import (
     stages,
     verify_kernel,
 )
+from aottrain.ir.kernels.traffic import moved_bytes
 
 F32 = torch.float32
 ELEMENT, ROW = Address(Affine(((0, 8), (1, 1)))), Address(Affine(((0, 1),)))
@@ -64,9 +65,9 @@ def test_a_costly_value_is_held_for_the_next_pass_if_it_fits():
 
 def test_bytes_count_each_element_once():
     kernel = softmax()
-    assert kernel.num_bytes == (32 + 32 + 8) * 4
+    assert moved_bytes(kernel) == (32 + 32 + 8) * 4
     twice = replace(kernel, body=(*kernel.body, Load(0, ELEMENT, F32)))
-    assert twice.num_bytes == kernel.num_bytes
+    assert moved_bytes(twice) == moved_bytes(kernel)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,13 @@ def test_what_is_never_negative():
     )  # fmt: skip
     kernel = KernelIR("k", (4,), 0, (Parameter("x", torch.int64, False, 4),), body, (), ())
     assert [value for value in range(len(body)) if is_natural(kernel, value)] == [0, 2, 3, 6, 9, 11]
+
+
+def test_what_is_read_and_written_moves_twice_and_what_is_looked_up_as_often_as_it_is():
+    square = Address(Affine(((0, 1),)))
+    body = (Load(0, square, F32), Compute("mul", (0, 0), F32))
+    update = KernelIR("k", (64,), 0, (Parameter("x", F32, True, 64),), body, (Store(0, square, 1),), ())
+    assert moved_bytes(update) == 2 * 64 * 4
+    found = (Load(0, square, torch.int64), Load(1, Address(Affine(), ((0, 1, 1000),)), F32))
+    parameters = (Parameter("i", torch.int64, False, 8), Parameter("t", F32, False, 1000), Parameter("y", F32, True, 8))
+    assert moved_bytes(KernelIR("k", (8,), 0, parameters, found, (Store(2, square, 1),), ())) == 8 * (8 + 4 + 4)

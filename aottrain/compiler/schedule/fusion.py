@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
-from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, start, too_large
+from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, read_by, start, too_large
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
@@ -82,6 +82,14 @@ class _Dependencies:
             if (above >> unit) & 1:
                 self.ancestors[other] = above | extra
 
+    def merge(self, unit: int, into: int) -> None:
+        """The unit's work is done by another one that depends on it."""
+        own, joined = 1 << unit, self.ancestors[into] & ~(1 << unit)
+        self.ancestors[into] = joined
+        for other, above in enumerate(self.ancestors):
+            if above & own:
+                self.ancestors[other] = (above & ~own) | joined | (1 << into)
+
 
 def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     """Groups of calls with a rule; calls without one, and views, stay on their own.
@@ -96,7 +104,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
     for node in calls(graph):
-        sources = {dependencies.unit_of[source] for source in node.all_input_nodes if source in dependencies.unit_of}
+        sources = {dependencies.unit_of[source] for source in read_by(node) if source in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
             sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}
             effects.append(node)
@@ -155,7 +163,68 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             groups_of_root = readers.setdefault(root, [])
             if group not in groups_of_root[-1:]:
                 groups_of_root.append(group)
+    _merge_pairs(fusion, dependencies, local)
     return fusion
+
+
+def _merge_pairs(fusion: Fusion, dependencies: _Dependencies, local: bool) -> None:
+    """Make one group of a group and one that reads what it makes, where all of both fits into one loop nest.
+
+    Calls join groups in program order, each one group: where a value is made from two groups, one of them is written
+    and read again. The reader waits for no library call that the maker does not wait for, so nothing lives longer.
+    local: as of `fuse`.
+    """
+    groups = {group.number: group for group in fusion.groups}
+    apart = [(unit, node) for node, unit in dependencies.unit_of.items() if unit not in groups]
+    waiting = sum({1 << unit for unit, _ in apart})
+    borders = [unit for unit, node in apart if local and info(node).kind is OpKind.COMPUTE]
+    above, tried = dependencies.ancestors, set[tuple[int, int, int]]()
+
+    def pair_of(reader: Group) -> tuple[Group, Group] | None:
+        makers = {fusion.group_of[call].number for call in map(_maker, reader.reads) if call in fusion.group_of}
+        for number in sorted(makers - {reader.number}, reverse=True):
+            key = number, reader.number, len(reader.members)
+            if key in tried:
+                continue
+            tried.add(key)
+            between = any((above[reader.number] >> u) & (above[u] >> number) & 1 for u in range(len(above)))
+            waits = above[reader.number] & ~above[number] & waiting
+            if not between and not waits and not any(number < unit < reader.number for unit in borders):
+                merged = _both(groups[number], reader)
+                if merged is not None:
+                    return groups[number], merged
+        return None
+
+    for unit in sorted(groups, reverse=True):
+        while unit in groups and (pair := pair_of(groups[unit])) is not None:
+            maker, merged = pair
+            dependencies.merge(maker.number, unit)
+            groups[unit] = merged
+            del groups[maker.number]
+            fusion.group_of.update((member.node, merged) for member in merged.members)
+            for member in merged.members:
+                makers = {_maker(storage_root(source)) for source in member.node.all_input_nodes}
+                if all(fusion.group_of.get(call, merged) is merged for call in makers):
+                    fusion.reasons.pop(member.node.name, None)
+    fusion.groups = [groups[group.number] for group in fusion.groups if group.number in groups]
+
+
+def _maker(root: fx.Node) -> fx.Node:
+    """The call that makes a buffer, which may be an item of its tuple."""
+    is_item = root.op == "call_function" and info(root).kind is OpKind.STRUCTURE
+    return root.all_input_nodes[0] if is_item else root
+
+
+def _both(maker: Group, reader: Group) -> Group | None:
+    """One group of all that both have; None where that does not fit."""
+    if math.prod(maker.loops.values()) != math.prod(reader.loops.values()):
+        return None
+    group, apart = maker.copy(), Fusion()
+    group.number, group.takes_loose = reader.number, True
+    if not all(_joins(group, member.node, rules_for(member.node), apart) for member in reader.members):
+        return None
+    group.takes_loose = False
+    return group
 
 
 def _frees_too_late(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering import Operand, Rule
+from aottrain.compiler.lowering import Operand, Rule, rules_for
 from aottrain.ir.graph import spec_of, storage_root, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, Straddles, delinearize, offset_of, row_major
 
@@ -82,6 +82,8 @@ class Group:
     """Positions at which members read other buffers."""
     next_loop: int = 0
     """The number that the next loop gets."""
+    takes_loose: bool = False
+    """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
 
     def split(self, loop: int, inner_size: int) -> None:
         """Replace a loop by two; the order of iterations stays."""
@@ -146,6 +148,17 @@ def results_of(node: fx.Node) -> list[fx.Node | None]:
         if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
             results[user.args[1]] = user  # type: ignore[index]
     return results
+
+
+def read_by(node: fx.Node) -> Sequence[fx.Node]:
+    """The operands whose elements a call reads. Of some that kernels do it reads none: of a pool's input, of which
+    its gradient has the shape; of log-probabilities where only the number of rows is wanted."""
+    operands = node.all_input_nodes
+    rules = rules_for(node) if node.op == "call_function" else ()
+    read = {operand.node for rule in rules for operand in rule.operands}
+    if not rules or len(read) == len(operands) or start(0, node, rules) is None:
+        return operands
+    return [operand for operand in operands if operand in read]
 
 
 def result_nodes(node: fx.Node, rule: Rule) -> list[fx.Node | None]:
@@ -244,7 +257,7 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
                 if _fill(partial, operand, layout, position, group):
                     break
     loose = all(position is None or position is ZERO for position in partial)
-    if loose and group.loops and any(not operand.free for operand in rule.operands):
+    if loose and group.loops and not group.takes_loose and any(not operand.free for operand in rule.operands):
         return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
     if None in partial and not _fill_rest(partial, node, rule, group):
         return None

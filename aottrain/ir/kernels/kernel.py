@@ -146,23 +146,8 @@ class KernelIR:
     def row_size(self) -> int:
         return math.prod(self.ranges[self.num_outer :])
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory traffic if each element that is touched moves once."""
-        return sum(_touched(self, i) * parameter.dtype.itemsize for i, parameter in enumerate(self.parameters))
-
     def __str__(self) -> str:
         return "\n".join(_text(self)) + "\n"
-
-
-def _touched(kernel: KernelIR, buffer: int) -> int:
-    """Elements of a parameter that are read or written. An indirect access may touch all elements of its dimension."""
-    addresses = {address for accessed, address, _ in _accesses(kernel, guarded=True) if accessed == buffer}
-    total = 0
-    for address in addresses:
-        looked_up = math.prod(size for _, _, size in address.indirect)
-        total += looked_up * math.prod(kernel.ranges[loop] for loop in address.offset.loops)
-    return min(total, kernel.parameters[buffer].span)
 
 
 def draw_numbers(kernel: KernelIR) -> tuple[int, ...]:
@@ -322,10 +307,10 @@ def _store_level(store: Store, value_levels: list[Level], kernel: KernelIR) -> L
     return max([level, *(value_levels[value] for value, _, _ in store.address.indirect)])
 
 
-def _accesses(kernel: KernelIR, guarded: bool = False) -> Iterator[tuple[int, Address, str]]:
-    """guarded: with guarded loads, whose address may lie outside where they are not done."""
+def _accesses(kernel: KernelIR) -> Iterator[tuple[int, Address, str]]:
+    """Without guarded loads, whose address may lie outside where they are not done."""
     for position, instruction in enumerate(kernel.body):
-        if isinstance(instruction, Load) and (guarded or instruction.guard is None):
+        if isinstance(instruction, Load) and instruction.guard is None:
             yield instruction.buffer, instruction.address, f"v{position}"
     for store in kernel.stores:
         yield store.buffer, store.address, "a store"

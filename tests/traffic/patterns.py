@@ -1,0 +1,515 @@
+"""Patterns that should be one pass over memory: functions and modules with their arguments, made for a type.
+
+Each is as models write it. Sizes are such that activations outweigh weights, and rows fit into a cache. Memory is not
+initialised: nothing runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROWS, WIDTH, CLASSES = 2048, 1024, 8192
+Made = tuple[Any, tuple[Any, ...]]  # a function or module, its arguments
+Pattern = Callable[[torch.dtype], Made]
+
+PATTERNS: dict[str, Pattern] = {}
+
+
+def _x(*shape: int, grad: bool = True) -> Callable[[torch.dtype], Tensor]:
+    """An argument of the pattern's type: ROWS x WIDTH if nothing is said."""
+    return lambda dtype: torch.empty(*(shape or (ROWS, WIDTH)), dtype=dtype, requires_grad=grad)
+
+
+def _fp32(*shape: int, grad: bool = True) -> Callable[[torch.dtype], Tensor]:
+    return lambda dtype: torch.empty(*shape, requires_grad=grad)
+
+
+def _index(*shape: int) -> Callable[[torch.dtype], Tensor]:
+    return lambda dtype: torch.zeros(*shape, dtype=torch.int64)
+
+
+def _mask(*shape: int) -> Callable[[torch.dtype], Tensor]:
+    return lambda dtype: torch.zeros(*shape, dtype=torch.bool)
+
+
+def pattern(*arguments: Callable[[torch.dtype], Tensor], name: str = "") -> Callable[..., Any]:
+    """Register a function under its name, or another one."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        def make(dtype: torch.dtype) -> Made:
+            return function, tuple(argument(dtype) for argument in arguments)
+
+        PATTERNS[name or function.__name__] = make
+        return function
+
+    return register
+
+
+def module(name: str, build: Callable[[], nn.Module], *arguments: Callable[[torch.dtype], Tensor]) -> None:
+    """Register a module, whose parameters are of the pattern's type."""
+
+    def make(dtype: torch.dtype) -> Made:
+        return build().to(dtype), tuple(argument(dtype) for argument in arguments)
+
+    PATTERNS[name] = make
+
+
+# Norms of rows.
+_W = _x(WIDTH)
+
+
+def _rms(x: Tensor, weight: Tensor) -> Tensor:
+    """As Llama's: in float32, the weight after the cast."""
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+@pattern(_x(), _W, _W)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, (WIDTH,), weight, bias)
+
+
+@pattern(_x())
+def layer_norm_plain(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (WIDTH,))
+
+
+@pattern(_x(), _x(), _W, _W)
+def layer_norm_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, F.layer_norm(total, (WIDTH,), weight, bias)
+
+
+@pattern(_x(), _x(), _W, _W)
+def layer_norm_after_sum(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x + y, (WIDTH,), weight, bias)
+
+
+@pattern(_x(), _x(), _W, _W)
+def layer_norm_dropout_residual(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x + F.dropout(y, 0.1), (WIDTH,), weight, bias)
+
+
+@pattern(_x(), _fp32(WIDTH), _fp32(WIDTH))
+def layer_norm_in_float32(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x.float(), (WIDTH,), weight, bias).to(x.dtype)
+
+
+@pattern(_x(), _W, _W)
+def layer_norm_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(F.layer_norm(x, (WIDTH,), weight, bias))
+
+
+@pattern(_x(), _W)
+def layer_norm_by_hand(x: Tensor, weight: Tensor) -> Tensor:
+    mean = x.mean(-1, keepdim=True)
+    spread = (x - mean).square().mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt(spread + 1e-5) * weight
+
+
+pattern(_x(), _W, name="rms_norm")(_rms)
+
+
+@pattern(_x(), _W)
+def rms_norm_functional(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, (WIDTH,), weight)
+
+
+@pattern(_x(), _W)
+def rms_norm_narrow(x: Tensor, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
+@pattern(_x(), _fp32(WIDTH))
+def rms_norm_gemma(x: Tensor, weight: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * (1 + weight)).to(x.dtype)
+
+
+@pattern(_x(), _x(), _W)
+def rms_norm_residual(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, _rms(total, weight)
+
+
+@pattern(_x(), _x(), _W)
+def rms_norm_after_sum(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return _rms(x + y, weight)
+
+
+@pattern(_x(), _x(), _W)
+def rms_norm_then_residual(x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+    return x + _rms(y, weight)
+
+
+@pattern(_x(), _x(), _W)
+def rms_norm_gated(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return _rms(x, weight) * F.silu(gate)
+
+
+@pattern(_x(), _x(), _W)
+def rms_norm_of_gated(x: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
+    return _rms(x * F.silu(gate), weight)
+
+
+# Modulated norms, as of diffusion transformers: scale and shift of each sequence.
+_SEQUENCE = (8, 256, WIDTH)
+
+
+@pattern(_x(*_SEQUENCE), _x(8, WIDTH), _x(8, WIDTH))
+def modulated_norm(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return F.layer_norm(x, (WIDTH,)) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+@pattern(_x(*_SEQUENCE), _x(*_SEQUENCE), _x(8, WIDTH))
+def gated_residual(x: Tensor, y: Tensor, gate: Tensor) -> Tensor:
+    return x + gate.unsqueeze(1) * y
+
+
+@pattern(_x(*_SEQUENCE), _x(*_SEQUENCE), _x(8, WIDTH), _x(8, WIDTH), _x(8, WIDTH))
+def modulated_residual_norm(x: Tensor, y: Tensor, gate: Tensor, shift: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + gate.unsqueeze(1) * y
+    return total, F.layer_norm(total, (WIDTH,)) * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
+
+
+@pattern(_x(*_SEQUENCE), _x(8, 3 * WIDTH))
+def modulated_from_chunks(x: Tensor, condition: Tensor) -> Tensor:
+    shift, scale, gate = condition.unsqueeze(1).chunk(3, -1)
+    return gate * (F.layer_norm(x, (WIDTH,)) * (1 + scale) + shift)
+
+
+# Rotary embeddings and norms of queries and keys.
+_HEADS, _ANGLES = (4, 8, 256, 64), (256, 64)
+
+
+def _rotate_half(x: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return torch.cat((-right, left), -1)
+
+
+@pattern(_x(*_HEADS), _x(*_ANGLES, grad=False), _x(*_ANGLES, grad=False))
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + _rotate_half(x) * sin
+
+
+@pattern(_x(*_HEADS), _x(*_HEADS), _x(*_ANGLES, grad=False), _x(*_ANGLES, grad=False))
+def rotary_of_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    return q * cos + _rotate_half(q) * sin, k * cos + _rotate_half(k) * sin
+
+
+@pattern(_x(4, 256, 512), _x(*_ANGLES, grad=False), _x(*_ANGLES, grad=False))
+def rotary_from_product(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    heads = x.view(4, 256, 8, 64).transpose(1, 2)
+    return heads * cos + _rotate_half(heads) * sin
+
+
+@pattern(_x(*_HEADS), _x(256, 32, grad=False), _x(256, 32, grad=False))
+def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+@pattern(_x(*_HEADS), _x(256, 16, grad=False), _x(256, 16, grad=False))
+def rotary_of_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    turned, kept = x.chunk(2, -1)
+    left, right = turned.chunk(2, -1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin, kept), -1)
+
+
+@pattern(_x(*_HEADS), _x(64))
+def qk_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return _rms(x, weight)
+
+
+@pattern(_x(*_HEADS), _x(64), _x(*_ANGLES, grad=False), _x(*_ANGLES, grad=False))
+def qk_norm_rotary(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    normed = _rms(x, weight)
+    return normed * cos + _rotate_half(normed) * sin
+
+
+@pattern(_x(4, 256, 512), _x(64), _x(*_ANGLES, grad=False), _x(*_ANGLES, grad=False))
+def qk_norm_rotary_from_product(x: Tensor, weight: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    normed = _rms(x.view(4, 256, 8, 64), weight).transpose(1, 2)
+    return normed * cos + _rotate_half(normed) * sin
+
+
+# Activations, gates, caps.
+def _gate(name: str, activation: Callable[[Tensor], Tensor]) -> None:
+    pattern(_x(), _x(), name=name)(lambda x, gate: activation(gate) * x)
+
+
+_gate("gate_silu", F.silu)
+_gate("gate_gelu", F.gelu)
+_gate("gate_gelu_tanh", functools.partial(F.gelu, approximate="tanh"))
+_gate("gate_sigmoid", torch.sigmoid)
+_gate("gate_relu_squared", lambda gate: F.relu(gate).square())
+
+
+@pattern(_x(ROWS, 2 * WIDTH))
+def gate_of_chunks(x: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return F.silu(left) * right
+
+
+@pattern(_x(ROWS, 2 * WIDTH))
+def glu(x: Tensor) -> Tensor:
+    return F.glu(x)
+
+
+@pattern(_x(), _W)
+def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
+    return F.gelu(x + bias)
+
+
+@pattern(_x(), _W)
+def bias_gelu_dropout(x: Tensor, bias: Tensor) -> Tensor:
+    return F.dropout(F.gelu(x + bias), 0.1)
+
+
+@pattern(_x())
+def mish(x: Tensor) -> Tensor:
+    return x * torch.tanh(F.softplus(x))
+
+
+@pattern(_x())
+def soft_cap(x: Tensor) -> Tensor:
+    return 30 * torch.tanh(x / 30)
+
+
+@pattern(_x())
+def soft_cap_in_float32(x: Tensor) -> Tensor:
+    return (30 * torch.tanh(x.float() / 30)).to(x.dtype)
+
+
+@pattern(_x(ROWS, CLASSES), _index(ROWS))
+def soft_cap_loss(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(30 * torch.tanh(x / 30), target)
+
+
+# Losses.
+_LOGITS, _TARGET = _x(ROWS, CLASSES), _index(ROWS)
+
+
+@pattern(_LOGITS, _TARGET)
+def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target)
+
+
+@pattern(_LOGITS, _TARGET)
+def cross_entropy_of_float(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), target)
+
+
+@pattern(_LOGITS, _TARGET)
+def cross_entropy_each(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target, reduction="none")
+
+
+@pattern(_LOGITS, _TARGET, _x(CLASSES, grad=False))
+def cross_entropy_weighted(x: Tensor, target: Tensor, weight: Tensor) -> Tensor:
+    return F.cross_entropy(x, target, weight)
+
+
+@pattern(_x(8, 257, CLASSES), _index(8, 257))
+def cross_entropy_shifted(x: Tensor, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(x[:, :-1].float().reshape(-1, CLASSES), tokens[:, 1:].reshape(-1))
+
+
+@pattern(_LOGITS, _TARGET)
+def label_smoothing(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target, label_smoothing=0.1)
+
+
+@pattern(_LOGITS, _TARGET)
+def label_smoothing_of_float(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x.float(), target, label_smoothing=0.1)
+
+
+@pattern(_LOGITS, _TARGET)
+def z_loss(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target) + 1e-4 * torch.logsumexp(x, -1).square().mean()
+
+
+@pattern(_LOGITS, _x(ROWS, CLASSES, grad=False))
+def soft_targets(x: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(x, target)
+
+
+@pattern(_LOGITS, _x(ROWS, CLASSES, grad=False))
+def kl_of_logits(x: Tensor, teacher: Tensor) -> Tensor:
+    return F.kl_div(F.log_softmax(x, -1), F.log_softmax(teacher, -1), log_target=True, reduction="batchmean")
+
+
+@pattern(_LOGITS, _x(ROWS, CLASSES, grad=False))
+def kl_of_probabilities(x: Tensor, teacher: Tensor) -> Tensor:
+    return F.kl_div(F.log_softmax(x / 2, -1), F.softmax(teacher / 2, -1), reduction="batchmean")
+
+
+@pattern(_LOGITS, _TARGET)
+def log_probability_of(x: Tensor, target: Tensor) -> Tensor:
+    return F.log_softmax(x, -1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+@pattern(_LOGITS)
+def entropy(x: Tensor) -> Tensor:
+    logs = F.log_softmax(x, -1)
+    return -(logs.exp() * logs).sum(-1).mean()
+
+
+@pattern(_x(), _x(grad=False))
+def mean_square_error(x: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(x, target)
+
+
+@pattern(_x(), _x(grad=False))
+def binary_cross_entropy(x: Tensor, target: Tensor) -> Tensor:
+    return F.binary_cross_entropy_with_logits(x, target)
+
+
+@pattern(_x(), _x())
+def cosine_similarity(x: Tensor, y: Tensor) -> Tensor:
+    return F.cosine_similarity(x, y, -1)
+
+
+@pattern(_x())
+def normalize(x: Tensor) -> Tensor:
+    return F.normalize(x, dim=-1)
+
+
+@pattern(_x(), _x())
+def normalize_both(x: Tensor, y: Tensor) -> Tensor:
+    return (F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).sum(-1)
+
+
+# Softmaxes.
+_SCORES = (4, 8, 256, 256)
+
+
+@pattern(_x(*_SCORES))
+def softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1)
+
+
+@pattern(_x(*_SCORES), _mask(256, 256))
+def softmax_masked(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax(x.masked_fill(mask, -math.inf), -1)
+
+
+@pattern(_x(*_SCORES), _x(4, 1, 256, 256, grad=False))
+def softmax_biased(x: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(x / 8 + bias, -1)
+
+
+@pattern(_x(*_SCORES), _mask(256, 256))
+def softmax_masked_dropout(x: Tensor, mask: Tensor) -> Tensor:
+    return F.dropout(torch.softmax((x / 8).masked_fill(mask, -math.inf), -1), 0.1)
+
+
+@pattern(_x(*_SCORES))
+def softmax_in_float32(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1, dtype=torch.float32).to(x.dtype)
+
+
+@pattern(_x(*_SCORES), _mask(256, 256))
+def softmax_capped(x: Tensor, mask: Tensor) -> Tensor:
+    return torch.softmax((50 * torch.tanh(x / 50)).masked_fill(mask, -math.inf), -1)
+
+
+@pattern(_LOGITS)
+def log_softmax(x: Tensor) -> Tensor:
+    return F.log_softmax(x, -1)
+
+
+# Dropout.
+@pattern(_x())
+def dropout(x: Tensor) -> Tensor:
+    return F.dropout(x, 0.1)
+
+
+@pattern(_x(), _x())
+def dropout_residual(x: Tensor, y: Tensor) -> Tensor:
+    return x + F.dropout(y, 0.1)
+
+
+@pattern(_x(), _x(), _W)
+def bias_dropout_residual(x: Tensor, y: Tensor, bias: Tensor) -> Tensor:
+    return x + F.dropout(y + bias, 0.1)
+
+
+@pattern(_x(), _x())
+def dropout_chain(x: Tensor, y: Tensor) -> Tensor:
+    return F.dropout(F.relu(x + F.dropout(y, 0.1)), 0.2)
+
+
+@pattern(_x(8, 256, WIDTH), _x(8, 256, WIDTH))
+def drop_path(x: Tensor, y: Tensor) -> Tensor:
+    keep = torch.rand(8, 1, 1, device=x.device) < 0.9
+    return x + y * keep / 0.9
+
+
+# Norms of images with activations, and pooling.
+_IMAGES = _x(8, 64, 32, 32)
+module("batch_norm", lambda: nn.BatchNorm2d(64), _IMAGES)
+module("batch_norm_relu", lambda: nn.Sequential(nn.BatchNorm2d(64), nn.ReLU()), _IMAGES)
+module("batch_norm_silu", lambda: nn.Sequential(nn.BatchNorm2d(64), nn.SiLU()), _IMAGES)
+module("batch_norm_in_evaluation", lambda: nn.Sequential(nn.BatchNorm2d(64), nn.ReLU()).eval(), _IMAGES)
+module("batch_norm_of_rows", lambda: nn.BatchNorm1d(WIDTH), _x())
+module("group_norm", lambda: nn.GroupNorm(32, 64), _IMAGES)
+module("group_norm_silu", lambda: nn.Sequential(nn.GroupNorm(32, 64), nn.SiLU()), _IMAGES)
+module("instance_norm", lambda: nn.InstanceNorm2d(64, affine=True), _IMAGES)
+
+
+class _BatchNormAdd(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(64)
+
+    def forward(self, x: Tensor, shortcut: Tensor) -> Tensor:
+        return F.relu(self.norm(x) + shortcut)
+
+
+module("batch_norm_residual_relu", _BatchNormAdd, _IMAGES, _IMAGES)
+
+
+@pattern(_IMAGES)
+def max_pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 2)
+
+
+@pattern(_IMAGES)
+def average_pool(x: Tensor) -> Tensor:
+    return F.avg_pool2d(x, 2)
+
+
+@pattern(_IMAGES)
+def relu_max_pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(x), 2)
+
+
+@pattern(_IMAGES)
+def global_pool(x: Tensor) -> Tensor:
+    return F.adaptive_avg_pool2d(x, 1).flatten(1)
+
+
+@pattern(_x(8, 256, WIDTH), _mask(8, 256))
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    kept = mask.unsqueeze(-1).to(x.dtype)
+    return (x * kept).sum(1) / kept.sum(1)
+
+
+# Embeddings.
+@pattern(_index(8, 256), _x(256, WIDTH), _x(8, 256, WIDTH))
+def position_embedding(index: Tensor, table: Tensor, x: Tensor) -> Tensor:
+    return x + table[None, :256]
+
+
+@pattern(_x(), _W)
+def layer_scale(x: Tensor, scale: Tensor) -> Tensor:
+    return x + x.tanh() * scale

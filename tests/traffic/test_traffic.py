@@ -1,0 +1,52 @@
+"""What programs move of the least that they could: it may only come closer. Nothing runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.recorded import RECORDED_TORCH, on_recorded_torch
+from tests.sampling import crossed
+from tests.traffic.measuring import BACKENDS, DTYPES, NAMES, traffic_of
+from tests.traffic.record import change, key_of, load
+
+needs_recorded_torch = pytest.mark.skipif(
+    not on_recorded_torch(), reason=f"the record is of torch {RECORDED_TORCH}, others decompose otherwise"
+)
+
+
+@needs_recorded_torch
+@pytest.mark.parametrize(("name", "backend", "dtype"), crossed(NAMES, BACKENDS, DTYPES, one_in=3))
+def test_no_pattern_moves_more_than_recorded(name: str, backend: str, dtype: str) -> None:
+    text = change(name, key_of(backend, dtype), traffic_of(name, dtype, backend).ratio)
+    assert text is None, text
+
+
+def test_every_pattern_is_recorded() -> None:
+    keys = {key_of(backend, dtype) for backend in BACKENDS for dtype in DTYPES}
+    assert {name: set(ratios) for name, ratios in load().items()} == {name: keys for name in NAMES}
+
+
+MIB = 1 << 20
+_N = 8 * MIB  # bytes of 2048 x 1024 numbers in float32
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "exactly"),
+    [
+        ("softmax", 5 * _N, True),  # a row in, a row out; the tangent and the result in, the gradient out
+        ("layer_norm", 5 * _N, False),  # besides, weights and their gradients
+        ("gate_silu", 3 * _N + 5 * _N, True),
+        ("dropout", 4 * _N, False),  # the backward draws again
+        ("cross_entropy", 3 * 64 * MIB, False),  # nothing of that size need be saved
+        ("batch_norm_of_rows", 4 * _N + 5 * _N, False),  # the mean, the spread, the result; the sums, the gradient
+    ],
+)
+def test_the_least_is_what_one_pass_each_way_moves(name: str, least: int, exactly: bool) -> None:
+    traffic = traffic_of(name, "float32", "triton")
+    assert traffic.moved >= 0.999 * traffic.least
+    assert traffic.least == least if exactly else least <= traffic.least <= 1.01 * least
+
+
+def test_the_ratio_of_an_optimizer_counts_each_list_once_each_way() -> None:
+    # Before the norm the gradient; then gradient, parameter and two states in, parameter and two states out.
+    assert traffic_of("optimizer_adamw", "float32", "cpp").least == 4 * (1 + 4 + 3)
