@@ -186,8 +186,8 @@ class _CompiledFunction(torch.autograd.Function):
         residuals = results[program.num_outputs :]
         ctx.call = call
         # Through save_for_backward: eager's version errors are still raised, and saved-tensor hooks see the values.
-        if sum(program.differentiable) > 1:
-            # Each may be unpacked on its own, which an output of this very node cannot be.
+        if sum(program.differentiable) > 1 or program.links.links:
+            # Each may be unpacked on its own, or at a link's node, which an output of this very node cannot be.
             own = set(map(id, outputs))
             residuals = [value.detach() if id(value) in own else value for value in residuals]
         ctx.save_for_backward(*residuals)

@@ -477,6 +477,22 @@ def such_results_that_come_from_each_other(comp):
 
 
 @case
+def saved_result_behind_a_part_of_an_input(comp):
+    """What tanh saves is its result: it is unpacked at the node that links it to the part."""
+    x, y = leaf(4, 3), leaf(4, 3)
+
+    def f(x):
+        part = x.chunk(2)[0]
+        return torch.tanh(part), part
+
+    asked = torch.autograd.grad(comp(f)(x), [x], [normal(2, 3), normal(2, 3)])
+    out, part = comp(f)(y)
+    part.retain_grad()
+    out.sum().backward()
+    return asked, part.grad, grads(y)
+
+
+@case
 def expanded_gradient(comp):
     x, seen = leaf(2, 3), []
     n, m = comp(lambda x: ((n := x * 2), n.sum()))(x)

@@ -26,21 +26,27 @@ EAGER, REFUSED, LENIENT, WRONG = "ran eagerly", "refused", "allowed a stale writ
 NOISY = "as far off as rounding noise"
 THEIRS = "wrong by TorchDynamo alone, too"
 _NUM_NOISY_RUNS = 6
+_COARSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half()": torch.float16}
 _STALE = "modified by an inplace"  # operation, as eager says
 _AGAIN = "Trying to backward through the graph a second time"
 
 
 @dataclass
 class Observation:
-    """What one run showed, in order: (what, flags, value); how it ended; whether gradients may round differently; which
-    arguments and results a backward did not reach that other results would have, and which the last one let go so, or
-    would if it had not stopped at the inputs that it was given."""
+    """What one run showed."""
 
     seen: list[tuple[str, Any, Tensor | None]] = field(default_factory=list)
+    """In order: (what, flags, value)."""
     error: str = ""
+    """How it ended."""
     reorders: bool = False
+    """Whether gradients may round differently."""
+    coarsest: torch.dtype = torch.float64
+    """The coarsest type in which these may be added up."""
     unreached: set[str] = field(default_factory=set)
+    """Arguments and results that a backward did not reach, and backwards of other results would have."""
     let_go: set[str] = field(default_factory=set)
+    """Those that the last one let go so, or would if it had not stopped at the inputs that it was given."""
     stopped: bool = False
 
     def see(self, what: str, value: Tensor | None) -> None:
@@ -121,6 +127,7 @@ def _train(program: Any, model: Any, target: Any, found: Observation, philox: bo
         exec(text, {"out": out, "args": args, "seen": partial(_hook, hooked)})
     found.reorders |= any(value.requires_grad and _shares(value, [*args, *out]) for value in out) or bool(program.after)
     found.reorders |= program.branches
+    found.coarsest = next((kind for word, kind in _COARSE.items() if word in program.text), torch.float64)
     results = [*out, *(value for value, new in zip(args, written, strict=True) if new)]
     _backward(program, results, args, [*made, *model.parameters()], found)
     for name, gradients in hooked.items():
@@ -178,6 +185,8 @@ def _backward(
     if not pairs or not leaves:
         return
     found.reorders |= any(kind != "own" for _, kind in pairs)
+    # Where gradients are asked for by name, what several results send to one value is added up result by result.
+    found.reorders |= len(pairs) > 1 and program.backward in ("grad", "between", "inputs")
     tangents = [_tangent(value, kind, i) for i, (value, kind) in enumerate(pairs)]
     outputs = [value for value, _ in pairs]
     groups = [(outputs, tangents)] * (2 if program.backward == "twice" else 1)
@@ -282,7 +291,12 @@ def _runnable(program: Program) -> Any:
     branches = "prod(" in program.source or "func.jvp(" in program.source
     traces = "torch.cond(" in program.source  # in eager, too, by TorchDynamo
     return SimpleNamespace(
-        **vars(program), namespace=program.build(), draws=program.draws, branches=branches, traces=traces
+        **vars(program),
+        namespace=program.build(),
+        draws=program.draws,
+        branches=branches,
+        traces=traces,
+        text=program.source,
     )
 
 
@@ -295,6 +309,7 @@ def check_source(model: Any, arguments: Any, frontend: str = "trace", seed: int 
             draws=True,
             branches=False,
             traces=True,
+            text="",
             **settings,
         ),
         frontend,
@@ -371,7 +386,7 @@ def compare(
     found = [
         (f"{a[0]}: {text}", kind)
         for i, (a, b) in enumerate(zip(wanted.seen, got.seen, strict=True))
-        for text, kind in _differ(a, b, rounding, [seen[i] for seen in alike], _excused(wanted, a, b))
+        for text, kind in _differ(a, b, rounding, [seen[i] for seen in alike], _excused(wanted, a, b), wanted.coarsest)
     ]
     found.sort(key=lambda pair: pair[1] != WRONG)
     return found[0][0] if found else "", {kind for _, kind in found}
@@ -387,7 +402,9 @@ def _excused(wanted: Observation, a: Any, b: Any) -> bool:
     return name in wanted.let_go or (wanted.stopped and b[1] == _AGAIN)
 
 
-def _differ(wanted: Any, got: Any, rounding: bool, noise: Sequence[Any], partly: bool) -> Iterator[tuple[str, str]]:
+def _differ(
+    wanted: Any, got: Any, rounding: bool, noise: Sequence[Any], partly: bool, coarsest: torch.dtype
+) -> Iterator[tuple[str, str]]:
     what, flags, value = wanted
     _, other_flags, other = got
     if flags != other_flags:
@@ -396,7 +413,7 @@ def _differ(wanted: Any, got: Any, rounding: bool, noise: Sequence[Any], partly:
     if value is not None and other is not None and value.shape == other.shape and not same_bits(value, other):
         may_round = value.dtype == other.dtype and (rounding or "gradient" in what or "afterwards" in what)
         noisy = [third for _, _, third in noise if third is not None and third.shape == value.shape]
-        close = may_round and (_close(value, other) or (bool(noisy) and within_noise(value, other, noisy)))
+        close = may_round and (_close(value, other, coarsest) or (bool(noisy) and within_noise(value, other, noisy)))
         yield f"{value.flatten()[:6].tolist()} became {other.flatten()[:6].tolist()}", ROUNDED if close else WRONG
 
 
@@ -410,11 +427,13 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(nan, b.isnan()) and bool((((a == b) & (a.signbit() == b.signbit())) | nan).all())
 
 
-def _close(a: Tensor, b: Tensor) -> bool:
+def _close(a: Tensor, b: Tensor, coarsest: torch.dtype = torch.float64) -> bool:
+    """coarsest: the type of values on the way to these."""
     if a.is_complex():
         return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
     if a.dtype not in RTOL_ATOL:
         return same_bits(a, b)
     scale = float(a.double().abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
-    rtol, atol = RTOL_ATOL[a.dtype]
-    return torch.allclose(a, b, rtol=10 * rtol, atol=10 * atol * max(scale, 1.0), equal_nan=True)
+    (rtol, atol), (coarse, least) = RTOL_ATOL[a.dtype], RTOL_ATOL[coarsest]
+    rtol, atol = max(10 * rtol, coarse), max(10 * atol, least)
+    return torch.allclose(a, b, rtol=rtol, atol=atol * max(scale, 1.0), equal_nan=True)
