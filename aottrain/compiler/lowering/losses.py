@@ -42,16 +42,6 @@ def _nll_loss(node: fx.Node) -> Rule | None:
     rows, classes = spec(log_probabilities).shape
     results = value_of(node)
     compute = wide(results[0].dtype)
-    outputs = Output((), results[0].dtype), Output((), results[1].dtype)
-    by_row = Operand(target, (None if rows == 1 else 0,))
-
-    def count(b: Builder, v: Values) -> Sequence[int]:
-        counted = b.compare("ne", v[0], b.constant(ignore, torch.int64))
-        number = b.cast(b.reduce("sum", b.cast(counted, compute)), results[1].dtype)
-        return [number, number]
-
-    if node.users and all(user.args[1] == 1 for user in node.users):  # a backward asks for the number of rows alone
-        return Rule((rows,), (by_row,), outputs, count, (0,))
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         counted = b.compare("ne", v[1], b.constant(ignore, torch.int64))
@@ -63,7 +53,8 @@ def _nll_loss(node: fx.Node) -> Rule | None:
         out = b.compute("div", total, number) if reduction == _MEAN else total
         return [b.cast(out, results[0].dtype), b.cast(number, results[1].dtype)]
 
-    return Rule((rows,), (Operand(log_probabilities, free=True), by_row), outputs, formula, (0,))
+    operands = (Operand(log_probabilities, free=True), Operand(target, (None if rows == 1 else 0,)))
+    return Rule((rows,), operands, (Output((), results[0].dtype), Output((), results[1].dtype)), formula, (0,))
 
 
 @lowers("aten.nll_loss_backward.default")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
-from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, read_by, start, too_large
+from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, start, too_large
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
@@ -104,7 +104,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
     for node in calls(graph):
-        sources = {dependencies.unit_of[source] for source in read_by(node) if source in dependencies.unit_of}
+        sources = {dependencies.unit_of[source] for source in node.all_input_nodes if source in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
             sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}
             effects.append(node)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering import Operand, Rule, rules_for
+from aottrain.compiler.lowering import Operand, Rule
 from aottrain.ir.graph import spec_of, storage_root, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, Straddles, delinearize, offset_of, row_major
 
@@ -148,17 +148,6 @@ def results_of(node: fx.Node) -> list[fx.Node | None]:
         if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
             results[user.args[1]] = user  # type: ignore[index]
     return results
-
-
-def read_by(node: fx.Node) -> Sequence[fx.Node]:
-    """The operands whose elements a call reads. Of some that kernels do it reads none: of a pool's input, of which
-    its gradient has the shape; of log-probabilities where only the number of rows is wanted."""
-    operands = node.all_input_nodes
-    rules = rules_for(node) if node.op == "call_function" else ()
-    read = {operand.node for rule in rules for operand in rule.operands}
-    if not rules or len(read) == len(operands) or start(0, node, rules) is None:
-        return operands
-    return [operand for operand in operands if operand in read]
 
 
 def result_nodes(node: fx.Node, rule: Rule) -> list[fx.Node | None]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.compiler.lowering import Builder
-from aottrain.compiler.schedule.groups import Group, Member, layout_of, read_by, result_nodes, results_of
+from aottrain.compiler.schedule.groups import Group, Member, layout_of, result_nodes, results_of
 from aottrain.ir.graph import info, source_of, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.kernel import (
@@ -110,13 +110,12 @@ def _escaping(group: Group) -> set[fx.Node]:
 def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:
     stack = [item]
     while stack:
-        node = stack.pop()
-        for user in node.users:
+        for user in stack.pop().users:
             if user in members:
                 continue
             if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
                 stack.append(user)
-            elif node in read_by(user):
+            else:
                 return True
     return False
 

@@ -323,21 +323,3 @@ def _terms_at_once(planned: Schedule, table: torch.Tensor) -> list[int]:
     """Of each kernel that adds tensors of the table's shape, how many it reads."""
     counts = [sum(node.meta["val"].shape == table.shape for node in call.reads) for call in planned.kernels]
     return [count for count in counts if count > 1]
-
-
-def test_a_losss_backward_makes_its_log_probabilities_where_it_reads_them():
-    """It needs the number of rows that count, for which the log-probabilities stand among the operands, too."""
-
-    def loss(x, target):
-        return F.cross_entropy(x, target)
-
-    n = 128
-    target = torch.arange(n) % 64
-    target[::3] = -100
-    x = leaf(n, 64)
-    _, backward, _ = schedules(loss, x, target)
-    assert library_calls(backward) == []
-    assert sum(moved_bytes(call.kernel) for call in backward.kernels) < 2.2 * n * 64 * 4
-    call = aottrain.compile(loss, capture="trace", kernel="cpp")
-    got, wanted = (torch.autograd.grad(function(x, target), x)[0] for function in (call, loss))
-    assert_close(got, wanted)
