@@ -383,9 +383,12 @@ def compare(
     if len(wanted.seen) != len(got.seen):
         return f"{len(wanted.seen)} observations became {len(got.seen)}", {WRONG}
     alike = [other.seen for other in noise if len(other.seen) == len(wanted.seen)]
+    # A backward that ends in an error has come to some results in eager; the node of all results ends it before.
+    ended = any(flags == _AGAIN for _, flags, _ in wanted.seen)
     found = [
         (f"{a[0]}: {text}", kind)
         for i, (a, b) in enumerate(zip(wanted.seen, got.seen, strict=True))
+        if not (ended and a[0].startswith("gradient retained"))
         for text, kind in _differ(a, b, rounding, [seen[i] for seen in alike], _excused(wanted, a, b), wanted.coarsest)
     ]
     found.sort(key=lambda pair: pair[1] != WRONG)
