@@ -25,7 +25,7 @@ from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.compiler.joint.replay import replay_of
 from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels, plan_kernels
-from aottrain.compiler.link.capacity import all_bytes, check_peak
+from aottrain.compiler.link.capacity import all_bytes, peak_without_workspaces, refuse_beyond
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.options import CompileOptions, Kernel
@@ -290,28 +290,37 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     joint = without_links(linked)
     if options.kernel in GENERATED:
         verify_views(joint)
-    defined = expected_tangents(joint)
-    running = _planned(joint, defined)
-    plan = log.run("plan_partition", plan_for, running, options, defined)
-    parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    expected = for_tangents(parts, defined)
+    running, plan, parts, expected = _cut(joint, options, log)
     kernels = log.run("schedule", plan_kernels, joint, plan, expected, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
     return _Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
 
 
+def _cut(
+    joint: JointGraph, options: CompileOptions, log: StageLog
+) -> tuple[JointGraph, PartitionPlan, PartitionedGraph, PartitionedGraph]:
+    """The program that is planned, its plan, both halves, and these for the tangents that are expected to come."""
+    defined = expected_tangents(joint)
+    running = _planned(joint, defined)
+    plan = log.run("plan_partition", plan_for, running, options, defined)
+    parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
+    return running, plan, parts, for_tangents(parts, defined)
+
+
 def check_memory(joint: JointGraph, options: CompileOptions) -> None:
     """CapacityError where the peak is above `options.memory_bytes`, before calls of such a size are measured: each
-    takes as long as in a step, and this step cannot run."""
+    takes as long as in a step, and this step cannot run. What else goes wrong here does so again where it is built."""
     assert options.memory_bytes is not None
     if all_bytes(joint) + options.reserved_bytes > options.memory_bytes:
         with deciding(DEFAULT), without_workspaces():
-            linked, _, _ = _rewrite(joint, targets_for(options.kernel)[0].passes, StageLog())
-            ready = without_links(linked)
-            defined = expected_tangents(ready)
-            plan = plan_for(_planned(ready, defined), options, defined)
-            check_peak(for_tangents(apply_partition(ready, plan), defined), options)
+            try:
+                linked, _, _ = _rewrite(joint, targets_for(options.kernel)[0].passes, StageLog())
+                *_, expected = _cut(without_links(linked), options, StageLog())
+                peak = peak_without_workspaces(expected, options)
+            except Exception:  # the next target may do without, and a fault is counted there
+                return
+        refuse_beyond(options.memory_bytes, peak)
 
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:

@@ -12,6 +12,7 @@ import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.link import backends, linking, programs
 from aottrain.compiler.lowering import rules
 from aottrain.compiler.schedule import fusion, order
+from aottrain.errors import BudgetError, CapacityError
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import replace_pass
 
@@ -133,3 +134,18 @@ def test_vmap_over_a_vector_with_a_number(name, kernel):
         assert got.dtype == wanted.dtype
         torch.testing.assert_close(got, wanted)
         assert compiled.report.fallbacks == []
+
+
+@pytest.mark.parametrize("error", [BudgetError("no plan"), RuntimeError("a fault")], ids=lambda e: type(e).__name__)
+def test_looking_for_memory_refuses_only_what_does_not_fit(monkeypatch, error):
+    """Another target may be within the budget; a fault is met again, and counted, where the program is built."""
+
+    def fails(*_):
+        raise error
+
+    x = torch.ones(64, 64, requires_grad=True)
+    call = aottrain.compile(lambda x: (x.sin() * x).sum(), capture="trace", kernel="aten", memory_bytes=1)
+    with pytest.raises(CapacityError, match="the memory that it may have is 1 B:"):
+        call(x)
+    monkeypatch.setattr(pipeline, "peak_without_workspaces", fails)
+    torch.testing.assert_close(call(x), (x.sin() * x).sum(), rtol=0, atol=0)

@@ -396,18 +396,18 @@ def parts_of_an_unsafe_split(comp):
     return seen, grads(x)
 
 
+def total_of_a_part(x, y):
+    with torch.no_grad():
+        part = x[:2]
+    total = part.sum()
+    return total, y + total
+
+
 @case
 def result_that_leads_to_no_input(comp):
     """A view made under no_grad passes no gradient on, but what is computed from it asks for one."""
     x, seen = leaf(4, 3), []
-
-    def f(x, y):
-        with torch.no_grad():
-            part = x[:2]
-        total = part.sum()
-        return total, y + total
-
-    total, out = comp(f)(x, x)
+    total, out = comp(total_of_a_part)(x, x)
     total.register_hook(seen.append)
     (out * normal(4, 3)).sum().backward()
     return total, seen, grads(x)
@@ -433,14 +433,7 @@ def capture_at_a_result_that_leads_to_no_input(comp):
 @case
 def capture_at_such_a_result_that_others_come_from(comp):
     x, seen = leaf(4, 3), []
-
-    def f(x, y):
-        with torch.no_grad():
-            part = x[:2]
-        total = part.sum()
-        return total, y + total
-
-    total, out = comp(f)(x, x)
+    total, out = comp(total_of_a_part)(x, x)
     total.register_hook(lambda gradient: (seen.append(gradient), gradient * 2)[1])
     return torch.autograd.grad([total, out], [x, total], [normal(), normal(4, 3)]), seen
 

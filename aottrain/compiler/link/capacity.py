@@ -16,11 +16,14 @@ def all_bytes(joint: JointGraph) -> int:
     return sum(spec.spec.storage_bytes for spec in joint.signature.inputs) + sum(map(storage_bytes, calls(joint.graph)))
 
 
-def check_peak(parts: PartitionedGraph, options: CompileOptions) -> None:
-    """CapacityError where the step peaks above `options.memory_bytes`, even without what libraries need in calls."""
-    limit = options.memory_bytes
+def peak_without_workspaces(parts: PartitionedGraph, options: CompileOptions) -> int:
+    """The step's peak in bytes, but for what libraries need in calls."""
     schedules = [schedule for _, _, schedule in plan_program(parts, True)] if options.kernel in GENERATED else []
-    peak = trace_memory(parts, options.reserved_bytes, schedules=schedules).peak_bytes
-    if limit is not None and peak > limit:
+    return trace_memory(parts, options.reserved_bytes, schedules=schedules).peak_bytes
+
+
+def refuse_beyond(limit: int, peak: int) -> None:
+    """CapacityError where a peak in bytes is above the limit."""
+    if peak > limit:
         has = f"the memory that it may have is {format_bytes(limit)}"
         raise CapacityError(f"a step's predicted peak is {format_bytes(peak)}, {has}: {SMALLER}")
