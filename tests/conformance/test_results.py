@@ -470,6 +470,21 @@ def such_results_that_come_from_each_other(comp):
 
 
 @case
+def saved_value_of_such_a_result_is_written(comp):
+    """Its backward raises in eager, though it leads to no input."""
+    x = leaf(4, 3)
+
+    def f(x):
+        y = x.cos().abs()
+        with torch.no_grad():
+            part = y[:2]
+        return torch.relu_(part.sqrt()), x * 2
+
+    root, other = comp(f)(x)
+    return raises(lambda: root.sum().backward()), root, other, grads(x)
+
+
+@case
 def saved_result_behind_a_part_of_an_input(comp):
     """What tanh saves is its result: it is unpacked at the node that links it to the part."""
     x, y = leaf(4, 3), leaf(4, 3)

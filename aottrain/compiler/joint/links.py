@@ -67,9 +67,16 @@ def find_links(
 
 
 def isolated(values: Sequence[Tensor], leaves: Sequence[Tensor]) -> set[int]:
-    """The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad."""
+    """The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad.
+    Raises UnsupportedError where a backward from one raises, since the program has none that could."""
     leaf_ids = {id(leaf) for leaf in leaves}
-    return {i for i, value in enumerate(values) if value.grad_fn is not None and not _reaches(value.grad_fn, leaf_ids)}
+    alone = {i for i, value in enumerate(values) if value.grad_fn is not None and not _reaches(value.grad_fn, leaf_ids)}
+    for i in sorted(alone):
+        try:
+            torch.autograd.backward(values[i], torch.ones_like(values[i]), retain_graph=True)
+        except Exception as error:  # what it saved was written to, or the backward of a user's own Function raises
+            raise UnsupportedError(f"the backward of a result that reaches no input: {error}") from error
+    return alone
 
 
 def _reaches(start: Any, leaves: set[int]) -> bool:
