@@ -10,6 +10,8 @@ A recipe is one module that says *what* is trained and imports nothing but torch
 and, where they make sense,
 
     flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options)
+    weight(batch)                    of how many tokens or samples the batch's loss is the mean, a number; where padding
+                                     or `ignore_index` makes that differ, so that accumulation and averages stay right
     generate(model, prompt, ...)     for the sample that is printed after training
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own; a recipe without it is trained on text: (inputs, targets),

@@ -29,6 +29,7 @@ MAY_HAVE = {
     "make_batch": ("options", "batch_size", "generator"),
     "flops_per_token": ("options",),
     "flops_per_sample": ("options",),
+    "weight": ("batch",),
 }
 
 

@@ -59,7 +59,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise RecipeError("the model that build(options) returned has no parameter that takes a gradient")
     model = model.to(device)
-    module = LossModule(model, recipe.loss, config.trainer.precision).train()
+    module = LossModule(model, recipe.loss, config.trainer.precision, getattr(recipe, "weight", None)).train()
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
     may_run_eagerly = config.engine.on_unsupported == "eager"
     reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
@@ -144,16 +144,17 @@ def build_step(
 
     Nothing is compiled yet: that happens at the first call, see `prepare`."""
     engine = config.engine.name
+    counts: Any = {"tokens_per_batch": tokens_per_batch, "shares": module.shares}
     if engine == "eager":
-        return ModuleStep(engine, module, tokens_per_batch=tokens_per_batch)
+        return ModuleStep(engine, module, **counts)
     if engine == "torch_compile":
         compiled_by = torch_backend(config.engine.backend, config.engine.activation_memory_budget)
-        return ModuleStep(engine, torch.compile(module, backend=compiled_by), tokens_per_batch=tokens_per_batch)
+        return ModuleStep(engine, torch.compile(module, backend=compiled_by), **counts)
     if engine == "eager_checkpoint":
         if not (blocks := repeated_modules(module)):
             text = f"recipe {config.recipe.name} repeats no block (an nn.ModuleList or nn.Sequential of one class)"
             raise ConfigError(f"engine={engine}: {text}")
-        return ModuleStep(engine, checkpointed(module, blocks), tokens_per_batch=tokens_per_batch)
+        return ModuleStep(engine, checkpointed(module, blocks), **counts)
     import aottrain  # the compiler, which the other engines do without
 
     plan = {
@@ -183,7 +184,7 @@ def build_step(
             compiled.prepare(*batch)
 
     hooks = {"report": compiled.report, "explain": explain, "compile_for": compile_for}
-    return ModuleStep(engine, compiled, tokens_per_batch=tokens_per_batch, **hooks)
+    return ModuleStep(engine, compiled, **counts, **hooks)
 
 
 def raise_own_error(job: Job) -> None:

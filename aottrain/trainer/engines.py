@@ -20,11 +20,19 @@ class LossModule(nn.Module):
     precision="bf16": autocast, entered within the forward, so that every engine sees the same casts.
     """
 
-    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Batch], torch.Tensor], precision: str = "fp32"):
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Batch], torch.Tensor],
+        precision: str = "fp32",
+        weight: Callable[[Batch], Any] | None = None,
+    ):
+        """weight: of a batch, how many things its loss is the mean of; None where each batch has as many."""
         super().__init__()
         self.model = model
         self.loss = loss
         self.precision = precision
+        self.weight = weight
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
         with torch.autocast(batch[0].device.type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext():
@@ -33,11 +41,23 @@ class LossModule(nn.Module):
             _checked_loss(loss)
         return loss
 
+    def shares(self, batches: Sequence[Batch]) -> list[float]:
+        """How much the loss of each batch counts in their mean; together 1. With `weight` the device is waited for.
+
+        So four micro-batches have the gradient of one batch of all their examples, where padding counts for nothing.
+        """
+        if self.weight is None or len(batches) == 1:
+            return [1 / len(batches)] * len(batches)
+        weights = [_checked_weight(self.weight(batch)) for batch in batches]
+        total = sum(weights)
+        return [weight / total for weight in weights] if total else [1 / len(batches)] * len(batches)
+
 
 class ModuleStep:
     """TrainStep over `call(*batch) -> scalar loss`, with gradients left in `.grad`.
 
-    With several micro-batches each loss is divided by their number: gradients are those of their mean.
+    With several micro-batches gradients are those of the mean of their losses, in which each has its share.
+    shares: see `LossModule.shares`. A micro-batch that has none is not run: the mean of nothing is no number.
     draws: a context in which the forward runs, to say where its random numbers come from.
     explain: says, for a batch whose numbers are wrong, where in the engine they first go wrong.
     compile_for: compiles for a batch without running it; None where the engine only compiles as it runs.
@@ -49,6 +69,7 @@ class ModuleStep:
         call: Callable[..., torch.Tensor],
         *,
         tokens_per_batch: int,
+        shares: Callable[[Sequence[Batch]], Sequence[float]],
         report: CompileReport | None = None,
         draws: Callable[[], AbstractContextManager] = nullcontext,
         explain: Callable[[Batch], str] | None = None,
@@ -57,28 +78,40 @@ class ModuleStep:
         self.engine = engine
         self.call = call
         self.tokens_per_batch = tokens_per_batch
+        self.shares = shares
         self.report = report
         self.draws = draws
         self.explain = explain
         self.compile_for = compile_for
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult:
-        scale = 1 / len(micro_batches)
         total: torch.Tensor | None = None
         ran_eagerly = []
-        for batch in micro_batches:
+        for batch, share in zip(micro_batches, self.shares(micro_batches), strict=True):
+            if not share:
+                ran_eagerly.append(False)
+                continue
             num_eager_calls = self._num_eager_calls()
             with self.draws():
                 loss = _checked_loss(self.call(*batch))
             ran_eagerly.append(self._num_eager_calls() > num_eager_calls)
-            (loss * scale if len(micro_batches) > 1 else loss).backward()
-            part = loss.detach().float() * scale
+            (loss * share if len(micro_batches) > 1 else loss).backward()
+            part = loss.detach().float() * share
             total = part if total is None else total + part
         num_samples = sum(len(batch[0]) for batch in micro_batches)
         return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches), tuple(ran_eagerly))
 
     def _num_eager_calls(self) -> int:
         return 0 if self.report is None else self.report.num_eager_calls
+
+
+def _checked_weight(value: Any) -> float:
+    """RecipeError: it is no number from 0."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise RecipeError(f"weight(batch) must return a number of at least 0, it returned {value!r}")
+    return float(value)
 
 
 def _checked_loss(value: Any) -> torch.Tensor:

@@ -251,17 +251,19 @@ def _verify_update(
 
 @torch.no_grad()
 def evaluate(job: Job, num_batches: int) -> float | None:
-    """Mean loss over the same held-out batches each time: eager, without dropout, whatever engine trains."""
+    """Mean loss over the same held-out batches each time, each by its share: eager, without dropout, whatever engine trains."""
     if num_batches == 0:
         return None
     was_training = job.module.training
     job.module.eval()
     try:
         with preserved_rng():
-            losses = [job.module(*batch).float() for batch in job.batches.held_out(num_batches)]
+            batches = job.batches.held_out(num_batches)
+            shares = zip(batches, job.module.shares(batches), strict=True)
+            losses = [job.module(*batch).double() * share for batch, share in shares if share]
     finally:
         job.module.train(was_training)
-    return torch.stack(losses).mean().item()
+    return torch.stack(losses).sum().item()
 
 
 def write_rows(

@@ -30,6 +30,7 @@ from aottrain.trainer.rounding import FACTOR, distance, explained_by_sums, relat
 
 if TYPE_CHECKING:
     from aottrain.config.run import VerifyConfig
+    from aottrain.trainer.engines import LossModule
 
 
 NOISE_SAMPLES = 4  # runs of eager that estimate its own error
@@ -77,22 +78,23 @@ class Reference:
     """Eager runs of one step: the module with the step's micro-batches, each with the random numbers that it drew."""
 
     step_number: int
-    module: nn.Module
+    module: LossModule
     micro_batches: Sequence[Batch]
     draws: Sequence[Draws]
     config: VerifyConfig
 
     def run(self, micro_batches: Sequence[Batch]) -> Outcome:
-        """Gradients of the mean of the micro-batches' losses, as eager accumulates them."""
+        """Gradients of the mean of the micro-batches' losses by their shares, as eager accumulates them."""
 
         def losses() -> Tensor:
             parts = []
-            for batch, draws in zip(micro_batches, self.draws, strict=True):
-                with draws():
-                    loss = self.module(*batch)
-                (loss / len(micro_batches)).backward()
-                parts.append(loss.detach().float())
-            return torch.stack(parts).mean()
+            for batch, draws, share in zip(micro_batches, self.draws, self.module.shares(micro_batches), strict=True):
+                if share:
+                    with draws():
+                        loss = self.module(*batch) * share
+                    loss.backward()
+                    parts.append(loss.detach().float())
+            return torch.stack(parts).sum()
 
         with preserved(self.module):
             return _outcome(losses, self.module)
@@ -116,7 +118,7 @@ def verify_outcome(
     step_number: int,
     compiled: Outcome,
     step: TrainStep,
-    module: nn.Module,
+    module: LossModule,
     micro_batches: Sequence[Batch],
     config: VerifyConfig,
     eager_draws: Draws,

@@ -47,7 +47,7 @@ def module():
 
 def check(module, alter=lambda module, result: result):
     """Verify a step that is eager with Philox draws, then altered."""
-    good = ModuleStep("aot", module, tokens_per_batch=0, draws=philox_eager)
+    good = ModuleStep("aot", module, tokens_per_batch=0, shares=module.shares, draws=philox_eager)
 
     def step(micro_batches):
         return alter(module, good(micro_batches))
@@ -67,7 +67,7 @@ def test_a_right_step_passes_and_leaves_no_trace(module):
 
 
 def test_other_random_numbers_are_a_difference(module):
-    eager = ModuleStep("aot", module, tokens_per_batch=0)
+    eager = ModuleStep("aot", module, tokens_per_batch=0, shares=module.shares)
     with pytest.raises(NumericsError, match="loss"):
         verify_step(1, eager, module, [BATCH], VerifyConfig(), philox_eager)
 
@@ -191,7 +191,7 @@ def check_wide(alter=lambda grads: None, micro_batches=WIDE_BATCHES, precision="
     eager = LossModule(Wide(), lambda model, batch: model(*batch).square().mean(), precision)
     other = LossModule(Wide(reverse=True), eager.loss, precision)
     other.model.first, other.model.second = eager.model.first, eager.model.second
-    good = ModuleStep("aot", other, tokens_per_batch=0)
+    good = ModuleStep("aot", other, tokens_per_batch=0, shares=other.shares)
 
     def step(micro_batches):
         result = good(micro_batches) if accumulate is None else accumulate(other, micro_batches)
