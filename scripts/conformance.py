@@ -2,9 +2,9 @@
 
     python scripts/conformance.py                             # the record's totals and reasons; runs nothing
     python scripts/conformance.py --run                       # every case through every front end
-    python scripts/conformance.py test_rng --run --frontends cpp  # some of them: modules, or module.case
-    python scripts/conformance.py --renew test_guards         # and write down what compiles farther than recorded
-    python scripts/conformance.py --renew --accept test_guards.new_case  # and what compiles less, such as a new case
+    python scripts/conformance.py values.test_rng --run --frontends cpp  # some of them: modules, or module.case
+    python scripts/conformance.py --renew guards.test_guards  # and write down what compiles farther than recorded
+    python scripts/conformance.py --renew --accept guards.test_guards.new_case  # and less, such as a new case
 
 Every result must be eager's; a difference is printed and never recorded. Exit code 1 where there is one, or where a
 case compiles less than tests/conformance/compiled.json says; 2 where a name is unknown.

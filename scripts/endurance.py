@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
 from aottrain.ir.settings.choices import CAPTURES  # noqa: E402
-from tests.conformance.test_changing_state import KINDS, growth  # noqa: E402
+from tests.conformance.guards.test_changing_state import KINDS, growth  # noqa: E402
 
 # Calls of which all that is replaced is watched.
 _NUM_WATCHED = 50

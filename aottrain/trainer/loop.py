@@ -251,7 +251,8 @@ def _verify_update(
 
 @torch.no_grad()
 def evaluate(job: Job, num_batches: int) -> float | None:
-    """Mean loss over the same held-out batches each time, each by its share: eager, without dropout, whatever engine trains."""
+    """Mean loss over the same held-out batches each time, by their shares: eager, without dropout, whatever engine
+    trains."""
     if num_batches == 0:
         return None
     was_training = job.module.training

@@ -9,7 +9,8 @@ import logging
 
 import pytest
 
-from tests.conformance import harness, test_indexing, test_numerics
+from tests.conformance import harness
+from tests.conformance.values import test_indexing, test_numerics
 from tests.numerics.fuzz_checking import WRONG, check, legal
 from tests.numerics.fuzzing import generate
 
