@@ -22,7 +22,7 @@ class StepResult:
     """What one optimizer step's forward and backward gave."""
 
     loss: torch.Tensor
-    """Scalar float32, detached, the mean of the micro-batches by their shares; still on the device: reading it waits."""
+    """Scalar float32, detached: the mean of micro-batches by their shares; on the device still: reading it waits."""
     num_samples: int
     """How many it consumed."""
     num_tokens: int
