@@ -60,7 +60,7 @@ _DEFAULT_LINE = re.compile(r"(?P<text>  - (?P<group>\w+): \w+) # .*")
 def commented(path: Path) -> str:
     """A YAML file with the comment of each key as the classes have it; other lines stay."""
     documented = {**keys(), **(model_keys(path.stem) if path.parent.name == "recipe" else {})}
-    purposes = {**sections(), "recipe.model": documented["recipe.model"].meaning}
+    purposes = {**sections(), "recipe.model": keys()["recipe.model"].meaning}
     root = "" if path.parent == CONF or path.parent.name in GLOBAL_GROUPS else path.parent.name
     lines, inside = [], [(-1, root)]
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -123,7 +123,9 @@ def _group(name: str, purpose: str, chosen: str) -> list[str]:
     parts = [f"## `{name}=`\n", f"{purpose}\n", _options_table(name, chosen)]
     if name == "recipe":
         for recipe in files:
-            parts += [f"`recipe={recipe}`:\n", _keys_table(list(model_keys(recipe).values()), {"": files[recipe]})]
+            shown = [keys()["recipe.target"]] if "recipe.target" in files[recipe] else []
+            shown += model_keys(recipe).values()
+            parts += [f"`recipe={recipe}`:\n", _keys_table(shown, {"": files[recipe]})]
         return parts
     shown = [key for key in keys().values() if key.name.startswith(f"{name}.") and _last(key) not in FILE_KEYS]
     return [*parts, _keys_table(shown, files)] if shown else parts

@@ -65,7 +65,7 @@ DRAWS, MAKES = "neighbouring_seeds_and_steps_draw_unlike", "a_recipe_can_make_it
 here, test = Area("trial"), f"tests/data/test_text_data.py::test_{DRAWS}"
 here.edit("wrong", test, batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0")
 here.edit("crash", test, batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed.nothing")
-here.attribute("signature", test.replace(DRAWS, MAKES), batches, "_to", lambda: None)
+here.attribute("signature", test.replace(DRAWS, MAKES), batches, "to_device", lambda: None)
 here.edit("no bug", test, batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0x9E3779B97F4A7C17")
 here.edit("stale", test, batches.step_generator, "what is not there", "")
 here.edit("typo", test + "s", batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0")

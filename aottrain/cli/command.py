@@ -51,9 +51,8 @@ def run(arguments: list[str]) -> int:
             return _run(composer, flags)
         _sound(composer.check(flags.overrides, look=False))
         resumed = with_recorded(composer, flags.overrides)
-        first = arguments.index(flags.overrides[0]) if flags.overrides else len(arguments)
-        recorded = resumed.texts[: len(resumed.texts) - len(flags.overrides)]
-    return _show([*arguments[:first], *recorded, *arguments[first:]], folder)
+        texts = composer.completed(resumed.texts)
+    return _show([*(text for text in arguments if text not in flags.overrides), *texts], folder)
 
 
 def _show(arguments: Sequence[str], folder: Path) -> int:
@@ -80,7 +79,7 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
 
     def announce(config: RunConfig, directory: str) -> None:
         """The first line, before torch is imported, which takes longer than all until here."""
-        what = f"{config.task} {config.recipe.name}, engine {config.engine.name}"
+        what = f"{config.task} {config.recipe.title}, engine {config.engine.name}"
         printed.append(f"aottrain {__version__}: {what}, in {os.path.relpath(directory)}; loading torch")
         print(printed[-1], flush=True)
 

@@ -26,6 +26,7 @@ from aottrain.cli.values import directory_of, one_line, quoted, resolved, text_o
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
+from aottrain.config.targets import KINDS, is_open
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
 QUOTING = "a value with special characters is quoted twice, as in 'data.path=\"my books (2)\"'"
@@ -108,9 +109,31 @@ class Composer:
         shipped, _ = self._compose_most(())
         return shipped is None or values.get(section) != shipped.get(section)
 
+    def completed(self, texts: Sequence[str]) -> list[str]:
+        """The overrides as Hydra takes them: a target that is given alone chooses the option of its group that takes
+        one (`optimizer.target=...` is `optimizer=custom` too), and a key that a target declares is an added one."""
+        overrides, _ = self.parse(texts)
+        choices = [text_of(item) for item in overrides if self._is_choice(item) and not item.is_sweep_override()]
+        values = self._values(choices)
+        chosen = {item.key_or_group for item in overrides}
+        given = [kind for kind in KINDS.values() if kind.key in chosen and kind.group not in chosen]
+        implied = [f"{kind.group}={kind.option}" for kind in given if "target" not in (values.get(kind.group) or {})]
+        values = self._values([*implied, *choices]) if implied else values
+        added = {
+            text_of(item) for item in overrides
+            if is_open(item.key_or_group, values) and not (item.is_add() or item.is_force_add() or item.is_delete())
+        }  # fmt: skip
+        return [*implied, *(f"++{text}" if text in added else text for text in texts)]
+
+    def _values(self, choices: Sequence[str]) -> dict[str, Any]:
+        """What the files of these options say, unresolved."""
+        composed, _ = self._compose_most(tuple(choices))
+        values = None if composed is None else OmegaConf.to_container(composed, resolve=False)
+        return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
+
     def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
         """The configuration with all overrides that Hydra can take, the keys they set, a mistake for each other one."""
-        overrides, mistakes = self.parse(texts)
+        overrides, mistakes = self.parse(self.completed(texts))
         several = [text_of(item) for item in overrides if item.is_sweep_override()]
         mistakes += [Mistake(text, "several values: add -m to run each, or write [a,b] for a list") for text in several]
         overrides = [item for item in overrides if text_of(item) not in several]
@@ -172,6 +195,7 @@ class Composer:
         group, value = item.key_or_group, item.value()
         options = self.options(group)
         listed = f"(options: {', '.join(options)})"
+        own = f"; a program of your own: {KINDS[group].key}={KINDS[group].form}" if group in KINDS else ""
         if item.is_delete() or item.is_add() or item.is_force_add() or item.package:
             return Mistake(text_of(item), f"write {group}=option, without ~, + or @ {listed}")
         if value != PLUGINS.get(group, value):
@@ -180,22 +204,22 @@ class Composer:
             return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
         if value in options or (value is None and group in ("experiment", "debug")):
             return None
-        return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}", show(value))
+        return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}{own}", show(value))
 
     def _wrong_key(self, item: Override, base_values: Any) -> Mistake | None:
         """What is wrong with the key of `key=value`, if anything is. Values are looked at when all is composed."""
         key, value = item.key_or_group, item.value()
-        exists = find(base_values, key)[0] or _is_open(key)
+        exists = find(base_values, key)[0] or _is_open(key, base_values)
         if item.package:
             return Mistake(text_of(item), "@ is for groups; write key=value")
         if not exists:
             return self._unknown_key(key, value, base_values)
         if item.is_delete():
             return Mistake(text_of(item), "a key cannot be removed; give it another value")
-        if item.is_add() and not _is_open(key):
+        if item.is_add() and not _is_open(key, base_values):
             return Mistake(text_of(item), f"the key exists; write {key}={show(value)}, without +")
         parts = leaves(value, key) if isinstance(value, dict) else ()
-        unknown = [(name, part) for name, part in parts if not find(base_values, name)[0] and not _is_open(name)]
+        unknown = [item for item in parts if not find(base_values, item[0])[0] and not _is_open(item[0], base_values)]
         return self._unknown_key(*unknown[0], base_values) if unknown else None
 
     def _unknown_key(self, key: str, value: Any, base_values: Any) -> Mistake:
@@ -219,6 +243,7 @@ class Composer:
         return mistake
 
 
-def _is_open(key: str) -> bool:
-    """Sections of Hydra that a person adds keys to."""
-    return key.startswith(("hydra.callbacks.", "hydra.job.env_set.", "hydra.job_logging.", "hydra.hydra_logging."))
+def _is_open(key: str, values: Any) -> bool:
+    """Sections that a person adds keys to: some of Hydra's, and those that a target of one's own declares."""
+    hydra = ("hydra.callbacks.", "hydra.job.env_set.", "hydra.job_logging.", "hydra.hydra_logging.")
+    return key.startswith(hydra) or is_open(key, values)

@@ -1,14 +1,17 @@
-"""What only a look at the machine can tell, before a run begins: files, folders, devices, a kernel's target."""
+"""What only a look at the machine can tell, before a run begins: files, folders, devices, targets."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from aottrain.config.recipes import load_recipe
-from aottrain.config.run import RunConfig
+from aottrain.config.recipes import recipe_of
+from aottrain.config.run import OptimizerConfig, RunConfig
 from aottrain.config.schema import Mistake
+from aottrain.config.targets import KINDS, load_target
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 
@@ -45,29 +48,47 @@ def _unreadable(path: Path) -> str:
 
 
 def unusable(config: RunConfig, wrong_keys: Iterable[str]) -> list[Mistake]:
-    """A device or a kernel's target that is not there. Imports torch, and the target, if there is one to look at."""
-    checks = []
-    if config.kernel.target is not None and "kernel.target" not in wrong_keys:
-        checks.append("load_kernel")
-    if config.device.startswith("cuda") and "device" not in wrong_keys:
-        checks.append("find_device")
+    """A device or a target that is not there, or not what it must be. Imports torch and the targets, where there is
+    one to look at."""
+    checks: dict[str, Callable[[], Any]] = {}
+    for kind in KINDS.values():
+        section = getattr(config, kind.group)
+        if section.target is not None:
+            options = kind.options and kind.takes is not None and getattr(section, kind.options) or {}
+            checks[kind.key] = partial(load_target, kind.group, section.target, options)
+    if config.recipe.target is not None:
+        checks[KINDS["recipe"].key] = partial(recipe_of, config.recipe)
+    if config.optimizer.target is not None:
+        checks[KINDS["optimizer"].key] = partial(_check_optimizer, config.optimizer)
+    if config.device.startswith("cuda"):
+        checks["device"] = partial(_find_device, config.device)
     mistakes = []
-    for check in checks:
-        from aottrain.tasks import build
-
+    for key in sorted(checks.keys() - set(wrong_keys)):
         try:
-            build.load_kernel(config) if check == "load_kernel" else build.find_device(config.device)
+            checks[key]()
         except ConfigError as error:
             mistakes += [Mistake.from_line(line) for line in error.mistakes]
     return mistakes
 
 
+def _check_optimizer(config: OptimizerConfig) -> None:
+    from aottrain.trainer.optim import check_target
+
+    check_target(config)
+
+
+def _find_device(name: str) -> None:
+    from aottrain.tasks.build import find_device
+
+    find_device(name)
+
+
 def without_text(config: RunConfig) -> list[Mistake]:
     """A path for a recipe that reads none, or a data folder whose files are all of other kinds. Imports torch."""
-    if config.data.path is None:
+    if config.data.path is None or config.data.name != "text":
         return []
-    if hasattr(load_recipe(config.recipe.name), "make_batch"):
-        text = f"recipe {config.recipe.name} makes its own data and reads no text; leave it out"
+    if hasattr(recipe_of(config.recipe), "make_batch"):
+        text = f"recipe {config.recipe.title} makes its own data and reads no text; leave it out"
         return [Mistake("data.path", text, config.data.path)]
     if Path(config.data.path).is_file():
         return []

@@ -45,9 +45,11 @@ def keys() -> dict[str, Key]:
 
 
 def model_keys(recipe: str) -> dict[str, Key]:
-    """Every `recipe.model` key of a recipe by its name, in order."""
-    by_name = {}
-    for field, meaning in _documented(Path(str(recipe_file(recipe))))["Options"]:
+    """Every `recipe.model` key of a recipe of ours by its name, in order; none of another."""
+    by_name: dict[str, Key] = {}
+    if (file := recipe_file(recipe)) is None:
+        return by_name
+    for field, meaning in _documented(Path(file))["Options"]:
         name = join("recipe.model", ast.unparse(field.target))
         allowed = allowed_values(_TYPES[ast.unparse(field.annotation)], Range())
         by_name[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)

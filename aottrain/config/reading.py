@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from aottrain.config.recipes import load_recipe, recipe_errors, recipe_names
+from aottrain.config.own_code import shown
+from aottrain.config.recipes import lacks_for_text, program_errors, recipe_names, recipe_of
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
+from aottrain.config.targets import KINDS, Kind, is_well_formed
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.ir.settings.budget import ALLOWED, parse_budget
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
@@ -33,13 +36,11 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     mistakes = []
     schedule, engines = config.lr_schedule, config.compare.engines
     mistakes += _partition_mistakes(config.partition)
-    mistakes += _target_mistakes("kernel", config.kernel.name, "custom", config.kernel.target, _KERNEL)
-    if config.recipe.name not in recipe_names():
-        text = f"unknown recipe{suggest(config.recipe.name, recipe_names())} (recipes: {', '.join(recipe_names())})"
-        mistakes.append(Mistake("recipe.name", text, config.recipe.name))
+    for kind in KINDS.values():
+        mistakes += _target_mistakes(kind, getattr(config, kind.group))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         mistakes.append(Mistake("device", f"must be {DEVICES}", config.device))
-    if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
+    if schedule.target is None and (schedule.total_steps or math.inf) <= schedule.warmup_steps:
         text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
         mistakes.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):
@@ -72,10 +73,6 @@ def _pareto_mistakes(pareto: ParetoConfig) -> list[Mistake]:
     return mistakes
 
 
-_KERNEL = "a callable (GraphModule, example_inputs) -> callable"
-_POLICY = "a callable aottrain.ForwardValue -> save | recompute | free"
-
-
 def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
     mistakes = []
     if partition.strategy == "budget":
@@ -89,34 +86,56 @@ def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
     if partition.strategy != "checkpoint" and partition.modules:
         text = f"partition={partition.strategy} takes no modules; use partition=checkpoint"
         mistakes.append(Mistake("partition.modules", text, show(partition.modules)))
-    return mistakes + _target_mistakes("partition", partition.strategy, "policy", partition.target, _POLICY)
+    return mistakes
 
 
-def _target_mistakes(group: str, name: str, wants: str, target: str | None, what: str) -> list[Mistake]:
-    """`target`: package.module:function, for the option that wants one and for no other."""
-    if name == wants and not re.fullmatch(r"[\w.]+:[\w.]+", target or ""):
-        return [Mistake(f"{group}.target", f"{group}={wants} needs package.module:function, {what}", show(target))]
-    if name != wants and target is not None:
-        return [Mistake(f"{group}.target", f"{group}={name} takes no target; use {group}={wants}", target)]
-    return []
+def _target_mistakes(kind: Kind, section: Any) -> list[Mistake]:
+    """`target`: for the option of the group that wants one and for no other; and its `options`, keys with values."""
+    group, target = kind.group, section.target
+    name = section.strategy if group == "partition" else section.name
+    takes_one = name == kind.option or (group == "recipe" and name not in recipe_names())
+    if group == "recipe" and takes_one and name != kind.option and target is None:
+        text = f"unknown recipe{suggest(name, recipe_names())} (recipes: {', '.join(recipe_names())})"
+        return [Mistake("recipe.name", f"{text}; one of your own is named by {kind.key}", name)]
+    if takes_one and not is_well_formed(group, target):
+        return [Mistake(kind.key, f"{group}={name} needs {kind.form}, {_meaning(kind)}", show(target))]
+    if not takes_one and target is not None:
+        return [Mistake(kind.key, f"{group}={name} takes no target; use {group}={kind.option}", show(target))]
+    options = getattr(section, kind.options) if kind.options else None
+    if isinstance(options, Mapping) and all(isinstance(key, str) for key in options) or options is None:
+        return []
+    text = f"is a section, give its keys one by one: {kind.options_key}.key=value"
+    return [Mistake(kind.options_key, text, show(options))]
+
+
+def _meaning(kind: Kind) -> str:
+    """What a target of the kind is, as its key says it."""
+    from aottrain.config.documentation import keys  # reads sources, which only a mistake needs
+
+    text = keys()[kind.key].meaning.removesuffix("; needed.")
+    return text[:1].lower() + text[1:]
 
 
 def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
     """The configuration with `recipe.model` as the recipe's `Options`. Imports the recipe, and with it torch."""
     prefix = "recipe.model"
     values = {} if config.recipe.model is None else config.recipe.model
+    target = config.recipe.target
+    given = ("recipe", config.recipe.name) if target is None else ("recipe.target", target)
     try:
-        recipe = load_recipe(config.recipe.name)
-        with recipe_errors(config.recipe.name):
+        recipe = recipe_of(config.recipe)
+        if config.data.name == "text" and (lacks := lacks_for_text(recipe)):
+            return config, [Mistake(given[0], f"{shown(str(recipe.__file__))} {lacks}", given[1])]
+        with program_errors(config):
             model, mistakes = build(recipe.Options, values, prefix)
             lines = model.check()
     except ConfigError as error:
         return config, [Mistake.from_line(line) for line in error.mistakes]
     except RecipeError as error:
-        return config, [Mistake("recipe", str(error), config.recipe.name)]
+        return config, [Mistake(given[0], str(error), given[1])]
     if not isinstance(lines, list | tuple) or not all(isinstance(line, str) for line in lines):
         text = f"Options.check() must return a list of texts, it returned {lines!r}"
-        return config, [Mistake("recipe", text, config.recipe.name)]
+        return config, [Mistake(given[0], text, given[1])]
     seen = {mistake.key for mistake in mistakes}
     refused = [Mistake.from_line(join(prefix, line)) for line in lines]
     mistakes += [mistake for mistake in refused if mistake.key not in seen]

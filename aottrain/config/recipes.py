@@ -1,7 +1,6 @@
-"""Recipes: found by name, imported, held against what a recipe must have; and what their own code raises, by its line.
+"""Recipes: found by name or by `recipe.target`, imported, and held against what a recipe must have.
 
-A recipe is a person's own program. A mistake in it is answered as one in the configuration is: in a line that names
-the place, without this package's frames around it.
+A recipe is a person's own program; see aottrain/config/targets.py for which one is imported.
 """
 
 from __future__ import annotations
@@ -10,20 +9,21 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
-import os
 import pkgutil
 import sys
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
-from aottrain.errors import AottrainError, ConfigError, RecipeError
+from aottrain.config.own_code import import_error_text, own_errors, shown
+from aottrain.config.targets import KINDS, could_take, load_target, target_file
+from aottrain.errors import ConfigError
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-_LIBRARIES = (os.path.dirname(os.__file__) + os.sep, f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+if TYPE_CHECKING:
+    from aottrain.config.run import RecipeConfig, RunConfig
+
 MUST_HAVE = {"build": ("options",), "loss": ("model", "batch")}
 MAY_HAVE = {
     "make_batch": ("options", "batch_size", "generator"),
@@ -43,38 +43,47 @@ def load_recipe(name: str) -> ModuleType:
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "torch":
             raise  # of an installation, not of the recipe: the command line says what to do
-        file = recipe_file(name)
-        raise ConfigError(f"recipe={name}: cannot be imported: {_error_text(error, file) or _brief(error)}") from error
+        raise ConfigError(f"recipe={name}: cannot be imported: {import_error_text(error)}") from error
+    return _checked(recipe, f"recipe={name}")
+
+
+def recipe_of(config: RecipeConfig) -> ModuleType:
+    """The recipe that a configuration means: the module that its target names, or one of ours. ConfigError: see
+    `load_recipe` and `load_target`."""
+    if config.target is None:
+        return load_recipe(config.name)
+    return _checked(load_target("recipe", config.target), f"recipe.target={config.target}")
+
+
+def _checked(recipe: ModuleType, given: str) -> ModuleType:
     if lacks := _lacks(recipe):
-        file = _shown(str(recipe.__file__))
-        raise ConfigError([f"recipe={name}: {file} {text}" for text in lacks])
+        raise ConfigError([f"{given}: {shown(str(recipe.__file__))} {text}" for text in lacks])
     return recipe
 
 
 def recipe_names() -> list[str]:
-    """Every recipe there is, found without importing any."""
+    """Every recipe of ours, found without importing any."""
     modules = pkgutil.iter_modules(_recipes_package().__path__)
     return sorted(module.name for module in modules if not module.name.startswith("_"))
 
 
 def recipe_file(name: str) -> str | None:
-    """Where the source of a recipe is, found without importing it; None where there is no such module."""
+    """Where the source of a recipe of ours is, found without importing it; None where there is no such module."""
     spec = importlib.util.find_spec(f"{_recipes_package().__name__}.{name}")
     return None if spec is None else spec.origin
 
 
 @contextmanager
-def recipe_errors(name: str) -> Iterator[None]:
-    """Inside, what the code of recipe `name` raises becomes RecipeError; all other errors stay as they are."""
-    try:
+def program_errors(config: RunConfig) -> Iterator[None]:
+    """Inside, what the code of the recipe or of another target raises becomes RecipeError; see `own_errors`."""
+
+    def files() -> list[str]:
+        targets = [getattr(config, group).target for group in KINDS]
+        found = [recipe_file(config.recipe.name) if config.recipe.target is None else None]
+        return [file for file in (*found, *(target_file(target) for target in targets if target)) if file]
+
+    with own_errors(files):
         yield
-    except AottrainError:
-        raise
-    except Exception as error:
-        file = recipe_file(name)
-        if (text := _error_text(error, file)) is None:
-            raise
-        raise RecipeError(text) from error
 
 
 def _lacks(recipe: ModuleType) -> list[str]:
@@ -87,70 +96,26 @@ def _lacks(recipe: ModuleType) -> list[str]:
         if not callable(getattr(options, "check", None)):
             lacks.append("has an Options without the method check(self) -> list[str]")
         fields = dataclasses.fields(options)
-        names = {item.name for item in fields}
         unset = [i.name for i in fields if i.init and i.default is i.default_factory is dataclasses.MISSING]
         lacks += [f"has an Options whose {name} has no default" for name in unset]
-        if not hasattr(recipe, "make_batch") and (missing := sorted({"context", "vocab_size"} - names)):
-            text = f"has an Options without {' and '.join(missing)}, which a recipe for text needs; "
-            lacks.append(text + "one with data of its own has make_batch(options, batch_size, generator)")
     for name, parameters in (MUST_HAVE | MAY_HAVE).items():
         function = getattr(recipe, name, None)
         if function is None and name in MUST_HAVE:
             lacks.append(f"has no function {name}({', '.join(parameters)})")
-        elif function is not None and not _takes(function, len(parameters)):
+        elif function is not None and not could_take(function, *parameters):
             lacks.append(f"has a {name} that cannot be called as {name}({', '.join(parameters)})")
     return lacks
 
 
-def _takes(function: Callable[..., Any], count: int) -> bool:
-    if not callable(function):
-        return False
-    try:
-        inspect.signature(function).bind(*[None] * count)
-    except TypeError:
-        return False
-    except ValueError:  # a builtin, which does not say what it takes
-        return True
-    return True
-
-
-def _error_text(error: Exception, file: str | None) -> str | None:
-    """The error with the line of the recipe, or of a module that it uses, that raised it.
-
-    None where the recipe is not to blame: it was not running, or code of this package that it called raised.
-    """
-    if isinstance(error, SyntaxError) and error.filename and not _is_library(error.filename):
-        return f"{_shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}"
-    frames = traceback.extract_tb(error.__traceback__)
-    at = max((i for i, frame in enumerate(frames) if file and _same(frame.filename, file)), default=None)
-    if at is None or any(_is_ours(frame.filename) and not _same(frame.filename, file) for frame in frames[at:]):
-        return None
-    frame = next(frame for frame in reversed(frames[at:]) if not _is_library(frame.filename))
-    code = f", `{frame.line}`" if frame.line else ""
-    return f"{_shown(frame.filename)}:{frame.lineno}, in {frame.name}{code}: {_brief(error)}"
-
-
-def _brief(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}".rstrip(": ")
-
-
-def _same(one: str, other: str | None) -> bool:
-    return other is not None and os.path.realpath(one) == os.path.realpath(other)
-
-
-def _is_library(file: str) -> bool:
-    return file.startswith(("<", _LIBRARIES[0])) or any(part in file for part in _LIBRARIES[1:])
-
-
-def _is_ours(file: str) -> bool:
-    return Path(file).resolve().is_relative_to(_PACKAGE)
-
-
-def _shown(file: str) -> str:
-    """A path as a person in this folder would write it."""
-    near = os.path.relpath(file)
-    return file if near.startswith("..") else near
+def lacks_for_text(recipe: ModuleType) -> str:
+    """What keeps the recipe from being trained on text, "" if nothing; as `_lacks` says it."""
+    missing = sorted({"context", "vocab_size"} - {item.name for item in dataclasses.fields(recipe.Options)})
+    if hasattr(recipe, "make_batch") or not missing:
+        return ""
+    return (
+        f"has an Options without {' and '.join(missing)}, which a recipe for text needs; one with data of its own has "
+        "make_batch(options, batch_size, generator), or is given data.target"
+    )
 
 
 def _recipes_package() -> ModuleType:

@@ -18,9 +18,9 @@ from aottrain.config.choices import (
     KERNEL_FILES,
     LOGGER_MODES,
     LOGGERS,
-    LR_SCHEDULES,
+    LR_SCHEDULE_FILES,
+    OPTIMIZER_FILES,
     OPTIMIZER_KERNELS,
-    OPTIMIZERS,
     PARTITIONS,
     PEERS,
     PRECISIONS,
@@ -28,11 +28,13 @@ from aottrain.config.choices import (
     TORCH_BACKENDS,
 )
 from aottrain.config.schema import setting
+from aottrain.config.targets import KINDS
 from aottrain.ir.settings.budget import ALLOWED
 from aottrain.ir.settings.choices import COSTS, LOSS_HEADS, ON_UNSUPPORTED
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 DEVICES = "one of auto, cpu, cuda, cuda:N"
+OPTIONS = "keys of its own, each set by itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +42,16 @@ class RecipeConfig:
     """What is trained."""
 
     name: str = "transformer"
-    """The module of the folder recipes."""
+    """A module of the folder recipes, or what a target is called."""
+    target: str | None = setting(None, form="package.module")
+    """A module with Options, build and loss, as recipes/transformer.py has them; needed."""
     model: Any = None
     """The model's own options."""
+
+    @property
+    def title(self) -> str:
+        """What it is called where it is shown."""
+        return self.target if self.name == KINDS["recipe"].option and self.target else self.name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +102,12 @@ class EngineConfig:
 class OptimizerConfig:
     """How weights are updated."""
 
-    name: str = setting("adamw", one_of=OPTIMIZERS)
-    """Torch's AdamW or SGD, or Lion as aottrain/ops/lion.py has it."""
+    name: str = setting("adamw", one_of=OPTIMIZER_FILES)
+    """Torch's AdamW or SGD, Lion as aottrain/ops/lion.py has it, or a class of one's own."""
+    target: str | None = setting(None, form="package.module:Class")
+    """A class of torch.optim.Optimizer; its step runs as it is, uncompiled; needed."""
+    options: Any = setting(None, form=OPTIONS)
+    """Keyword arguments of the class beside lr and weight_decay."""
     kernel: str = setting("auto", one_of=OPTIMIZER_KERNELS)
     """Update and clipping as one program of generated kernels, or by torch; auto is generated where the graphs are."""
     lr: float = setting(2e-3, above=0)
@@ -108,21 +121,34 @@ class OptimizerConfig:
     momentum: float = setting(0.9, low=0, below=1)
     """Decay of the running sum of gradients; 0 is none."""
     weight_decay: float = setting(0.1, low=0)
-    """Decay of matrices only: decoupled from the gradient, but for sgd, where it is added to it."""
+    """Decay of matrices, decoupled from the gradient but for sgd, where it is added to it; a class may take none."""
+    decay_norms_and_biases: bool = False
+    """Whether weight_decay holds for parameters of fewer than two dimensions, too: norms' scales and biases."""
     clip_norm: float | None = setting(1.0, above=0)
     """Gradients are scaled down to at most this global norm; null is no clipping."""
+
+    @property
+    def title(self) -> str:
+        """What it is called where it is shown."""
+        return self.target or self.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class LrScheduleConfig:
     """How the learning rate changes over the run."""
 
-    name: str = setting("cosine", one_of=LR_SCHEDULES)
+    name: str = setting("cosine", one_of=LR_SCHEDULE_FILES)
     """The curve after the warm-up."""
+    target: str | None = setting(None, form="package.module:function")
+    """A function (step, total_steps) -> factor of optimizer.lr, its steps counted from 1; needed."""
+    options: Any = setting(None, form=OPTIONS)
+    """Keyword arguments of the function beside step and total_steps."""
     warmup_steps: int = setting(100, low=0)
     """Steps from 0 up to optimizer.lr."""
     min_lr_ratio: float = setting(0.1, low=0, high=1)
     """What is left of optimizer.lr at the end, as a fraction."""
+    decay_fraction: float = setting(0.2, above=0, high=1)
+    """The last part of the steps after the warm-up, as a fraction, in which the rate falls."""
     total_steps: int | None = setting(None, low=1)
     """Step at which the end is reached, above warmup_steps; null is trainer.steps."""
 
@@ -133,12 +159,16 @@ class DataConfig:
 
     name: str = setting("text", one_of=DATA)
     """How the data is read."""
+    target: str | None = setting(None, form="package.module:function")
+    """A function that gives a data set (torch's: a length, and an example for an index) or a pair of them; needed."""
+    options: Any = setting(None, form=OPTIONS)
+    """Keyword arguments of the function that gives it."""
     path: str | None = setting(None, form="a path")
     """A text file or a folder of text files; null is the Python language reference that comes with Python."""
     batch_size: int = setting(16, low=1)
     """Examples (sequences, images) in a micro-batch; a step sees trainer.accumulate micro-batches."""
     held_out: float = setting(0.1, above=0, below=1)
-    """The last part of the text, as a fraction, which is kept for evaluation and never trained on."""
+    """The last part of the data, as a fraction, which is kept for evaluation and never trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)

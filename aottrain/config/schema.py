@@ -196,7 +196,9 @@ def _is_union(hint: Any) -> bool:
 def _fits(value: Any, kind: Any, limits: Range) -> bool:
     if kind is Any:
         return True
-    accepted = {float: (int, float), str: (str, int)}.get(kind, (kind,))
+    accepted = {float: (int, float), str: (str, int)}.get(kind, (typing.get_origin(kind) or kind,))
+    if not all(isinstance(item, type) for item in accepted):  # a form of a recipe's own, as Literal is: it checks it
+        return True
     if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
         return False
     if kind is float and not math.isfinite(value):

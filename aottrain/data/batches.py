@@ -43,7 +43,8 @@ def step_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed((z ^ (z >> 31)) >> 1)
 
 
-def _to(batch: Batch, device: torch.device) -> Batch:
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch's tensors on the device."""
     if device.type == "cuda":  # pinned, so that the copy does not wait for the kernels already queued
         return tuple(tensor.pin_memory().to(device, non_blocking=True) for tensor in batch)
     return tuple(tensor.to(device) for tensor in batch)
@@ -79,13 +80,13 @@ class TextBatches:
         num_starts = len(self.text.train) - self.context
         shape = (self.accumulate, self.batch_size)
         starts = torch.randint(num_starts, shape, generator=step_generator(self.seed, step))
-        return [_to(cut(self.text.train, row, self.context), self.device) for row in starts]
+        return [to_device(cut(self.text.train, row, self.context), self.device) for row in starts]
 
     def held_out(self, num_batches: int) -> list[Batch]:
         """Windows evenly spaced over the held-out text."""
         last = len(self.text.held_out) - self.context - 1
         starts = torch.linspace(0, last, num_batches * self.batch_size).long().view(num_batches, self.batch_size)
-        return [_to(cut(self.text.held_out, row, self.context), self.device) for row in starts]
+        return [to_device(cut(self.text.held_out, row, self.context), self.device) for row in starts]
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class MadeBatches:
 
     def at(self, step: int) -> list[Batch]:
         generator = step_generator(self.seed, step)
-        return [_to(self.make(self.batch_size, generator), self.device) for _ in range(self.accumulate)]
+        return [to_device(self.make(self.batch_size, generator), self.device) for _ in range(self.accumulate)]
 
     def held_out(self, num_batches: int) -> list[Batch]:
         generator = step_generator(self.seed, _HELD_OUT_STREAM)
-        return [_to(self.make(self.batch_size, generator), self.device) for _ in range(num_batches)]
+        return [to_device(self.make(self.batch_size, generator), self.device) for _ in range(num_batches)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
+from aottrain.config.targets import load_target
 from aottrain.data.batches import Batches, MadeBatches, TextBatches
+from aottrain.data.examples import ExampleBatches, split
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
 from aottrain.ir.settings.decisions import Record
@@ -29,7 +31,7 @@ from aottrain.trainer.blocks import checkpointed, repeated_modules
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
-from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes
+from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
 
 SAMPLE_PROMPT = b"The "
 
@@ -38,7 +40,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
     """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data.
 
     decisions: those that a run goes on with, instead of what `config.decisions` says."""
-    recipe = load_recipe(config.recipe.name)
+    recipe = recipe_of(config.recipe)
     options = config.recipe.model if config.recipe.model is not None else recipe.Options()
     if mistakes := options.check():
         raise ConfigError([f"recipe.model.{mistake}" for mistake in mistakes])
@@ -50,6 +52,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         torch.cuda.set_device(device)
     batches = build_batches(config, recipe, options, device)
+    learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
     check_weights(recipe, options, config, device)
     start_streams(config.seed, None)
@@ -64,7 +67,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
     may_run_eagerly = config.engine.on_unsupported == "eager"
     reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
     return Job(
-        name=config.recipe.name,
+        name=config.recipe.title,
         module=module,
         step=build_step(config, module, batches.tokens_per_batch, reserved, decisions),
         optimizer=optimizer,
@@ -104,8 +107,10 @@ def find_device(name: str) -> torch.device:
 
 
 def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: torch.device) -> Batches:
-    """The recipe's own batches if it makes them, else windows of text."""
+    """Examples of the data set that `data.target` gives, else the recipe's own batches, else windows of text."""
     size, accumulate = config.data.batch_size, config.trainer.accumulate
+    if config.data.target is not None:
+        return _example_batches(config, config.data.target, device)
     if hasattr(recipe, "make_batch"):
 
         def make(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
@@ -116,6 +121,17 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
         config.data.path, held_out=config.data.held_out, context=options.context, vocab_size=options.vocab_size
     )
     return TextBatches(text, size, options.context, accumulate, config.seed, device)
+
+
+def _example_batches(config: RunConfig, target: str, device: torch.device) -> ExampleBatches:
+    keywords = config.data.options or {}
+    train, rest = split(load_target("data", target, keywords)(**keywords), config.data.held_out)
+    batches = ExampleBatches(
+        train, rest, config.data.batch_size, config.trainer.accumulate, config.seed, device, target
+    )
+    first = batches.at(1)[0][0]
+    is_tokens = first.ndim == 2 and not first.is_floating_point()  # a row of whole numbers for each example
+    return dataclasses.replace(batches, tokens_per_batch=first.numel() if is_tokens else 0)
 
 
 def _checked_batch(value: Any, batch_size: int) -> Batch:
@@ -152,7 +168,7 @@ def build_step(
         return ModuleStep(engine, torch.compile(module, backend=compiled_by), **counts)
     if engine == "eager_checkpoint":
         if not (blocks := repeated_modules(module)):
-            text = f"recipe {config.recipe.name} repeats no block (an nn.ModuleList or nn.Sequential of one class)"
+            text = f"recipe {config.recipe.title} repeats no block (an nn.ModuleList or nn.Sequential of one class)"
             raise ConfigError(f"engine={engine}: {text}")
         return ModuleStep(engine, checkpointed(module, blocks), **counts)
     import aottrain  # the compiler, which the other engines do without
@@ -195,27 +211,13 @@ def raise_own_error(job: Job) -> None:
 
 def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
     """The kernel's name, or for kernel=custom the function that `kernel.target` names."""
-    return config.kernel.name if config.kernel.target is None else _load("kernel.target", config.kernel.target)
+    return config.kernel.name if config.kernel.target is None else load_target("kernel", config.kernel.target)
 
 
 def load_partition(config: RunConfig) -> str | Callable[..., Any]:
     """The strategy's name, or for partition=policy the function that `partition.target` names."""
     partition = config.partition
-    return partition.strategy if partition.target is None else _load("partition.target", partition.target)
-
-
-def _load(key: str, target: str) -> Callable[..., Any]:
-    """The callable at "package.module:name"."""
-    module_name, _, path = target.partition(":")
-    try:
-        loaded: Any = importlib.import_module(module_name)
-        for name in path.split("."):
-            loaded = getattr(loaded, name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{key}={target}: cannot be loaded: {error}") from error
-    if not callable(loaded):
-        raise ConfigError(f"{key}={target}: is not a callable")
-    return loaded
+    return partition.strategy if partition.target is None else load_target("partition", partition.target)
 
 
 def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[[int], str] | None:

@@ -8,14 +8,18 @@ from aottrain.config.choices import GENERATING
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.engines import LossModule
-from aottrain.trainer.optim import build_optimizer, decay_groups, hyperparameters
+from aottrain.trainer.optim import build_optimizer, decay_groups, hyperparameters, leaves_steps_out
 
 
 def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device) -> tuple[torch.optim.Optimizer, str]:
-    """The optimizer, and what its update runs as: "cpp", "triton" or "torch (why)".
+    """The optimizer, and what its update runs as: "cpp", "triton", "torch (why)", or for `optimizer.target` its own.
 
     ConfigError: optimizer.kernel=generated, and this machine cannot.
     """
+    if config.optimizer.target is not None:
+        optimizer = build_optimizer(module, config.optimizer)
+        waits = "" if leaves_steps_out(optimizer) or device.type == "cpu" else "; each step waits for the device"
+        return optimizer, f"its own step, not compiled, after torch's clipping{waits}"
     setting, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
     reason = "" if setting == "generated" else _other_choice(config)
     if not reason:
@@ -28,7 +32,7 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
     import aottrain  # the compiler, which the others do without
 
     optimizer_class = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
-    groups = decay_groups(module, config.optimizer.weight_decay)
+    groups = decay_groups(module, config.optimizer.weight_decay, config.optimizer.decay_norms_and_biases)
     more = {"clip_norm": config.optimizer.clip_norm, "skip_nonfinite": True, "kernel": kernel}
     return optimizer_class(groups, **hyperparameters(config.optimizer), **more), kernel
 

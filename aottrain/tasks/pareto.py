@@ -75,7 +75,7 @@ def _measure(config: RunConfig) -> int:
         points = judged(sorted(runs.points.values(), key=_row_order))
     _write_csv(directory / "pareto.csv", points)
     rows, notes = [_cells(point) for point in points], _notes(config, points, error)
-    settings = f"{config.recipe.name}, batches of {config.data.batch_size}, {config.trainer.precision}"
+    settings = f"{config.recipe.title}, batches of {config.data.batch_size}, {config.trainer.precision}"
     machine = measured_on(point.machine for point in points)
     page = render_curve([settings, machine], _marks(points), predicted_line(points, curve), HEADER, rows, notes)
     (directory / "pareto.html").write_text(page, encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from aottrain.config.recipes import recipe_errors
+from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
@@ -31,7 +31,7 @@ def run(config: RunConfig) -> int:
     always aot."""
     with interruptible():  # a compiler that runs ends with this process
         config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
-        with recipe_errors(config.recipe.name), as_deterministic_as_asked(config):
+        with program_errors(config), as_deterministic_as_asked(config):
             job = build_job(config)
             compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
             try:
@@ -45,7 +45,7 @@ def run(config: RunConfig) -> int:
         decisions = json.dumps(report.decisions.to_dict(), indent=1)
         (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
         (directory / "plan.json").write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-        html.write(report, directory / "compile_report.html", {"recipe": config.recipe.name})
+        html.write(report, directory / "compile_report.html", {"recipe": config.recipe.title})
         print(render(plan))
         print()
         print(report.explain())
@@ -59,7 +59,7 @@ def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dic
     parameters = list(module.parameters())
     num_micro_batches = config.trainer.accumulate
     return {
-        "recipe": config.recipe.name,
+        "recipe": config.recipe.title,
         "machine": graph.machine,
         "batch_size": config.data.batch_size,
         "num_micro_batches": num_micro_batches,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.recipes import recipe_errors
+from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
@@ -170,7 +170,7 @@ def main(path: Path) -> int:
     config = load(path)
 
     def begin() -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
-        with recipe_errors(config.recipe.name):
+        with program_errors(config):
             return begin_training(config)
 
     with as_deterministic_as_asked(config):

@@ -31,7 +31,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
     }
     return {
         "status": "running",
-        "recipe": config.recipe.name,
+        "recipe": config.recipe.title,
         "engine": config.engine.name,
         "kernel": config.kernel.target or config.kernel.name if compiled else None,
         "partition": config.partition.strategy if compiled else None,
@@ -54,7 +54,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "verify_update_error": None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": None,
-        "optimizer": config.optimizer.name,
+        "optimizer": config.optimizer.title,
         "optimizer_kernel": None,
         "optimizer_bytes": None,
         "accumulation_bytes": None,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import COMPILING_ENGINES
-from aottrain.config.recipes import recipe_errors
+from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
@@ -86,7 +86,7 @@ def run(config: RunConfig) -> int:
         try:
             record.write_summary()
             with (
-                recipe_errors(config.recipe.name),
+                program_errors(config),
                 allocator_errors(record.doing),
                 as_deterministic_as_asked(config),
             ):
@@ -260,8 +260,8 @@ def open_wandb(config: RunConfig, directory: Path, resume: Loaded | None) -> Wan
         directory=directory,
         config=asdict(config),
         name="-".join([*parts, f"s{config.seed}"]),
-        group=config.recipe.name,
-        tags=[config.recipe.name, *parts],
+        group=config.recipe.title,
+        tags=[config.recipe.title, *parts],
         run_id=resume.state["wandb_id"] if resume else None,
         say=say,
     )
@@ -275,6 +275,8 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
         f"{job.name}: {format_count(summary['num_parameters'])} parameters, {size * accumulate:,} {unit} a step, "
         f"{summary['device']}, {config.trainer.precision}, torch {torch.__version__}"
     ]
+    if config.optimizer.target is not None:
+        lines.append(f"optimizer {config.optimizer.title}: {job.optimizer_kernel}")
     eager_saved = summary["eager_saved_bytes"]
     of_eager = f" of the {format_bytes(eager_saved)} that eager saves" if eager_saved else ""
     if job.step.engine == "eager":
@@ -289,7 +291,7 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     saved = f", saves {format_bytes(summary['saved_bytes'])}{of_eager}" if summary["saved_bytes"] is not None else ""
     lines.append(f"engine aot, kernel {summary['kernel']}, partition {summary['partition']}{budget}: {compiled}{saved}")
     if config.optimizer.kernel == "auto" and job.optimizer_kernel.startswith("torch"):
-        lines.append(f"optimizer {config.optimizer.name} runs as {job.optimizer_kernel}")
+        lines.append(f"optimizer {config.optimizer.title} runs as {job.optimizer_kernel}")
     if job.step.report is not None:
         graph = train_graph(job.step.report)
         lines += without_kernels(config, graph) + unmeasured(job.step.report)

@@ -11,22 +11,23 @@ import hashlib
 import json
 import os
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from aottrain.config.run import RunConfig
 from aottrain.errors import CheckpointError, ResumeError
-
-if TYPE_CHECKING:
-    from aottrain.config.run import RunConfig
 
 FORMAT = 1
 NUM_KEPT = 2  # the newest, and one to fall back to
 INDEX = "latest.json"
+_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, str, int, float, complex, bool, type(None))
 
 
 def random_state() -> dict[str, Any]:
@@ -75,14 +76,27 @@ def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> No
 
 
 def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
-    """ResumeError lists every setting in which the checkpoint and this run differ."""
+    """ResumeError lists every setting in which the checkpoint and this run differ. A setting that is newer than the
+    checkpoint had its default there."""
+    before = {**identity(RunConfig(), ""), **saved}
     differences = [
-        f"  {key}: {saved.get(key)!r} in the checkpoint, {current.get(key)!r} in this run"
+        f"  {key}: {before.get(key)!r} in the checkpoint, {current.get(key)!r} in this run"
         for key in sorted(saved.keys() | current.keys())
-        if saved.get(key) != current.get(key)
+        if before.get(key) != current.get(key)
     ]
     if differences:
         raise ResumeError("\n".join([f"{path} is of another run; it differs in", *differences]))
+
+
+def check_storable(value: Any, name: str) -> None:
+    """CheckpointError where a checkpoint could hold this value, but not be loaded, which makes no object of a class."""
+    if type(value) in _CONTAINERS:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, item in pairs:
+            check_storable(item, f"{name}[{key!r}]")
+    elif type(value) not in _PLAIN:
+        what = "tensors, numbers, texts, and lists and dictionaries of these"
+        raise CheckpointError(f"{name} is a {type(value).__name__}; a checkpoint holds {what}")
 
 
 @dataclass(frozen=True)

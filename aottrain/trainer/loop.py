@@ -20,7 +20,14 @@ from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.metrics.throughput import summarise
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch, ClipsItself
-from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, identity, random_state, set_random_state
+from aottrain.trainer.checkpoint import (
+    CheckpointFolder,
+    Loaded,
+    check_storable,
+    identity,
+    random_state,
+    set_random_state,
+)
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
@@ -78,6 +85,8 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                 logs = step % trainer.log_every == 0 or step in (start + 1, trainer.steps)
                 with meter.measure(step, micro_batches):
                     take_step(job, step, lr, micro_batches, config.optimizer.clip_norm, history, logs)
+                if step == start + 1 and config.optimizer.target is not None:  # not only when hours have been trained
+                    check_storable(job.optimizer.state_dict(), f"{config.optimizer.title}: state_dict")
                 output.summary["steps"] = step
                 progress.advance()
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from aottrain.compat import tree_flatten
+from aottrain.config.own_code import brief, error_text
+from aottrain.config.targets import could_take, load_target, target_file
+from aottrain.errors import ConfigError, RecipeError
+from aottrain.metrics.memory import distinct_bytes
+from aottrain.metrics.preserve import preserved_rng
 from aottrain.ops.lion import Lion
 from aottrain.step import ClipsItself
 
@@ -19,23 +26,55 @@ if TYPE_CHECKING:
 PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Matrices decay; vectors (biases, norm scales) do not: shrinking those changes what a layer does, not how much."""
+def decay_groups(model: nn.Module, weight_decay: float, norms_and_biases: bool = False) -> list[dict]:
+    """Matrices decay; vectors (biases, norm scales) do not: shrinking those changes what a layer does, not how much.
+
+    norms_and_biases: they decay, too."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in parameters if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if parameter.ndim < 2]
+    decayed = [parameter for parameter in parameters if norms_and_biases or parameter.ndim >= 2]
+    others = [parameter for parameter in parameters if not norms_and_biases and parameter.ndim < 2]
     groups = ({"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0})
     return [group for group in groups if group["params"]]
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion."""
-    groups = decay_groups(model, config.weight_decay)
-    return PLAIN[config.name](groups, **hyperparameters(config))
+    """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion; or the class
+    that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments."""
+    groups = decay_groups(model, config.weight_decay, config.decay_norms_and_biases)
+    if config.target is None:
+        return PLAIN[config.name](groups, **hyperparameters(config))
+    optimizer_class, arguments = _of_target(config)
+    if "weight_decay" not in arguments:
+        groups = [{"params": [parameter for group in groups for parameter in group["params"]]}]
+    try:
+        return optimizer_class(groups, **arguments)
+    except Exception as error:
+        file = target_file(config.target)
+        text = error_text(error, [file] if file else []) or brief(error)
+        raise ConfigError(f"optimizer.target={config.target}: cannot be built: {text}") from error
+
+
+def check_target(config: OptimizerConfig) -> None:
+    """ConfigError: `optimizer.target` is no optimizer, or does not take what it is given."""
+    _of_target(config)
+
+
+def _of_target(config: OptimizerConfig) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """The class that `optimizer.target` names, and its arguments behind the parameters. Learning rate and decay are
+    given where it takes them; each parameter group has its rate in any case."""
+    options, given = config.options or {}, f"optimizer.target={config.target}"
+    if wrong := [name for name in ("lr", "weight_decay") if name in options]:
+        raise ConfigError([f"optimizer.options.{name}: write optimizer.{name}" for name in wrong])
+    loaded = load_target("optimizer", str(config.target), options)
+    own = {name: value for name, value in (("lr", config.lr), ("weight_decay", config.weight_decay))}
+    taken = {name: value for name, value in own.items() if could_take(loaded, None, **options, **{name: value})}
+    if "weight_decay" not in taken and config.weight_decay:
+        raise ConfigError(f"optimizer.weight_decay={config.weight_decay}: {given} takes no weight_decay; give 0")
+    return loaded, {**options, **taken}
 
 
 def hyperparameters(config: OptimizerConfig) -> dict[str, Any]:
-    """The arguments of the optimizer's constructor, behind its parameters.
+    """The arguments of the constructor of one of our optimizers, behind its parameters.
 
     `fused` is also what torch does after it has loaded the groups of a checkpoint that another optimizer wrote.
     """
@@ -51,9 +90,11 @@ _STEP_BYTES = 4
 
 def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig) -> int:
     """What the optimizer will hold for as long as it lives, known before its first step: moments, and the number of
-    steps, of which AdamW has one for each parameter."""
+    steps, of which AdamW has one for each parameter. What another class holds is seen at steps that are tried."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+    if config.target is not None:
+        return _state_bytes_of_target(trained, config)
     if config.name == "lion":
         return num_bytes
     if config.name == "adamw":
@@ -61,18 +102,71 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig) -> int:
     return num_bytes if config.momentum > 0 else 0
 
 
+def _state_bytes_of_target(trained: Sequence[nn.Parameter], config: OptimizerConfig) -> int:
+    """By a step on parameters without memory; where the class reads numbers, by one on a parameter of each shape.
+
+    0 where it raises there, too: its first step will say so."""
+    try:
+        return _state_bytes_after_a_step(trained, config, torch.device("meta"))
+    except Exception:
+        pass
+    counts = Counter((parameter.shape, parameter.dtype, parameter.device) for parameter in trained)
+    total = 0
+    for (shape, dtype, device), count in counts.items():
+        real = torch.device("cpu") if device.type == "meta" else device
+        try:
+            one = nn.Parameter(torch.ones(shape, dtype=dtype, device=real))
+            total += count * _state_bytes_after_a_step([one], config, real)
+        except Exception:
+            return 0
+    return total
+
+
+def _state_bytes_after_a_step(
+    parameters: Sequence[nn.Parameter], config: OptimizerConfig, device: torch.device
+) -> int:
+    twins = nn.ParameterList(nn.Parameter(torch.ones_like(parameter, device=device)) for parameter in parameters)
+    with preserved_rng():
+        optimizer = build_optimizer(twins, config)
+        set_learning_rate(optimizer, config.lr)
+        for twin in twins:
+            twin.grad = torch.ones_like(twin)
+        optimizer.step()
+    held, _ = tree_flatten([list(optimizer.state[twin].values()) for twin in twins if twin in optimizer.state])
+    return distinct_bytes([value for value in held if isinstance(value, torch.Tensor)])
+
+
 def learning_rate(step: int, peak: float, schedule: LrScheduleConfig, total_steps: int) -> float:
-    """The rate of step 1, 2, ...: a straight rise over `warmup_steps`, then a cosine down to `min_lr_ratio * peak`.
+    """The rate of step 1, 2, ...: a straight rise over `warmup_steps`, then a curve down to `min_lr_ratio * peak`: a
+    cosine, a straight line, or (wsd) the peak and a straight line over the last `decay_fraction`.
 
     "constant" stays at the peak. Steps after `total_steps` keep its rate: where a run stops changes no step before it.
+    RecipeError: `lr_schedule.target`, which gives the rate then, gives what is no factor.
     """
+    if schedule.target is not None:
+        return peak * _factor_of_target(step, schedule, total_steps)
     if step <= schedule.warmup_steps:
         return peak * step / schedule.warmup_steps
     if schedule.name == "constant":
         return peak
     done = min(1.0, (step - schedule.warmup_steps) / max(1, total_steps - schedule.warmup_steps))
-    above_min = 0.5 * (1 + math.cos(math.pi * done))
+    if schedule.name == "cosine":
+        above_min = 0.5 * (1 + math.cos(math.pi * done))
+    else:
+        above_min = min(1.0, (1 - done) / (schedule.decay_fraction if schedule.name == "wsd" else 1.0))
     return peak * (schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * above_min)
+
+
+def _factor_of_target(step: int, schedule: LrScheduleConfig, total_steps: int) -> float:
+    target, options = str(schedule.target), schedule.options or {}
+    factor = load_target("lr_schedule", target, options)(step, total_steps, **options)
+    try:
+        if math.isfinite(factor) and factor >= 0:
+            return float(factor)
+    except (TypeError, ValueError):  # no number
+        pass
+    text = f"must give a factor of at least 0; for step {step} of {total_steps} it gave {factor!r}"
+    raise RecipeError(f"lr_schedule.target={target}: {text}")
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -107,13 +201,23 @@ def clip_and_update(
     return grad_norm
 
 
+def leaves_steps_out(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it reads `found_inf`, as `update` says: ours, Lion and torch's fused ones do."""
+    return isinstance(optimizer, Lion | ClipsItself) or getattr(optimizer, "_step_supports_amp_scaling", False)
+
+
 def update(optimizer: torch.optim.Optimizer, *needed: torch.Tensor) -> None:
-    """One optimizer step, which the device itself leaves out where one of these numbers is not finite.
+    """One optimizer step, which the device itself leaves out where one of these numbers is not finite; before one that
+    cannot do so, the host waits for these numbers.
 
     `found_inf` is how GradScaler tells a fused optimizer to keep parameters and state as they are. The host hears of
     it at the next log step, without having waited for every step until then.
     """
     finite = torch.stack([torch.isfinite(number) for number in needed]).all()
+    if not leaves_steps_out(optimizer):
+        if finite:
+            optimizer.step()
+        return
     optimizer.found_inf = (~finite).to(torch.float32)
     optimizer.step()
     del optimizer.found_inf

@@ -98,8 +98,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("kernel=custom", "kernel.target=null:", "package.module:function"),
     ("kernel=custom kernel.target=nowhere", "kernel.target=nowhere:", "package.module:function"),
     ("kernel=custom kernel.target=no_such_module:f", "kernel.target=no_such_module:f:", "no_such_module"),
-    ("kernel=custom kernel.target=os:sep", "kernel.target=os:sep:", "callable"),
-    ("kernel.target=os:sep", "kernel.target=os:sep:", "unknown key with kernel=auto"),
+    ("kernel.target=os:sep", "kernel.target=os:sep:", "callable"),
+    ("kernel=auto kernel.target=os:sep", "kernel.target=os:sep:", "unknown key with kernel=auto"),
     ("optimizer.momentum=0.5", "optimizer.momentum=0.5:", "unknown key with optimizer=adamw"),
     ("engine=eager engine.on_unsupported=error", "engine.on_unsupported=error:", "unknown key with engine=eager"),
     ("trainer.steps=-3", "trainer.steps=-3:", ">= 1"),
@@ -213,7 +213,7 @@ def test_help_is_one_screen(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40 and max(map(len, lines)) <= 100
     text = "\n".join(lines)
-    words = ("budget* checkpoint min_cut", "aot* eager", "adamw* lion sgd", "trainer.steps", "--config-dir")
+    words = ("budget* checkpoint min_cut", "aot* eager", "adamw* custom lion sgd", "trainer.steps", "--config-dir")
     assert all(word in text for word in words)
 
 

@@ -14,14 +14,18 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aottrain.config.reading import read_config, read_model
-from aottrain.config.recipes import load_recipe, recipe_names
+from aottrain.config.recipes import load_recipe, recipe_names, recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import build, find, leaves, setting, suggest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml"))
-EXTRA = {"custom": ["kernel.target=package.module:function"], "policy": ["partition.target=package.module:function"]}
+EXTRA = {
+    ("recipe", "custom"): "recipe.target=recipes.resnet",
+    ("partition", "policy"): "partition.target=package.module:function",
+    **{(group, "custom"): f"{group}.target=a.module:f" for group in ("kernel", "data", "optimizer", "lr_schedule")},
+}
 
 
 def composed(*overrides: str) -> dict:
@@ -31,11 +35,12 @@ def composed(*overrides: str) -> dict:
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
 def test_every_option_composes_and_converts(group, option):
-    config, mistakes = read_config(composed(f"{group}={option}", *EXTRA.get(option, [])))
+    more = [EXTRA[group, option]] if (group, option) in EXTRA else []
+    config, mistakes = read_config(composed(f"{group}={option}", *more))
     assert mistakes == []
     config, mistakes = read_model(config)
     assert mistakes == []
-    assert isinstance(config.recipe.model, load_recipe(config.recipe.name).Options)
+    assert isinstance(config.recipe.model, recipe_of(config.recipe).Options)
 
 
 def test_an_option_is_named_by_its_file():
@@ -71,7 +76,7 @@ def test_every_field_is_a_key_of_some_file():
     assert fields - keys == set()
 
 
-@pytest.mark.parametrize("name", [path.stem for path in (CONF / "recipe").glob("*.yaml")])
+@pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_file_has_exactly_the_options_of_its_module(name):
     values = yaml.safe_load((CONF / "recipe" / f"{name}.yaml").read_text())
     options = {item.name for item in dataclasses.fields(load_recipe(values["name"]).Options)}

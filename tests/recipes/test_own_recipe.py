@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aottrain.cli import main
-from aottrain.config import recipes
+from aottrain.config import own_code, recipes
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
@@ -231,9 +231,9 @@ def test_an_error_after_steps_were_taken_is_a_run_that_failed(train):
 
 def test_an_error_of_this_package_beneath_a_recipe_s_line_keeps_its_traceback(tmp_path):
     """As one in the middle of a trace has."""
-    scope: dict = {"call": recipes._shown}
+    scope: dict = {"call": own_code.shown}
     file = str(tmp_path / "own.py")
     exec(compile("def loss():\n    call('')\n", file, "exec"), scope)
     with pytest.raises(ValueError, match="no path") as raised:
         scope["loss"]()
-    assert recipes._error_text(raised.value, file) is None
+    assert own_code.error_text(raised.value, [file]) is None

@@ -45,7 +45,7 @@ def test_a_policy_is_loaded_by_its_name(run):
     ("overrides", "line"),
     [  # those that only torch or the model's modules can tell come after the line that announces the import of torch
         (["partition=policy"], r"partition.target=null: .*ForwardValue -> save \| recompute \| free"),
-        (["partition=policy", "partition.target=no.such:thing"], "partition.target=no.such:thing: cannot be loaded"),
+        (["partition=policy", "partition.target=no.such:thing"], "target=no.such:thing: there is no module no "),
         (["partition=policy", "partition.target=json:dumps"], "the partition policy dumps, asked about .*raised"),
         (["partition=checkpoint", "partition.modules=[blcks.*]"], r"partition.modules=\[blcks.\*\]: no module"),
         (["partition=checkpoint", "recipe.model.num_layers=1"], "no repeated block"),

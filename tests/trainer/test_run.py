@@ -294,7 +294,7 @@ def made_recipe(monkeypatch):
         loss=lambda model, batch: nn.functional.mse_loss(model(batch[0]), batch[1]),
         make_batch=make_batch,
     )
-    monkeypatch.setattr(build, "load_recipe", lambda name: recipe)
+    monkeypatch.setattr(build, "recipe_of", lambda config: recipe)
 
 
 @pytest.mark.parametrize("engine", ["eager", "aot"])
