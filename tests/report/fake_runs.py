@@ -1,4 +1,4 @@
-"""Folders as runs leave them, without running any: summary.json, metrics.csv, the configuration, the tables of tasks."""
+"""Folders as runs leave them, without running any: summary.json, metrics.csv, the configuration, tables of tasks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def write_run(
         "kernel": "auto" if engine == "aot" else None, "device": "cpu", "num_parameters": 1_853_568, "fallbacks": 0,
         "last_loss": rows[-1]["train/loss"] if rows else None, "val_loss": rows[-1]["val/loss"] if rows else None,
         "step_ms_median": median, "step_ms_p90": median * 1.1, "tokens_per_s": 2048e3 / median, "compile_s": 3.5,
-        "samples_per_s": 16e3 / median, "peak_bytes": peak, "saved_bytes": peak // 2, "machine": "a processor, 2 threads",
+        "samples_per_s": 16e3 / median, "peak_bytes": peak, "saved_bytes": peak // 2,
+        "machine": "a processor, 2 threads",
         "predicted_peak_bytes": int(peak * 1.01) if engine == "aot" else None,
         "saved_by_module": MODULES if engine == "aot" else None,
     }  # fmt: skip
@@ -80,7 +81,9 @@ def write_run(
     return folder
 
 
-def write_comparison(folder: Path, *, rounds: int = 3, failing: str = "", step_ms: dict[str, float] | None = None) -> Path:
+def write_comparison(
+    folder: Path, *, rounds: int = 3, failing: str = "", step_ms: dict[str, float] | None = None
+) -> Path:
     """As task=compare leaves it."""
     times = step_ms or {"eager": 300.0, "torch_compile": 250.0, "aot": 150.0}
     table = []
@@ -96,7 +99,8 @@ def write_comparison(folder: Path, *, rounds: int = 3, failing: str = "", step_m
             write_run(folder / engine / "losses", steps=10, step_ms=time, settings=settings)
         verdict = "failed" if engine == failing else "reference" if engine == "eager" else "equal"
         reason = "no compiler" if engine == failing else ""
-        table.append({"engine": engine, "verdict": verdict, "reason": reason, "max_loss_error": 0.0 if not number else 3e-7})
+        error = 3e-7 if number else 0.0
+        table.append({"engine": engine, "verdict": verdict, "reason": reason, "max_loss_error": error})
     write_table(folder / "compare.csv", table)
     write_overrides(folder, ["task=compare", "compare.rounds=3"])
     return folder
@@ -109,8 +113,8 @@ def write_sweep(folder: Path, jobs: list[dict[str, Any]], **common: Any) -> Path
     for number, settings in enumerate(jobs):
         own = {name: value(number) if callable(value) else value for name, value in common.items()}
         write_run(folder / str(number), settings=settings, seed=number, **own)
-        row = {"job": number, "status": "finished", "exit_code": 0, **dict.fromkeys(keys, ""), **settings, "last_loss": 2}
-        table.append({**row, "directory": folder / str(number)})
+        row = {"job": number, "status": "finished", "exit_code": 0, **dict.fromkeys(keys, ""), **settings}
+        table.append({**row, "last_loss": 2.0, "directory": folder / str(number)})
     write_table(folder / "sweep.csv", table)
     return folder
 

@@ -12,23 +12,39 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.ir.units import format_bytes, format_count
 from aottrain.report.charts import byte_unit, ticks
 from aottrain.report.runs.reading import Points
 from aottrain.report.style import SERIES
 
 WIDTH, HEIGHT = 2000, 1000  # of the drawing, whatever its size on the page
 NUM_DASHES = 3
+NUM_LOOKS = len(SERIES) * NUM_DASHES
+_NUM_LAYERED = 4  # curves of which each is thinner than the one below, so that equal ones are all seen
 _LOG_FROM = 30.0  # largest by smallest value from which an axis is logarithmic
+
+
+@dataclass(frozen=True)
+class Key:
+    """How a run is told from the others of its page."""
+
+    index: int
+    """Its place on the page, by which it is found."""
+    name: str
+    look: int
+    """Its colour and its dashes; runs may share them."""
+
+    @property
+    def classes(self) -> str:
+        """Of the style."""
+        return f"l{self.look % len(SERIES)} d{self.look // len(SERIES) % NUM_DASHES}"
 
 
 @dataclass(frozen=True)
 class Curve:
     """One run's."""
 
-    index: int
-    """Of the run on the page: its colour and dashes."""
-    name: str
+    key: Key
     points: Points
     """(x, y); what is not finite is a gap."""
     style: str = ""
@@ -84,12 +100,12 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
     most = max(40, min(900, budget // (7 * len(curves))))
     drawn = [scale.grid()]
     for curve in curves:
-        classes = f"curve l{curve.index % len(SERIES)} d{curve.index // len(SERIES) % NUM_DASHES} {curve.style}".strip()
+        classes = f"curve {curve.key.classes} {curve.style}".strip()
         path = scale.path(thinned(curve.points, most))
-        named = f'data-run="{curve.index}" data-name="{escape(curve.name, quote=True)}"'
+        named = f'data-run="{curve.key.index}" data-name="{escape(curve.key.name, quote=True)}"'
         drawn.append(f'<path class="{classes}" {named} d="{path}"/>' if path else "")
     flags = "".join(scale.flag(mark) for mark in marks if scale.holds(mark.x))
-    many = " many" if len(curves) > len(SERIES) * NUM_DASHES else ""
+    many = " many" if len(curves) > NUM_LOOKS else " few" if len(curves) <= _NUM_LAYERED else ""
     small = f"<small>{escape(axes.note)}</small>" if axes.note else ""
     label = escape(f"{axes.title}, {len(curves)} curve{'s' if len(curves) > 1 else ''}", quote=True)
     return (
@@ -97,8 +113,8 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
         f'<div class="frame"><div class="ys" aria-hidden="true">{scale.y_labels()}</div>'
         f'<div class="area" role="img" tabindex="0" aria-label="{label}"><svg viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'preserveAspectRatio="none" aria-hidden="true">{"".join(drawn)}</svg>{flags}</div>'
-        f'<div class="xs" aria-hidden="true">{scale.x_labels()}<b>{escape(axes.x_name)}</b></div></div>'
-        '<p class="readout dim"></p></figure>'
+        f'<div class="xs" aria-hidden="true">{scale.x_labels()}</div></div>'
+        f'<div class="foot"><p class="readout dim"></p><span>{escape(axes.x_name)}</span></div></figure>'
     )
 
 
@@ -106,11 +122,12 @@ def written(unit: str, value: float) -> str:
     """A value of an axis."""
     if unit == "bytes":
         return format_bytes(value) if value else "0"
-    if unit == "seconds":
-        return format_seconds(value) if value else "0"
+    if unit == "seconds":  # ticks are round numbers, which need no third digit
+        scale, name = (1, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
+        return f"{value * scale:,.4g} {name}" if value else "0"
     if unit == "count":
         return format_count(value)
-    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e") if abs(value) >= 1e-12 else "0"
 
 
 class _Scale:

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,14 @@ from aottrain.report.runs.reading import (
     read_run,
     read_summary,
 )
+from aottrain.report.runs.settings import short
 
 SWEEP, COMPARISON, PARETO = "sweep.csv", "compare.csv", "pareto.csv"
 LOSSES = "losses"  # of each engine of a comparison, as its timed runs
 _TIMED = re.compile(r"timed(?:-\d+)?")
 _PASSED_OVER = {"wandb", "checkpoints", "plan", "__pycache__"}
 _DEPTH = 4
+Read = Callable[[Path], Run]
 # Of which a comparison takes the median over its rounds.
 _MEDIANS = ("step_ms_median", "step_ms_p90", "tokens_per_s", "samples_per_s", "peak_bytes", "saved_bytes")
 
@@ -43,6 +45,8 @@ class Collection:
     command: str = ""
     """What was typed to make them, where one command made them all."""
     problems: tuple[str, ...] = ()
+    has_links: bool = True
+    """Whether its page is seen with the files beside it."""
 
     @property
     def page(self) -> Path:
@@ -51,9 +55,9 @@ class Collection:
         return self.folder / name
 
 
-def collect(folders: Sequence[Path]) -> Collection:
-    """The runs of one folder, or of several together. Where there is none, `runs` is empty."""
-    found = [_collect(folder) for folder in folders]
+def collect(folders: Sequence[Path], read: Read = read_run) -> Collection:
+    """The runs of one folder, or of several together. Where there is none, `runs` is empty. read: reads a run's."""
+    found = [_collect(folder, read) for folder in folders]
     if len(found) == 1:
         return dataclasses.replace(found[0], runs=_distinct(found[0].runs))
     runs = [
@@ -65,20 +69,20 @@ def collect(folders: Sequence[Path]) -> Collection:
     return Collection("runs", Path(), _distinct(runs), problems=problems)
 
 
-def _collect(folder: Path) -> Collection:
+def _collect(folder: Path, read: Read) -> Collection:
     if is_comparison(folder):
-        return Collection("comparison", folder, *_engines(folder))
+        return Collection("comparison", folder, *_engines(folder, read))
     if is_run(folder):
-        return Collection("run", folder, (read_run(folder),), command_of(folder))
+        return Collection("run", folder, (read(folder),), command_of(folder))
     if (folder / PARETO).is_file():
-        return Collection("runs", folder, *_points(folder))
+        return Collection("runs", folder, *_points(folder, read))
     kind = "sweep" if (folder / SWEEP).is_file() else "runs"
     problems: list[str] = []
     jobs = _rows(folder / SWEEP, problems) if kind == "sweep" else []
     titles, told = _jobs(jobs)
     runs: list[Run] = []
     for path in _run_folders(folder, _DEPTH):
-        part = _collect(path)
+        part = _collect(path, read)
         name = titles.get(path.name, path.relative_to(folder).as_posix())
         alone = part.kind == "run"
         runs += [dataclasses.replace(run, name=name if alone else f"{name}/{run.name}") for run in part.runs]
@@ -119,7 +123,7 @@ def _jobs(rows: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], set[str]]:
     keys = [key for key in keys if len({row.get(key) for row in rows}) > 1]
     titles = {}
     for row in rows:
-        title = " ".join(f"{key}={row[key]}" for key in keys if row.get(key))
+        title = " ".join(f"{name}={row[key]}" for key, name in zip(keys, short(keys), strict=True) if row.get(key))
         titles[Path(row.get("directory") or "").name] = title
     return {name: title for name, title in titles.items() if title and name}, {
         Path(row["directory"]).name for row in rows if row.get("directory") and row.get("status") != "not run"
@@ -148,19 +152,19 @@ def _timed_folders(engine: Path) -> list[Path]:
     return sorted(found, key=lambda path: natural(path.name))
 
 
-def _engines(folder: Path) -> tuple[tuple[Run, ...], str, tuple[str, ...]]:
+def _engines(folder: Path, read: Read) -> tuple[tuple[Run, ...], str, tuple[str, ...]]:
     problems: list[str] = []
     rows = _rows(folder / COMPARISON, problems) if (folder / COMPARISON).is_file() else []
     told = {row.get("engine") or "": row for row in rows}
     here = {path.name: path for path in _engine_folders(folder) if _timed_folders(path)}
     names = [*(name for name in told if name), *(name for name in here if name not in told)]
-    runs = [_engine(folder / name, told.get(name, {})) for name in names]
+    runs = [_engine(folder / name, told.get(name, {}), read) for name in names]
     return tuple(runs), command_of(folder), tuple(problems)
 
 
-def _engine(folder: Path, row: Mapping[str, str]) -> Run:
+def _engine(folder: Path, row: Mapping[str, str], read: Read) -> Run:
     """One engine: times of all its rounds, the losses of the run without dropout, the verdict of the comparison."""
-    timed = [read_run(path) for path in _timed_folders(folder)]
+    timed = [read(path) for path in _timed_folders(folder)]
     if not timed:
         summary = {"engine": folder.name, "status": "failed", "error": row.get("reason") or "nothing was run"}
         return Run(folder.name, folder, summary)
@@ -189,7 +193,7 @@ def _engine(folder: Path, row: Mapping[str, str]) -> Run:
     return Run(folder.name, folder, summary, metrics, timed[0].settings, rounds, tuple(problems))
 
 
-def _points(folder: Path) -> tuple[tuple[Run, ...], str, tuple[str, ...]]:
+def _points(folder: Path, read: Read) -> tuple[tuple[Run, ...], str, tuple[str, ...]]:
     """Of task=pareto, whose runs wait and are timed in turns: the medians of their rounds are in its table."""
     problems: list[str] = []
     runs = []
@@ -203,7 +207,7 @@ def _points(folder: Path) -> tuple[tuple[Run, ...], str, tuple[str, ...]]:
         summary = {**read_summary(path / "summary.json", own), "status": "failed" if row.get("error") else "finished"}
         summary |= {"step_ms_median": _float(row.get("step_ms_median")), "error": row.get("error") or None}
         rounds = [value for text in (row.get("round_ms") or "").split() if (value := _float(text))]
-        run = read_run(path)
+        run = read(path)
         runs.append(Run(name, path, summary, {}, run.settings, tuple((value,) for value in rounds), tuple(own)))
     return tuple(runs), command_of(folder), tuple(problems)
 

@@ -21,14 +21,17 @@ a { color: var(--strong); }
   padding: .18em .75em .18em .55em; cursor: pointer; text-align: left; overflow-wrap: anywhere; }
 .curves button[aria-pressed="false"] { color: var(--dim); text-decoration: line-through; }
 .curves button[aria-pressed="false"] .swatch { opacity: .25; }
-.swatch { display: inline-block; width: 24px; height: 8px; margin-right: .45em; vertical-align: .1em; flex: none; }
+.swatch, .bars .swatch { display: inline-block; width: 24px; height: 8px; margin-right: .45em;
+  vertical-align: .1em; flex: none; }
 .swatch path { fill: none; stroke-width: 2.5; }
 .d1 { stroke-dasharray: 7 3; }
 .d2 { stroke-dasharray: 2 3; }
 figure.lines { margin: 0; min-width: 0; }
 figcaption { font-weight: 600; font-size: .92em; margin-bottom: .5em; }
 figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
-.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24em, 100%), 1fr)); gap: .8em; margin: .6em 0; }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(24em, 100%), 1fr)); gap: .8em;
+  margin: .6em 0; }
+.pairs { grid-template-columns: repeat(auto-fit, minmax(min(28em, 100%), 1fr)); }
 .plots .panel { margin: 0; min-width: 0; }
 .frame { display: grid; grid-template-columns: 4.6em minmax(0, 1fr); padding-top: .5em; font-size: 12.5px;
   font-variant-numeric: tabular-nums; }
@@ -39,6 +42,10 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .area .grid { stroke: var(--line); stroke-width: 1; }
 .area .curve { stroke-width: 1.6; stroke-linejoin: round; stroke-linecap: round; }
 .area .curve.d1, .area .curve.d2 { stroke-linecap: butt; }
+.few .curve:nth-child(2) { stroke-width: 5.5; }
+.few .curve:nth-child(3) { stroke-width: 3.6; }
+.few .curve:nth-child(4) { stroke-width: 2; }
+.few .curve:nth-child(5) { stroke-width: 1; }
 .many .area .curve { stroke-width: 1; opacity: .55; }
 .area .curve.points { stroke-width: 7; stroke-linecap: round; stroke-dasharray: none; }
 .area .curve.second { stroke-width: 2.2; }
@@ -50,12 +57,13 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .flag.fault { border-top-color: var(--alarm); }
 .ys { position: relative; }
 .ys span { position: absolute; right: .6em; transform: translateY(50%); color: var(--dim); white-space: nowrap; }
-.xs { grid-column: 2; position: relative; height: 3.1em; }
+.xs { grid-column: 2; position: relative; height: 1.9em; }
 .xs span { position: absolute; top: .35em; transform: translateX(-50%); color: var(--dim); white-space: nowrap; }
-.xs b { position: absolute; right: 0; top: 1.75em; font-weight: normal; color: var(--ink); }
+.foot { display: flex; gap: 1em; justify-content: space-between; font-size: .85em; }
+.foot span { flex: none; }
 .frame { container-type: inline-size; }
 @container (max-width: 480px) { .xs span:nth-of-type(even) { display: none; } }
-.readout { min-height: 1.5em; font-size: .85em; margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.readout { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .spread .row { grid-template-columns: minmax(8em, 26%) 1fr 6em; color: var(--ink); }
 .spread .row > span { overflow-wrap: anywhere; }
 .spread svg:not(.swatch) { height: 1.2em; background: none; }
@@ -63,12 +71,13 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .spread .middle-line { stroke: var(--ink); stroke-width: 2; vector-effect: non-scaling-stroke; fill: none; }
 .spread .half, .spread .full { opacity: .8; }
 .spread .hot { background: var(--line); border-radius: 4px; }
-.runs th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
-  text-align: inherit; }
+.runs th button { font: inherit; font-weight: 600; color: inherit; background: none; border: 0; padding: 0;
+  cursor: pointer; text-align: inherit; }
 .runs th[aria-sort="ascending"] button::after { content: " \\2191"; }
 .runs th[aria-sort="descending"] button::after { content: " \\2193"; }
 .runs th { vertical-align: bottom; overflow-wrap: normal; }
 .runs { overflow-x: auto; }
+.runs :is(td, th) { padding: .42em .5em; }
 .runs td { overflow-wrap: break-word; }
 .runs td:first-child { min-width: 9em; overflow-wrap: anywhere; }
 .runs td.number { white-space: nowrap; }

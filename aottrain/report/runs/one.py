@@ -11,7 +11,7 @@ from pathlib import Path
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.charts import size
 from aottrain.report.page import Column, card, folded, heading, joined, page, table
-from aottrain.report.runs.curves import Axes, Curve, Mark, line_plot
+from aottrain.report.runs.curves import Axes, Curve, Key, Mark, line_plot
 from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.look import STYLE
 from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run
@@ -25,6 +25,7 @@ _NUM_LISTED = 30
 _NUM_FLAGS = 60
 # How far above the median of the steps before it a value stands out: in spreads of these, and as a factor.
 _SPREADS, _FACTORS = 6.0, {LOSS: 1.1, NORM: 3.0, STEP_MS: 2.0}
+_MEMORY = (("memory/peak_bytes", "peak of a step"), ("memory/peak_rss_bytes", "peak of the process"))
 _FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, "aottrain.log", "log.txt")
 
 
@@ -37,7 +38,7 @@ def render_run(found: Collection, *, head: str = "") -> str:
         _told(run),
         _cards(run),
         f'<div class="plots wide-plot">{_panel(_loss(run, marks[LOSS]))}</div>',
-        f'<div class="plots">{"".join(map(_panel, _plots(run, marks)))}</div>',
+        f'<div class="plots pairs">{"".join(map(_panel, _plots(run, marks)))}</div>',
         _stood_out(run, marks),
         _sample(run),
         _settings(run),
@@ -97,7 +98,8 @@ def _cards(run: Run) -> str:
     cards = []
     median, p90 = run.number("step_ms_median"), run.number("step_ms_p90")
     if median:
-        cards.append(card("Step, median", format_seconds(median / 1e3), f"p90 {format_seconds(p90 / 1e3)}" if p90 else ""))
+        note = f"p90 {format_seconds(p90 / 1e3)}" if p90 else ""
+        cards.append(card("Step, median", format_seconds(median / 1e3), note))
     for name, title in (("tokens_per_s", "Tokens a second"), ("samples_per_s", "Samples a second")):
         if rate := run.number(name):
             cards.append(card(title, format_count(rate), "at the median step"))
@@ -112,16 +114,18 @@ def _cards(run: Run) -> str:
         cards.append(card("Compile time", format_seconds(compile_s), "before step 1"))
     error, update = run.number("verify_max_error"), run.number("verify_update_error")
     if error is not None:
-        note = "largest relative error of a checked step" + (f"; of its update {update:.1e}" if update is not None else "")
+        of_update = "" if update is None else f"; of its update {update:.1e}"
+        note = f"largest relative error of a checked step{of_update}"
         cards.append(card("Against eager", f"{error:.1e}", note))
     return f'<div class="cards">{"".join(cards)}</div>' if cards else ""
 
 
 def _loss(run: Run, found: Sequence[tuple[float, float]]) -> str:
     held_out = run.metrics.get(HELD_OUT, ())
-    curves = [Curve(0, "loss", run.metrics[LOSS])] if run.metrics.get(LOSS) else []
-    curves += [Curve(1, "held-out loss", held_out, "second" if len(held_out) > 1 else "points")] if held_out else []
-    keys = " and ".join(f"{word}: {curve.name}" for word, curve in zip(("blue", "orange"), curves, strict=False))
+    curves = [Curve(Key(0, "loss", 0), run.metrics[LOSS])] if run.metrics.get(LOSS) else []
+    if held_out:
+        curves.append(Curve(Key(1, "held-out loss", 1), held_out, "second" if len(held_out) > 1 else "points"))
+    keys = "; ".join(f"{word}: {curve.key.name}" for word, curve in zip(("blue", "orange"), curves, strict=False))
     return line_plot(curves, Axes("Loss", "step", note=keys), marks=_marks(found, "loss", run))
 
 
@@ -130,13 +134,13 @@ def _plots(run: Run, marks: dict[str, list[tuple[float, float]]]) -> list[str]:
 
     def of(name: str, title: str, unit: str = "plain", scale: float = 1.0, *, from_zero: bool = False) -> str:
         points = [(step, value * scale) for step, value in run.metrics.get(name, ())]
-        curves = [Curve(0, title.lower(), points, "points" if len(points) == 1 else "")] if points else []
+        curves = [Curve(Key(0, title.lower(), 0), points, "points" if len(points) == 1 else "")] if points else []
         flags = _marks(marks.get(name, ()), title.lower(), None)
         return line_plot(curves, Axes(title, "step", y_unit=unit, from_zero=from_zero), marks=flags)
 
     memory = [
-        Curve(i, name, points, "points" if len(points) == 1 else "")
-        for i, (key, name) in enumerate((("memory/peak_bytes", "peak of a step"), ("memory/peak_rss_bytes", "resident set")))
+        Curve(Key(i, name, i), points, "points" if len(points) == 1 else "")
+        for i, (key, name) in enumerate(_MEMORY)
         if (points := run.metrics.get(key))
     ]
     note = "blue: peak of a step; orange: peak of the process" if len(memory) > 1 else ""
@@ -191,6 +195,6 @@ def _settings(run: Run) -> str:
 
 def _links(found: Collection) -> str:
     folder = found.runs[0].folder
-    here = [name for name in _FILES if (folder / name).is_file()]
+    here = [name for name in _FILES if found.has_links and (folder / name).is_file()]
     items = "".join(f'<li><a href="{link(Path(folder, name), found)}">{escape(name)}</a></li>' for name in here)
     return joined([heading("Files"), f'<ul class="legend">{items}</ul>']) if here else ""

@@ -12,7 +12,7 @@ from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.charts import breakable
 from aottrain.report.page import Column, folded, heading, joined, page, table
 from aottrain.report.runs.budgets import budget_plot
-from aottrain.report.runs.curves import Axes, Curve, line_plot
+from aottrain.report.runs.curves import NUM_LOOKS, Axes, Curve, Key, line_plot
 from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.look import STYLE
 from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Points, Run
@@ -20,9 +20,9 @@ from aottrain.report.runs.rows import Bar, Figures, Parts, bar_rows, part_rows, 
 from aottrain.report.runs.runs_table import runs_table
 from aottrain.report.runs.script import SCRIPT
 from aottrain.report.runs.settings import differences
-from aottrain.report.runs.verdicts import verdicts
+from aottrain.report.runs.verdicts import spread_note, verdicts
+from aottrain.report.style import SERIES
 
-NUM_KEYS = 15  # runs that have a button each
 _NUM_NAMED = 8  # runs that are named beside a value of a setting
 _TITLES = {"comparison": "Engines compared", "sweep": "Sweep"}
 
@@ -31,17 +31,18 @@ def render_overview(found: Collection, *, head: str = "") -> str:
     """The page as text."""
     runs, differing = found.runs, differences(found.runs)
     title = _TITLES.get(found.kind, "Runs compared")
+    keys, coloured_by = looks(runs, differing)
     body = [
         _header(title, found),
         _verdict(found, differing),
         _problems(found),
-        _keys(runs),
-        _losses(found),
-        _times(runs),
-        _memory(runs),
+        _legend(keys, coloured_by),
+        _losses(found, keys),
+        _times(runs, keys),
+        _memory(runs, keys),
         budget_plot(runs, differing),
         _differences(runs, differing),
-        runs_table(found, differing),
+        runs_table(found, keys, differing),
     ]
     return page(title.lower(), body, script=SCRIPT, style=STYLE, head=head)
 
@@ -62,6 +63,8 @@ def _header(title: str, found: Collection) -> str:
 def _verdict(found: Collection, differing: Mapping[str, Sequence[str]]) -> str:
     told = verdicts(found.runs, differing, by_task=found.kind == "comparison")
     lines = [f"<p>{escape(text)}</p>" for text in told] or ["<p>There is nothing to compare yet.</p>"]
+    note = spread_note(found.runs)
+    lines += [f"<p><small>{escape(note)}</small></p>"] if note else []
     made = f"<p><small>Made by <code>{escape(found.command)}</code></small></p>" if found.command else ""
     return f'<section class="verdict" aria-label="verdict">{"".join(lines)}{made}</section>'
 
@@ -81,16 +84,32 @@ def _problems(found: Collection) -> str:
     return folded(count, f'<ul class="values">{shown}</ul>', open_=len(lines) <= 12)
 
 
-def _keys(runs: Sequence[Run]) -> str:
-    """A button for each run, that shows and hides it everywhere."""
-    if len(runs) > NUM_KEYS:
+def looks(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> tuple[list[Key], dict[str, int]]:
+    """A key for each run. Where there are too many to look different each, runs have the colour of their value of a
+    setting, if one has few values: then also {setting=value: colour}."""
+    if len(runs) <= NUM_LOOKS:
+        return [Key(i, run.name, i) for i, run in enumerate(runs)], {}
+    few = [key for key, values in differing.items() if 2 <= len(set(values)) <= len(SERIES)]
+    chosen = min(few, key=lambda key: -len(set(differing[key])), default=None)
+    if chosen is None:
+        return [Key(i, run.name, 0) for i, run in enumerate(runs)], {}
+    values = list(dict.fromkeys(differing[chosen]))
+    found = [Key(i, run.name, values.index(differing[chosen][i])) for i, run in enumerate(runs)]
+    return found, {f"{chosen}={value}": i for i, value in enumerate(values)}
+
+
+def _legend(keys: Sequence[Key], coloured_by: Mapping[str, int]) -> str:
+    """A button for each run, that shows and hides it everywhere; of many runs a filter."""
+    if len(keys) > NUM_LOOKS:
+        named = "".join(f"<li>{swatch(Key(0, name, i))}{breakable(name)}</li>" for name, i in coloured_by.items())
         return (
-            f'<p class="dim">{len(runs)} runs: a filter shows some of them, in all pictures and in the table; a '
-            "picture names the curve under the pointer.</p>" + _filter()
+            f'<p class="dim">{len(keys)} runs: a filter shows some of them, in all pictures and in the table; a '
+            f'picture names the curve under the pointer.</p>{_filter()}<ul class="legend">{named}</ul>'
         )
     buttons = "".join(
-        f'<li><button type="button" aria-pressed="true" data-run="{i}">{swatch(i)}{breakable(run.name)}</button></li>'
-        for i, run in enumerate(runs)
+        f'<li><button type="button" aria-pressed="true" data-run="{key.index}">{swatch(key)}{breakable(key.name)}'
+        "</button></li>"
+        for key in keys
     )
     return f'<ul class="legend curves" aria-label="runs that are shown">{buttons}</ul>'
 
@@ -102,12 +121,15 @@ def _filter() -> str:
     )
 
 
-def _losses(found: Collection) -> str:
-    runs = found.runs
-    by_step = [Curve(i, run.name, run.metrics[LOSS]) for i, run in enumerate(runs) if run.metrics.get(LOSS)]
-    by_time = [Curve(i, run.name, timed(run)) for i, run in enumerate(runs) if timed(run)]
-    held_out = [Curve(i, run.name, run.metrics[HELD_OUT], "points" if len(run.metrics[HELD_OUT]) == 1 else "")
-                for i, run in enumerate(runs) if run.metrics.get(HELD_OUT)]  # fmt: skip
+def _losses(found: Collection, keys: Sequence[Key]) -> str:
+    runs = list(zip(keys, found.runs, strict=True))
+    by_step = [Curve(key, run.metrics[LOSS]) for key, run in runs if run.metrics.get(LOSS)]
+    by_time = [Curve(key, points) for key, run in runs if (points := timed(run))]
+    held_out = [
+        Curve(key, points, "points" if len(points) == 1 else "")
+        for key, run in runs
+        if (points := run.metrics.get(HELD_OUT))
+    ]
     dropout = "dropout off" if found.kind == "comparison" else ""
     plots = [
         line_plot(by_step, Axes("Loss by step", "step", note=dropout)),
@@ -129,16 +151,16 @@ def timed(run: Run) -> Points:
     return [(end, loss) for end, (_, loss) in zip(ends, losses, strict=True)]
 
 
-def _times(runs: Sequence[Run]) -> str:
-    indexed = list(enumerate(runs))
+def _times(runs: Sequence[Run], keys: Sequence[Key]) -> str:
+    keyed = list(zip(keys, runs, strict=True))
     spread = spread_rows(
-        [Figures(i, run.name, [t / 1e3 for times in run.rounds for t in times]) for i, run in indexed], format_seconds
+        [Figures(key, [t / 1e3 for times in run.rounds for t in times]) for key, run in keyed], format_seconds
     )
     rate = "tokens_per_s" if any(run.number("tokens_per_s") for run in runs) else "samples_per_s"
     speed = bar_rows(
-        [Bar(i, run.name, run.number(rate), note=_count_of(run, rate)) for i, run in indexed], format_count
+        [Bar(key, run.number(rate), note=_count_of(run, rate)) for key, run in keyed], format_count, is_more_better=True
     )
-    compiling = [Bar(i, run.name, run.number("compile_s")) for i, run in indexed if run.number("compile_s")]
+    compiling = [Bar(key, run.number("compile_s")) for key, run in keyed if run.number("compile_s")]
     reading = "line: 2 % to 98 % of the steps after the warm-up; box: the middle half; mark: the median"
     return joined(
         [
@@ -155,18 +177,18 @@ def _count_of(run: Run, rate: str) -> str:
     return f"{value:,.1f}" if value else ""
 
 
-def _memory(runs: Sequence[Run]) -> str:
+def _memory(runs: Sequence[Run], keys: Sequence[Key]) -> str:
     peaks = []
-    for i, run in enumerate(runs):
+    for key, run in zip(keys, runs, strict=True):
         measured, predicted = run.number("peak_bytes"), run.number("predicted_peak_bytes")
         note = f"measured {_bytes(measured)}, predicted {_bytes(predicted)}"
-        peaks.append(Bar(i, run.name, measured, predicted, note))
+        peaks.append(Bar(key, measured, predicted, note))
     saved = []
-    for i, run in enumerate(runs):
+    for key, run in zip(keys, runs, strict=True):
         modules = run.summary.get("saved_by_module")
         if isinstance(modules, Mapping):
             sizes = [(str(name), float(size)) for name, size in modules.items() if isinstance(size, (int, float))]
-            saved.append(Parts(i, run.name, [(name, size) for name, size in sizes if size > 0]))
+            saved.append(Parts(key, [(name, size) for name, size in sizes if size > 0]))
     reading = "bar: measured; mark: predicted before the first step"
     return joined(
         [

@@ -19,6 +19,16 @@ def render(found: Collection, *, head: str = "") -> str:
     return render_run(found, head=head) if one else render_overview(found, head=head)
 
 
+def leave_page(folder: Path) -> str:
+    """Write the page at the end of what was run there; the line that says where it is. That it cannot be written is
+    said and passed over: all that it shows is in the files beside it."""
+    try:
+        path = write_page([folder])
+    except OSError as error:
+        return f"warning: {error.filename or folder}: cannot be written: {error.strerror}"
+    return f"page: {path}" if path else "no page: there are no figures of a run"
+
+
 def write_page(folders: Sequence[Path], path: Path | None = None) -> Path | None:
     """The page of the runs in `folders`; where it was written, None where there are no runs.
 

@@ -34,7 +34,8 @@ class Run:
     summary: Mapping[str, Any] = field(default_factory=dict)
     """Of summary.json; empty where that cannot be read."""
     metrics: Mapping[str, Points] = field(default_factory=dict)
-    """Of metrics.csv: (step, value) of each column, as far as there are values. They may be infinite or not a number."""
+    """Of metrics.csv: (step, value) of each column, as far as there are values, which may be infinite or not a
+    number."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The configuration, as {"section.key": value}."""
     rounds: tuple[tuple[float, ...], ...] = ()
@@ -146,8 +147,8 @@ def read_metrics(path: Path, problems: list[str], *, ended: bool = True) -> dict
     except csv.Error as error:
         problems.append(f"{path.name}: cannot be read further: {error}")
     if bad:
-        problems.append(f"{path.name}: {bad} row{'s' if bad > 1 else ''} cannot be read and {'are' if bad > 1 else 'is'}"
-                        " left out")  # fmt: skip
+        rows = "1 row cannot be read and is" if bad == 1 else f"{bad} rows cannot be read and are"
+        problems.append(f"{path.name}: {rows} left out")
     return columns
 
 

@@ -11,15 +11,17 @@ from urllib.parse import quote
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.charts import breakable
 from aottrain.report.page import heading
+from aottrain.report.runs.curves import Key
 from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.reading import REPORT, Run
 from aottrain.report.runs.rows import swatch
-from aottrain.report.runs.settings import first_keys
+from aottrain.report.runs.settings import first_keys, short
 from aottrain.report.runs.spread import time_ratio
 from aottrain.report.runs.verdicts import reference
 
 RUN_PAGE = "run.html"
 _NUM_SETTINGS = 5
+_IF_DIFFERENT = ("ended", "steps")  # columns that are left out where they say the same of all
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,18 @@ _FIGURES = (
 )
 
 
-def runs_table(found: Collection, differing: Mapping[str, Sequence[str]]) -> str:
+def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, Sequence[str]]) -> str:
     """A row for each run; columns that are empty throughout are left out."""
     runs = found.runs
     columns: list[tuple[str, bool, list[_Cell]]] = [
-        ("run", False, [_Cell(swatch(i) + _linked(run, found)) for i, run in enumerate(runs)]),
+        ("run", False, [_Cell(swatch(key) + _linked(run, found)) for key, run in zip(keys, runs, strict=True)]),
         ("ended", False, [_Cell(escape(run.text("verdict") or run.status)) for run in runs]),
     ]
-    columns += [(key, False, [_Cell(breakable(value)) for value in differing[key]])
-                for key in first_keys(list(differing), _NUM_SETTINGS)]  # fmt: skip
+    shown = first_keys(list(differing), _NUM_SETTINGS)
+    columns += [
+        (name, False, [_Cell(breakable(value)) for value in differing[key]])
+        for key, name in zip(shown, short(shown), strict=True)
+    ]
     for name, key, write in _FIGURES:
         values = [run.number(key) for run in runs]
         columns.append((name, True, [_Cell() if v is None else _Cell(escape(write(v)), v) for v in values]))
@@ -64,6 +69,7 @@ def runs_table(found: Collection, differing: Mapping[str, Sequence[str]]) -> str
         column
         for column in columns
         if any(cell.shown for cell in column[2]) and not (has_tokens and column[0] == "samples/s")
+        and not (column[0] in _IF_DIFFERENT and len(runs) > 1 and len({cell.shown for cell in column[2]}) == 1)
     ]
     heads = "".join(
         f'<th scope="col"{" class=number" if is_number else ""}><button type="button">{breakable(name)}</button></th>'
@@ -114,11 +120,13 @@ def _td(name: str, is_number: bool, cell: _Cell) -> str:
 
 def _linked(run: Run, found: Collection) -> str:
     """Its name, which leads to its own page, and its compile report, where it has one."""
+    name = breakable(run.name)
+    if not found.has_links:
+        return name
     pages = [run.folder / RUN_PAGE, *sorted(run.folder.glob(f"*/{RUN_PAGE}"))]
     reports = [run.folder / REPORT, *sorted(run.folder.glob(f"*/{REPORT}"))]
     own = next((path for path in pages if path.is_file()), None)
     report = next((path for path in reports if path.is_file()), None)
-    name = breakable(run.name)
     name = f'<a href="{link(own, found)}">{name}</a>' if own else name
     return name + (f'<small><a href="{link(report, found)}">compile report</a></small>' if report else "")
 

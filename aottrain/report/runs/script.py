@@ -68,7 +68,8 @@ SCRIPT = r"""
     const heads = all("th", table);
     heads.forEach((head, i) => {
       const button = head.querySelector("button");
-      if (button) button.addEventListener("click", () => sort(table, i, head.getAttribute("aria-sort") === "ascending"));
+      const turn = () => sort(table, i, head.getAttribute("aria-sort") === "ascending");
+      if (button) button.addEventListener("click", turn);
     });
   }
   for (const choice of all("select[data-sort]")) choice.addEventListener("change", () => {
@@ -115,7 +116,10 @@ SCRIPT = r"""
   const nearest = (path, x) => {
     const list = places(path);
     let low = 0, high = list.length - 1;
-    while (high - low > 1) { const middle = (low + high) >> 1; if (list[middle][0] < x) low = middle; else high = middle; }
+    while (high - low > 1) {
+      const middle = (low + high) >> 1;
+      if (list[middle][0] < x) low = middle; else high = middle;
+    }
     return x - list[low][0] < list[high][0] - x ? low : high;
   };
   const make = (svg, name) => {

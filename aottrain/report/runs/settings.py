@@ -44,6 +44,18 @@ def first_keys(keys: Sequence[str], most: int) -> list[str]:
     return kept[:most]
 
 
+def short(keys: Sequence[str]) -> list[str]:
+    """The keys by what one says: `budget` of partition.budget, `engine` of engine.name; whole, where two would be
+    called the same."""
+    names = [_short(key) for key in keys]
+    return [name if names.count(name) == 1 else key for key, name in zip(keys, names, strict=True)]
+
+
+def _short(key: str) -> str:
+    section, _, name = key.rpartition(".")
+    return section.rpartition(".")[2] if section and name in ("name", "strategy") else name
+
+
 def changing(keys: Sequence[str]) -> list[str]:
     """Those that change what is trained: where there are any, losses are not expected to agree."""
     return [key for key in keys if not key.startswith(_NEUTRAL)]

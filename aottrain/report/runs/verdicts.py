@@ -1,4 +1,5 @@
-"""What a comparison of runs comes to, in sentences. A difference within the spread of the measurements is called level."""
+"""What a comparison of runs comes to, in sentences. A difference within the spread of what was measured is called
+level."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ def per_unit(runs: Sequence[Run]) -> tuple[dict[str, tuple[tuple[float, ...], ..
         if known and len(known) == len(works):
             if max(known) - min(known) <= _SAME_WORK * max(known):
                 return {run.name: run.rounds for run in timed}, "step"
-            scaled = [tuple(tuple(t / w for t in times) for times in run.rounds) for run, w in zip(timed, known)]
-            return dict(zip((run.name for run in timed), scaled, strict=True)), unit
+            shares = zip(timed, known, strict=True)
+            return {r.name: tuple(tuple(t / work for t in times) for times in r.rounds) for r, work in shares}, unit
     return {run.name: run.rounds for run in timed}, "step"
 
 
@@ -75,7 +76,7 @@ def fastest(runs: Sequence[Run]) -> str:
         elif against and against not in level:
             text += f", {best} has {ratios[against]} the speed of {against}"
     by = "" if unit == "step" else f", by the time of a {unit}, for their steps differ"
-    return f"{text}{by}. {_spread_of(times)}"
+    return f"{text}{by}."
 
 
 def _median(rounds: Sequence[Sequence[float]]) -> float:
@@ -83,14 +84,18 @@ def _median(rounds: Sequence[Sequence[float]]) -> float:
     return values[(len(values) - 1) // 2]
 
 
-def _spread_of(times: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """What stands in the brackets."""
+def spread_note(runs: Sequence[Run]) -> str:
+    """What stands in the brackets of `fastest`."""
+    times, _ = per_unit(runs)
+    if len(times) < 2:
+        return ""
     counts = {len(rounds) for rounds in times.values()}
     if len(counts) == 1 and min(counts) > 1:
-        return f"(In brackets the lowest and the highest of {min(counts)} rounds.)"
+        rounds = f"the lowest and the highest of {min(counts)} rounds"
+        return f"In brackets: {rounds}. Level: faster in one, slower in another."
     return (
-        "(In brackets what the middle halves of the step times allow; the runs were measured one after the other, so a "
-        "drift of the machine is in it.)"
+        "In brackets: what the middle halves of the step times allow. Level: these overlap. The runs were measured one "
+        "after the other, so a drift of the machine counts as theirs."
     )
 
 
@@ -152,6 +157,8 @@ def _agreement(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> s
     gap, step = known[worst]
     tolerance = _tolerance(runs)
     by = f"by {gap:.1e} at most ({worst}, step {step:.0f}), relative to {base}"
+    if gap == 0:
+        return f"The losses agree with those of {base} to the last bit."
     if gap <= tolerance:
         return f"The losses agree: they differ {by}; allowed is {tolerance:g}."
     beyond = [name for name, (error, _) in known.items() if error > tolerance]
