@@ -68,7 +68,7 @@ class Row:
 
 
 def run(config: RunConfig) -> int:
-    """Compare, print the table, write compare.csv and comparison.html. 0 if every engine ran and all losses agree, else 1.
+    """Compare, print the table, write compare.csv and comparison.html. 0 if all ran and every loss agrees, else 1.
 
     Raises Interrupted by SIGINT or SIGTERM, when the process that trains has been ended.
     """

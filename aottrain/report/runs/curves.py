@@ -20,7 +20,7 @@ from aottrain.report.style import SERIES
 WIDTH, HEIGHT = 2000, 1000  # of the drawing, whatever its size on the page
 NUM_DASHES = 3
 NUM_LOOKS = len(SERIES) * NUM_DASHES
-_NUM_LAYERED = 4  # curves of which each is thinner than the one below, so that equal ones are all seen
+_NUM_LAYERED = 4
 _LOG_FROM = 30.0  # largest by smallest value from which an axis is logarithmic
 
 
@@ -70,6 +70,8 @@ class Axes:
     """One of count, seconds, bytes and plain, as `y_unit`."""
     y_unit: str = "plain"
     from_zero: bool = False
+    is_layered: bool = False
+    """Whether of few curves each is thinner than the one below it, so that equal ones are all seen."""
     note: str = ""
 
 
@@ -96,7 +98,8 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
     finite = [(x, y) for curve in curves for x, y in curve.points if math.isfinite(x) and math.isfinite(y)]
     if not finite:
         return ""
-    scale = _Scale([x for x, _ in finite], [y for _, y in finite], axes)
+    steps = [x for curve in curves for x, _ in curve.points if math.isfinite(x)]  # a loss that is not a number has one
+    scale = _Scale([*steps, *(mark.x for mark in marks)], [y for _, y in finite], axes)
     most = max(40, min(900, budget // (7 * len(curves))))
     drawn = [scale.grid()]
     for curve in curves:
@@ -104,8 +107,9 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
         path = scale.path(thinned(curve.points, most))
         named = f'data-run="{curve.key.index}" data-name="{escape(curve.key.name, quote=True)}"'
         drawn.append(f'<path class="{classes}" {named} d="{path}"/>' if path else "")
-    flags = "".join(scale.flag(mark) for mark in marks if scale.holds(mark.x))
-    many = " many" if len(curves) > NUM_LOOKS else " few" if len(curves) <= _NUM_LAYERED else ""
+    flags = "".join(scale.flag(mark) for mark in marks)
+    is_layered = axes.is_layered and 1 < len(curves) <= _NUM_LAYERED
+    many = " many" if len(curves) > NUM_LOOKS else " layered" if is_layered else ""
     small = f"<small>{escape(axes.note)}</small>" if axes.note else ""
     label = escape(f"{axes.title}, {len(curves)} curve{'s' if len(curves) > 1 else ''}", quote=True)
     return (
@@ -156,9 +160,6 @@ class _Scale:
         if self.is_log:
             return math.log(y / self.y0) / math.log(self.y1 / self.y0)
         return (y - self.y0) / (self.y1 - self.y0)
-
-    def holds(self, x: float) -> bool:
-        return self.x0 <= x <= self.x1
 
     def path(self, points: Points) -> str:
         """Whole numbers, each relative to the one before; a new beginning after what is not finite."""

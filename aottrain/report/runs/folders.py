@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aottrain.report.runs.reading import (
+    HELD_OUT,
     LOSS,
     METRICS,
     STEP_MS,
@@ -177,7 +178,8 @@ def _engine(folder: Path, row: Mapping[str, str], read: Read) -> Run:
     for run in timed:
         ended = run.status if run.status in ("failed", "interrupted") else ended
     metrics = dict(timed[0].metrics)
-    metrics.pop(LOSS, None)  # with dropout, which differs between engines
+    for name in (LOSS, HELD_OUT):  # with dropout, which differs between engines
+        metrics.pop(name, None)
     losses = folder / LOSSES
     if losses.is_dir():
         told = read_summary(losses / "summary.json", problems)

@@ -42,10 +42,10 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .area .grid { stroke: var(--line); stroke-width: 1; }
 .area .curve { stroke-width: 1.6; stroke-linejoin: round; stroke-linecap: round; }
 .area .curve.d1, .area .curve.d2 { stroke-linecap: butt; }
-.few .curve:nth-child(2) { stroke-width: 5.5; }
-.few .curve:nth-child(3) { stroke-width: 3.6; }
-.few .curve:nth-child(4) { stroke-width: 2; }
-.few .curve:nth-child(5) { stroke-width: 1; }
+.layered .curve:not(.points, .hot):nth-child(2) { stroke-width: 8; }
+.layered .curve:not(.points, .hot):nth-child(3) { stroke-width: 4.6; }
+.layered .curve:not(.points, .hot):nth-child(4) { stroke-width: 1.8; }
+.layered .curve:not(.points, .hot):nth-child(5) { stroke-width: .8; }
 .many .area .curve { stroke-width: 1; opacity: .55; }
 .area .curve.points { stroke-width: 7; stroke-linecap: round; stroke-dasharray: none; }
 .area .curve.second { stroke-width: 2.2; }

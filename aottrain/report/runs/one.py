@@ -166,7 +166,7 @@ def _stood_out(run: Run, marks: dict[str, list[tuple[float, float]]]) -> str:
     rows = sorted((step, names[key], key, value) for key, found in marks.items() for step, value in found)
     if not rows:
         return ""
-    columns = [Column("step", number=True), Column("what"), Column("value", number=True)]
+    columns = [Column("step"), Column("what"), Column("value")]
     cells = [
         [f"{step:.0f}", name, escape(format_seconds(value / 1e3) if key == STEP_MS else f"{value:.4g}")]
         for step, name, key, value in rows

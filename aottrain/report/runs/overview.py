@@ -131,10 +131,11 @@ def _losses(found: Collection, keys: Sequence[Key]) -> str:
         if (points := run.metrics.get(HELD_OUT))
     ]
     dropout = "dropout off" if found.kind == "comparison" else ""
+    evaluated = any(len(curve.points) > 1 for curve in held_out)
     plots = [
-        line_plot(by_step, Axes("Loss by step", "step", note=dropout)),
+        line_plot(by_step, Axes("Loss by step", "step", is_layered=True, note=dropout)),
         line_plot(by_time, Axes("Loss by time", "time", "seconds", note="of the steps alone, without compiling")),
-        line_plot(held_out, Axes("Held-out loss by step", "step")) if any(len(c.points) > 1 for c in held_out) else "",
+        line_plot(held_out, Axes("Held-out loss by step", "step", is_layered=True)) if evaluated else "",
     ]
     panels = "".join(f'<div class="panel">{plot}</div>' for plot in plots if plot)
     return f'{heading("Losses")}<div class="plots">{panels}</div>' if panels else ""

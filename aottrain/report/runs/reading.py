@@ -142,27 +142,35 @@ def read_metrics(path: Path, problems: list[str], *, ended: bool = True) -> dict
     bad = 1 if rest and ended else 0
     columns: dict[str, list[tuple[float, float]]] = {}
     try:
-        for row in csv.DictReader(whole.splitlines()):
-            bad += not _add(row, columns)
+        rows = csv.reader(whole.splitlines())
+        names = next(rows, [])
+        if "step" not in names:
+            problems.append(f"{path.name}: is not a table of steps")
+            return {}
+        places = [(name, names.index(name)) for name in ("step", *COLUMNS[1:]) if name in names]
+        for row in rows:
+            bad += len(row) != len(names) or not _add(row, places, columns)
     except csv.Error as error:
         problems.append(f"{path.name}: cannot be read further: {error}")
     if bad:
-        rows = "1 row cannot be read and is" if bad == 1 else f"{bad} rows cannot be read and are"
-        problems.append(f"{path.name}: {rows} left out")
+        count = "1 row cannot be read and is" if bad == 1 else f"{bad} rows cannot be read and are"
+        problems.append(f"{path.name}: {count} left out")
     return columns
 
 
-def _add(row: Mapping[str | None, Any], columns: dict[str, list[tuple[float, float]]]) -> bool:
-    """Whether it was a row of figures, and has been added."""
+def _add(
+    row: Sequence[str], places: Sequence[tuple[str, int]], columns: dict[str, list[tuple[float, float]]]
+) -> bool:
+    """Whether it was a row of figures, and has been added. places: of the columns, the step's first."""
     try:
-        step = int(row.get("step") or "")
-        values = {name: float(row[name]) for name in COLUMNS[1:] if row.get(name)}
+        step, *values = [float(text) if (text := row[at]) else None for _, at in places]
     except ValueError:
         return False
-    if step < 0 or None in row:
+    if step is None or step < 0 or not step.is_integer():
         return False
-    for name, value in values.items():
-        columns.setdefault(name, []).append((step, value))
+    for (name, _), value in zip(places[1:], values, strict=True):
+        if value is not None:
+            columns.setdefault(name, []).append((step, value))
     return True
 
 

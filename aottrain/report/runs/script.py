@@ -28,7 +28,7 @@ SCRIPT = r"""
     if (run === hot) return;
     hot = run;
     for (const part of all("[data-run]")) part.classList.toggle("hot", run !== null && part.dataset.run === run);
-    for (const path of all(`.curve.hot`)) path.parentNode.append(path);
+    for (const path of all(".lines:not(.layered) .curve.hot")) path.parentNode.append(path);
   };
   for (const part of all(".curves button, tr[data-run], .row[data-run]")) {
     part.addEventListener("pointerenter", () => warm(part.dataset.run));
