@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,17 +22,27 @@ from omegaconf import DictConfig, read_write
 from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
 from aottrain.cli.lock import only_run_in
+from aottrain.cli.reporting import report
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import directory_of, text_of
+from aottrain.cli.watching import watch
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
 from aottrain.trainer.console import copied_to
 
+# Words before which no training is configured: what follows is theirs.
+SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "report": report,
+    "watch": watch,
+}
+
 
 def run(arguments: list[str]) -> int:
     """Do what the arguments say; the exit code. Raises AottrainError."""
+    if arguments and arguments[0] in SUBCOMMANDS:
+        return SUBCOMMANDS[arguments[0]](arguments[1:])
     flags = parse_flags(arguments)
     if flags.help or flags.version:
         print(usage(config_folder(), __version__) if flags.help else f"aottrain {__version__}")

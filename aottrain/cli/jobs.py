@@ -1,7 +1,8 @@
 """Many runs from one command: a process per job, one after the other, so that no job sees another's memory or caches.
 
 A job that fails ends alone. What ran, how it ended and its main figures stand in `sweep.csv`, which is written anew
-after every job. Ctrl-C (or SIGTERM) asks the running job to end as it would alone, and starts no other.
+after every job; at the end `sweep.html` shows them. Ctrl-C (or SIGTERM) asks the running job to end as it would alone,
+and starts no other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from aottrain.ir.units import format_bytes, format_seconds
+from aottrain.report.runs.pages import leave_page
 
 # Of summary.json, with the heading of its column on the screen.
 FIGURES = {
@@ -82,7 +84,7 @@ def run_sweep(jobs: Sequence[SweepJob], directory: Path) -> int:
             outcome.exit_code = _run(outcome.job, running)
             _describe(outcome, interrupted=running.signum is not None)
             _write_csv(outcomes, directory / "sweep.csv")
-    print(f"\n{table(outcomes)}\n{directory / 'sweep.csv'}", flush=True)
+    print(f"\n{table(outcomes)}\n{directory / 'sweep.csv'}\n{leave_page(directory)}", flush=True)
     return _report_failures(outcomes, running.signum)
 
 

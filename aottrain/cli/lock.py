@@ -43,6 +43,25 @@ def only_run_in(folder: Path, key: str) -> Iterator[None]:
             os.close(file)
 
 
+def is_taken(folder: Path) -> bool | None:
+    """Whether a run is in `only_run_in` of that folder now; None where the system cannot say so."""
+    if fcntl is None:
+        return None
+    try:
+        file = os.open(folder / NAME, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return False
+
+
 def _locked(path: Path, key: str) -> int | None:
     """The open, locked file; None where the system has no locks, which is said."""
     while fcntl is not None:

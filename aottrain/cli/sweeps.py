@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import Override
-from omegaconf import read_write
+from omegaconf import OmegaConf, read_write
 
 from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
@@ -19,6 +19,7 @@ from aottrain.cli.lock import only_run_in
 from aottrain.cli.values import directory_of, quoted, text_of
 from aottrain.config.schema import Mistake, show
 from aottrain.errors import ConfigError
+from aottrain.report.runs.reading import OVERRIDES
 
 
 def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[str, str]], list[Mistake]]:
@@ -60,7 +61,15 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     if mistakes:
         raise ConfigError([str(mistake) for mistake in dict.fromkeys(mistakes)])
     with only_run_in(Path(folder), "hydra.sweep.dir"):
+        _record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
         return run_sweep(planned, Path(folder))
+
+
+def _record(folder: Path, typed: list[str]) -> None:
+    """What was typed, where a run's own is recorded."""
+    path = folder / OVERRIDES
+    path.parent.mkdir(exist_ok=True)
+    OmegaConf.save(OmegaConf.create(typed), path)
 
 
 def _sweep_job(number: int, overrides: list[Override], job: Job, folder: Path, flags: argparse.Namespace) -> SweepJob:

@@ -26,6 +26,8 @@ Examples
   python -m aottrain task=pareto                             memory against speed, a run per budget
   python -m aottrain -m partition.budget=0.1,0.4,1.0 engine=aot,eager    one process per job
   python -m aottrain resume=outputs/transformer/<run> trainer.steps=4000 go on with a run
+  python -m aottrain report FOLDER...                        a page of runs: one, a sweep, a comparison
+  python -m aottrain watch FOLDER                            the same while they run, in the terminal
 
 Groups: group=option (files of conf/; {default} marks the default)
 {groups}

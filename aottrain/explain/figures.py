@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 from collections.abc import Iterable, Sequence
 
 from aottrain.explain.report import CompileReport, Gap, GraphReport, MemoryTimeline, ValueRecord
@@ -119,6 +120,18 @@ def by_module(values: Iterable[ValueRecord]) -> list[tuple[str, int, int]]:
         totals[value.module] = (count + 1, num_bytes + value.num_bytes)
     rows = [(module or "(no module)", count, num_bytes) for module, (count, num_bytes) in totals.items()]
     return sorted(rows, key=lambda row: (-row[2], row[0]))
+
+
+def bytes_by_kind(values: Iterable[ValueRecord], most: int = 24) -> dict[str, int]:
+    """{module path: bytes}, largest first, repeated blocks together: `blocks.*.mlp`. What is beyond `most` of them is
+    under "others"."""
+    totals: dict[str, int] = {}
+    for module, _, num_bytes in by_module(values):
+        kind = re.sub(r"(?<![^.])\d+(?![^.])", "*", module)
+        totals[kind] = totals.get(kind, 0) + num_bytes
+    ordered = sorted(totals.items(), key=lambda row: (-row[1], row[0]))
+    rest = sum(num_bytes for _, num_bytes in ordered[most:])
+    return dict(ordered[:most]) | ({"others": rest} if rest else {})
 
 
 def by_size(values: Iterable[ValueRecord]) -> list[ValueRecord]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -20,14 +22,24 @@ class Column:
     number: bool = False
 
 
-def page(title: str, body: Iterable[str]) -> str:
-    """A whole HTML document: no scripts, nothing loaded from elsewhere."""
+def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", head: str = "") -> str:
+    """A whole HTML document; nothing is loaded from elsewhere. A script is the only one that the browser runs there:
+    none that came in with a name or a message. head: further elements of the document's head."""
+    guarded = _only(script) if script else ""
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: {escape(title)}</title>\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="color-scheme" content="light dark">\n<style>{CSS}</style></head>\n'
-        f'<body class="aottrain"><main>\n{joined(body)}\n</main></body></html>\n'
+        f'{guarded}{head}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta name="color-scheme" content="light dark">\n<style>{CSS}{style}</style></head>\n'
+        f'<body class="aottrain"><main>\n{joined(body)}\n</main>'
+        f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
+
+
+def _only(script: str) -> str:
+    """The policy that lets a browser run this text and no other, and load nothing."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    return f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">\n'
 
 
 def within(body: Iterable[str]) -> str:

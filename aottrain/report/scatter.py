@@ -161,7 +161,9 @@ class _Area:
         return boxes
 
     def label(self, mark: PlotMark, occupied: Sequence[Box], labels: list[Box]) -> str:
-        """The text beside the mark; its box is added to those of the labels."""
+        """The text beside the mark; its box is added to those of the labels. Without a label there is none."""
+        if not mark.label:
+            return ""
         x, y = self.place(mark.num_bytes, mark.seconds)
         width = _CHARACTER * len(mark.label)
         sides = (10, -10 - width)

@@ -24,6 +24,7 @@ from typing import Any
 from aottrain.config.run import LoggerConfig, RunConfig
 from aottrain.explain.tables import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.report.runs.pages import leave_page
 from aottrain.tasks.worker import run_apart
 from aottrain.trainer.signals import interruptible
 
@@ -67,7 +68,7 @@ class Row:
 
 
 def run(config: RunConfig) -> int:
-    """Compare, print the table and write compare.csv. 0 if every engine ran and every loss agrees, else 1.
+    """Compare, print the table, write compare.csv and comparison.html. 0 if all ran and every loss agrees, else 1.
 
     Raises Interrupted by SIGINT or SIGTERM, when the process that trains has been ended.
     """
@@ -84,7 +85,7 @@ def _compare(config: RunConfig) -> int:
     losses = _losses(config, errors)
     rows = [_row(engine, baseline, rounds, losses, errors, config.compare.loss_tolerance) for engine in engines]
     _write_csv(directory / "compare.csv", rows)
-    print(render(rows, baseline, config))
+    print(f"{render(rows, baseline, config)}\n{leave_page(directory)}")
     return 0 if all(row.verdict in ("reference", "equal") for row in rows) else 1
 
 

@@ -10,9 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from aottrain.ir.units import format_bytes
-
-# Peaks that differ by less count as equal: a predicted peak is that close to the measured one.
-EQUAL_PEAK = 0.01
+from aottrain.report.runs.spread import EQUAL_PEAK, Ratio
 
 Place = tuple[float, float]
 Curve = Sequence[Place]
@@ -62,23 +60,6 @@ class Point:
         """With these medians of rounds."""
         median = statistics.median(round_ms) if round_ms else None
         return dataclasses.replace(self, round_ms=tuple(round_ms), step_ms_median=median)
-
-
-@dataclasses.dataclass(frozen=True)
-class Ratio:
-    """Of two points' step times, round by round."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def verdict(self) -> str:
-        """A difference that lies within the spread of the rounds is none."""
-        return "faster" if self.high < 1 else "slower" if self.low > 1 else "level"
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f}x" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low != self.high else "")
 
 
 def ratio(point: Point, other: Point) -> Ratio | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from aottrain.config.run import RunConfig
-from aottrain.explain.figures import with_optimizer
+from aottrain.explain.figures import bytes_by_kind, with_optimizer
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.measure.machine import describe_machine
 from aottrain.metrics.memory import eager_saved_bytes
@@ -47,6 +47,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "peak_bytes": None,
         "predicted_peak_bytes": None,
         "saved_bytes": None,
+        "saved_by_module": None,
         "eager_saved_bytes": None,
         "fallbacks": 0,
         "decisions": None,
@@ -99,6 +100,7 @@ def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dic
     if graph is not None:
         figures["predicted_peak_bytes"] = graph.predicted_peak_bytes
         figures["saved_bytes"] = graph.saved_bytes
+        figures["saved_by_module"] = bytes_by_kind(graph.saved)
     return figures
 
 

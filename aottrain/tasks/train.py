@@ -21,6 +21,7 @@ from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
+from aottrain.report.runs.pages import write_page
 from aottrain.tasks.build import build_job, raise_own_error
 from aottrain.tasks.capacity import allocator_errors, check_peak
 from aottrain.tasks.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
@@ -188,7 +189,8 @@ def _close(record: RunRecord) -> None:
                 raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
     ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks]
-    for end in (record.write_summary, *ends, page, partial(_write_decisions, record)):
+    curves = [partial(write_page, [record.directory])] if record.is_begun else []  # the last: it links the others
+    for end in (record.write_summary, *ends, page, partial(_write_decisions, record), *curves):
         try:
             end()
         except OutputError as error:

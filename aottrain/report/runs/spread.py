@@ -1,0 +1,51 @@
+"""Ratios of times that were measured more than once, and how they spread."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Peaks that differ by less count as equal: a predicted peak is that close to the measured one.
+EQUAL_PEAK = 0.01
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of two runs' step times."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """A difference that lies within the spread is none."""
+        return "faster" if self.high < 1 else "slower" if self.low > 1 else "level"
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f}x" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low != self.high else "")
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Between which the middle half lies, and the median: (low, median, high). Of one value three times that one."""
+    if len(values) < 2:
+        return (values[0],) * 3
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def time_ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> Ratio | None:
+    """The times of `one` in units of those of `other`. None where one of them has none.
+
+    Where both were measured in the same rounds, more than one, it is taken within each: lowest and highest round are
+    its ends. Else the ends are those of the middle halves of all times: where these overlap, 1 lies between.
+    """
+    ones, others = ([times for times in rounds if times] for rounds in (one, other))
+    if not ones or not others:
+        return None
+    if len(ones) == len(others) > 1:
+        ratios = [statistics.median(a) / statistics.median(b) for a, b in zip(ones, others, strict=True)]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+    (a, b, c), (x, y, z) = (quartiles([time for times in rounds for time in times]) for rounds in (ones, others))
+    return Ratio(b / y, a / z, c / x) if x > 0 else None
