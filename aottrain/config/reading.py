@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from aottrain.config.choices import BPE
 from aottrain.config.recipes import load_recipe, recipe_errors, recipe_names
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
@@ -129,7 +130,9 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     def absolute(path: str | None) -> str | None:
         return None if path is None else os.path.abspath(os.path.expanduser(path))
 
-    data = dataclasses.replace(config.data, path=absolute(config.data.path))
+    tokenizer = config.data.tokenizer
+    tokenizer = tokenizer if tokenizer == BPE else absolute(tokenizer)
+    data = dataclasses.replace(config.data, path=absolute(config.data.path), tokenizer=tokenizer)
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
     return dataclasses.replace(config, data=data, resume=resume, decisions=named)

@@ -20,11 +20,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from aottrain.config.choices import DATA_KINDS
 from aottrain.errors import AottrainError, ConfigError, RecipeError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = (os.path.dirname(os.__file__) + os.sep, f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 MUST_HAVE = {"build": ("options",), "loss": ("model", "batch")}
+# The fields of a recipe's Options by which it takes a kind of data (aottrain.config.choices.DATA_KINDS).
+KIND_FIELDS = {
+    "tokens": ("context", "vocab_size"),
+    "images": ("image_size", "num_classes"),
+    "arrays": ("num_features",),
+}
 MAY_HAVE = {
     "make_batch": ("options", "batch_size", "generator"),
     "flops_per_token": ("options",),
@@ -89,9 +96,12 @@ def _lacks(recipe: ModuleType) -> list[str]:
         names = {item.name for item in fields}
         unset = [i.name for i in fields if i.init and i.default is i.default_factory is dataclasses.MISSING]
         lacks += [f"has an Options whose {name} has no default" for name in unset]
-        if not hasattr(recipe, "make_batch") and (missing := sorted({"context", "vocab_size"} - names)):
+        if not hasattr(recipe, "make_batch") and not kinds_taken(options):
+            missing = sorted(set(KIND_FIELDS["tokens"]) - names)
             text = f"has an Options without {' and '.join(missing)}, which a recipe for text needs; "
-            lacks.append(text + "one with data of its own has make_batch(options, batch_size, generator)")
+            others = [f"one for {kind} has {' and '.join(KIND_FIELDS[kind])}" for kind in ("images", "arrays")]
+            own = "one with data of its own has make_batch(options, batch_size, generator)"
+            lacks.append(text + "; ".join([*others, own]))
     for name, parameters in (MUST_HAVE | MAY_HAVE).items():
         function = getattr(recipe, name, None)
         if function is None and name in MUST_HAVE:
@@ -99,6 +109,19 @@ def _lacks(recipe: ModuleType) -> list[str]:
         elif function is not None and not _takes(function, len(parameters)):
             lacks.append(f"has a {name} that cannot be called as {name}({', '.join(parameters)})")
     return lacks
+
+
+def kinds_taken(options: type) -> tuple[str, ...]:
+    """The kinds of data that a recipe takes, which its Options say by the fields that they have."""
+    names = {item.name for item in dataclasses.fields(options)}
+    return tuple(kind for kind, fields in KIND_FIELDS.items() if names.issuperset(fields))
+
+
+def not_taken(name: str, options: type) -> str:
+    """Why a recipe with this class of options does not take the data of this name, with what it does take."""
+    kinds = kinds_taken(options)
+    fitting = [f"data={other}" for other, kind in DATA_KINDS.items() if kind in kinds]
+    return f"data={name}: the recipe takes {' or '.join(fitting) if fitting else 'only what it makes itself'}"
 
 
 def _takes(function: Callable[..., Any], count: int) -> bool:
