@@ -219,18 +219,23 @@ def flops_per_token(options: Options) -> int:
 
 @torch.no_grad()
 def generate(
-    model: nn.Module, prompt: bytes, num_bytes: int, temperature: float = 0.8, generator: torch.Generator | None = None
-) -> bytes:
-    """`num_bytes` bytes that follow `prompt` (at least one byte); temperature 0 takes the likeliest byte each time.
+    model: nn.Module,
+    prompt: bytes | list[int],
+    num_tokens: int,
+    temperature: float = 0.8,
+    generator: torch.Generator | None = None,
+) -> bytes | list[int]:
+    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list.
 
-    generator: a CPU generator to draw from. The model is left in the mode it was in.
+    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. The model is
+    left in the mode it was in.
     """
     if not prompt:
-        raise ValueError("prompt: must have at least one byte")
+        raise ValueError("prompt: must have at least one token")
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
     tokens = torch.tensor([list(prompt)], dtype=torch.int64)
-    for _ in range(num_bytes):
+    for _ in range(num_tokens):
         logits = model(tokens[:, -model.context :].to(device))[:, -1].float().cpu()
         if temperature == 0:
             token = logits.argmax(dim=-1, keepdim=True)
@@ -238,4 +243,4 @@ def generate(
             token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
         tokens = torch.cat((tokens, token), dim=1)
     model.train(was_training)
-    return bytes(tokens[0, len(prompt) :].tolist())
+    return type(prompt)(tokens[0, len(prompt) :].tolist())

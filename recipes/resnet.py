@@ -6,7 +6,7 @@ the mean over the image, and a linear classifier. With 3 blocks a stage and widt
 stage changes the shape, the shortcut is a 1 x 1 convolution (their option B). Batch normalisation: Ioffe & Szegedy
 (2015), arXiv:1502.03167.
 
-The images are made, not loaded, so that a first run needs no download: see `make_batch`.
+Without `data=images` the images are made, not loaded, so that a first run needs no download: see `make_batch`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import torch.nn.functional as F
 from torch import nn
 
 NUM_STAGES = 3
-NUM_COLOURS = 3
 PIXELS_PER_CREST = 6.0
 
 
@@ -35,6 +34,8 @@ class Options:
     """Kinds of images, from 2."""
     image_size: int = 32
     """Height and width of an image in pixels, from 8."""
+    channels: int = 3
+    """Colours of an image, from 1."""
     noise: float = 1.0
     """Standard deviation of the noise in an image, from 0; the pattern's own is 1."""
 
@@ -43,7 +44,7 @@ class Options:
         mistakes = []
         # 8 pixels show a whole crest of a pattern, and leave the last stage more than one, so that even a batch of one
         # image has a variance there.
-        for name, least in (("width", 1), ("num_blocks", 1), ("num_classes", 2), ("image_size", 8)):
+        for name, least in (("width", 1), ("num_blocks", 1), ("num_classes", 2), ("image_size", 8), ("channels", 1)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 mistakes.append(f"{name}={value!r}: must be a whole number of at least {least}")
@@ -73,11 +74,11 @@ class Block(nn.Module):
 
 
 class ResNet(nn.Module):
-    """images, float32 of (batch, 3, image_size, image_size) -> logits of (batch, num_classes)."""
+    """images, float32 of (batch, channels, image_size, image_size) -> logits of (batch, num_classes)."""
 
     def __init__(self, options: Options):
         super().__init__()
-        self.stem = nn.Conv2d(NUM_COLOURS, options.width, 3, padding=1, bias=False)
+        self.stem = nn.Conv2d(options.channels, options.width, 3, padding=1, bias=False)
         self.stem_norm = nn.BatchNorm2d(options.width)
         blocks, channels = [], options.width
         for stage in range(NUM_STAGES):
@@ -115,7 +116,7 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def make_batch(options: Options, batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
-    """(images, float32 of (batch_size, 3, image_size, image_size); labels, int64 of (batch_size,)).
+    """(images, float32 of (batch_size, channels, image_size, image_size); labels, int64 of (batch_size,)).
 
     An image is a sine grating under noise. Its class, k of n, is the direction of the grating: pi * k / n. Where the
     crests lie and how strong they are in each colour is drawn for each image, so that neither a pixel's value nor a
@@ -123,8 +124,8 @@ def make_batch(options: Options, batch_size: int, generator: torch.Generator) ->
     """
     labels = torch.randint(options.num_classes, (batch_size,), generator=generator)
     phases = 2 * math.pi * torch.rand(batch_size, generator=generator)
-    colours = torch.randn(batch_size, NUM_COLOURS, generator=generator)
-    noise = torch.randn(batch_size, NUM_COLOURS, options.image_size, options.image_size, generator=generator)
+    colours = torch.randn(batch_size, options.channels, generator=generator)
+    noise = torch.randn(batch_size, options.channels, options.image_size, options.image_size, generator=generator)
 
     turns = math.pi * labels / options.num_classes
     directions = torch.stack((turns.cos(), turns.sin()), dim=1)
@@ -141,7 +142,7 @@ def flops_per_sample(options: Options) -> int:
     products for each of the forward, but the first convolution needs no gradient of the images.
     """
     size, channels = options.image_size, options.width
-    stem = 9 * NUM_COLOURS * channels * size**2
+    stem = 9 * options.channels * channels * size**2
     weights = stem
     for stage in range(NUM_STAGES):
         before, channels = channels, options.width * 2**stage

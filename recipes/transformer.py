@@ -1,4 +1,4 @@
-"""A GPT-2-shaped decoder that reads and writes bytes; and, as the first recipe, the pattern for the next one.
+"""A GPT-2-shaped decoder of bytes or other tokens; and, as the first recipe, the pattern for the next one.
 
 A recipe is one module that says *what* is trained and imports nothing but torch. It is found by its name
 (`recipe=transformer` is `recipes/transformer.py`) and has
@@ -14,8 +14,16 @@ and, where they make sense,
                                      or `ignore_index` makes that differ, so that accumulation and averages stay right
     generate(model, prompt, ...)     for the sample that is printed after training
     make_batch(options, batch_size, generator) -> tuple of tensors
-                                     data of its own; a recipe without it is trained on text: (inputs, targets),
-                                     each int64 of (batch_size, options.context), bytes below options.vocab_size
+                                     data of its own, unless `data=` names other data that the recipe takes
+
+What data a recipe takes is said by the fields of its Options:
+
+    context, vocab_size              text: (inputs, targets), each int64 of (batch_size, context), bytes or other tokens
+                                     below vocab_size (data=text, data=tokens)
+    image_size, num_classes          images: (images, float32 of (batch_size, channels, image_size, image_size); labels,
+                                     int64 of (batch_size,)); channels is 3 where Options has none (data=images)
+    num_features                     rows: (x, float32 of (batch_size, num_features); y of (batch_size,), int64 where
+                                     Options has num_classes, else float32) (data=arrays)
 
 Loops, devices, precision, compilation and logging belong to the trainer, so that they are the same for every recipe.
 """
@@ -164,18 +172,23 @@ def flops_per_token(options: Options) -> int:
 
 @torch.no_grad()
 def generate(
-    model: nn.Module, prompt: bytes, num_bytes: int, temperature: float = 0.8, generator: torch.Generator | None = None
-) -> bytes:
-    """`num_bytes` bytes that follow `prompt` (at least one byte); temperature 0 takes the likeliest byte each time.
+    model: nn.Module,
+    prompt: bytes | list[int],
+    num_tokens: int,
+    temperature: float = 0.8,
+    generator: torch.Generator | None = None,
+) -> bytes | list[int]:
+    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list.
 
-    generator: a CPU generator to draw from. Dropout is off meanwhile; the model is left in the mode it was in.
+    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. Dropout is off
+    meanwhile; the model is left in the mode it was in.
     """
     if not prompt:
-        raise ValueError("prompt: must have at least one byte")
+        raise ValueError("prompt: must have at least one token")
     was_training, device = model.training, next(model.parameters()).device
     model.eval()
     tokens = torch.tensor([list(prompt)], dtype=torch.int64)
-    for _ in range(num_bytes):
+    for _ in range(num_tokens):
         logits = model(tokens[:, -model.context :].to(device))[:, -1].float().cpu()
         if temperature == 0:
             token = logits.argmax(dim=-1, keepdim=True)
@@ -183,4 +196,4 @@ def generate(
             token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
         tokens = torch.cat((tokens, token), dim=1)
     model.train(was_training)
-    return bytes(tokens[0, len(prompt) :].tolist())
+    return type(prompt)(tokens[0, len(prompt) :].tolist())

@@ -55,7 +55,7 @@ def test_each_text_that_is_changed_stands_there_once():
 
 
 TRIAL = """
-from aottrain.data import batches
+from aottrain.data import batches, order
 from tests.forking import prepare
 from tests.planted_bugs.planting import Area
 from tests.planted_bugs.trying import load_tests, try_bug
@@ -63,12 +63,12 @@ from tests.planted_bugs import planting
 
 DRAWS, MAKES = "neighbouring_seeds_and_steps_draw_unlike", "a_recipe_can_make_its_own_batches"
 here, test = Area("trial"), f"tests/data/test_text_data.py::test_{DRAWS}"
-here.edit("wrong", test, batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0")
-here.edit("crash", test, batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed.nothing")
+here.edit("wrong", test, order.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0")
+here.edit("crash", test, order.step_generator, "seed * 0x9E3779B97F4A7C15", "seed.nothing")
 here.attribute("signature", test.replace(DRAWS, MAKES), batches, "to_device", lambda: None)
-here.edit("no bug", test, batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0x9E3779B97F4A7C17")
-here.edit("stale", test, batches.step_generator, "what is not there", "")
-here.edit("typo", test + "s", batches.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0")
+here.edit("no bug", test, order.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0x9E3779B97F4A7C17")
+here.edit("stale", test, order.step_generator, "what is not there", "")
+here.edit("typo", test + "s", order.step_generator, "seed * 0x9E3779B97F4A7C15", "seed * 0")
 prepare()
 load_tests(planting.BUGS.values())
 print([try_bug(bug)[0] for bug in planting.BUGS.values()])

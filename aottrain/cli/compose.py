@@ -20,7 +20,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from aottrain.cli.preflight import missing_paths, unusable, without_text
+from aottrain.cli.preflight import missing_paths, unusable, without_use
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.reading import absolute_paths, read_config, read_model
@@ -100,7 +100,7 @@ class Composer:
         recipe_is_wrong = any(item.key.startswith("recipe") for item in wrong)
         if not recipe_is_wrong and (finish or self._is_changed(values, "recipe")):
             config, mistaken = read_model(config)
-            wrong += mistaken + (without_text(config) if finish else [])
+            wrong += mistaken + (without_use(config) if finish else [])
         mistakes += [self._with_file(item, composed, overridden) for item in wrong]
         return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
 

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.recipes import recipe_of
-from aottrain.config.run import OptimizerConfig, RunConfig
+from aottrain.config.choices import BPE, DATA_KINDS, PATH_NEEDED
+from aottrain.config.recipes import kinds_taken, makes_batches, not_taken, recipe_of
+from aottrain.config.run import DataConfig, OptimizerConfig, RunConfig
 from aottrain.config.schema import Mistake
 from aottrain.config.targets import KINDS, load_target
 from aottrain.errors import ConfigError
@@ -19,9 +20,16 @@ from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 def missing_paths(config: RunConfig) -> list[Mistake]:
     """Paths that are absent, unreadable or empty. Imports nothing, so that a wrong path is answered at once."""
     mistakes = []
-    text = "" if config.data.path is None else _unreadable(Path(config.data.path))
-    if text:
-        mistakes.append(Mistake("data.path", text, config.data.path))
+    if config.data.path is not None:
+        if text := _unreadable(Path(config.data.path)):
+            mistakes.append(Mistake("data.path", text, config.data.path))
+    elif config.data.name in PATH_NEEDED:
+        mistakes.append(Mistake("data.path", f"data={config.data.name} needs a file or folder", "null"))
+    tokenizer = config.data.tokenizer
+    if tokenizer not in (None, BPE) and not Path(tokenizer).is_file():
+        mistakes.append(Mistake("data.tokenizer", "no such file; give null, bpe or a tokenizer.json", tokenizer))
+    if tokenizer == BPE and config.data.name != DataConfig.name:
+        mistakes.append(Mistake("data.tokenizer", f"data={config.data.name} has tokens already; give a file", BPE))
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         text = "no such file or folder; give the output directory of an earlier run, or auto"
         mistakes.append(Mistake("resume", text, config.resume))
@@ -38,12 +46,12 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
 def _unreadable(path: Path) -> str:
     """What is wrong with a data path, or nothing."""
     if not path.exists():
-        return "no such file or folder; a text file or a folder of text files is needed"
+        return "no such file or folder"
     if not os.access(path, os.R_OK):
         return "cannot be read (permission denied)"
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
     if not any(file.stat().st_size for file in files):
-        return "the file is empty" if path.is_file() else "the folder holds no text: no file in it has any bytes"
+        return "the file is empty" if path.is_file() else "the folder holds no data: no file in it has any bytes"
     return ""
 
 
@@ -83,18 +91,27 @@ def _find_device(name: str) -> None:
     find_device(name)
 
 
-def without_text(config: RunConfig) -> list[Mistake]:
-    """A path for a recipe that reads none, or a data folder whose files are all of other kinds. Imports torch."""
-    if config.data.path is None or config.data.name != "text":
+def without_use(config: RunConfig) -> list[Mistake]:
+    """Data that the recipe does not take, a path for a recipe that reads none, or a folder of text without any. Imports
+    torch."""
+    if config.data.target is not None:
         return []
-    if hasattr(recipe_of(config.recipe), "make_batch"):
+    recipe = recipe_of(config.recipe)
+    makes_its_own = config.data.name == DataConfig.name and makes_batches(recipe, config.recipe.model)
+    if not makes_its_own and DATA_KINDS[config.data.name] not in kinds_taken(recipe.Options):
+        return [Mistake.from_line(not_taken(config.data.name, recipe.Options))]
+    if config.data.path is None or config.data.name != DataConfig.name:
+        return []
+    if makes_its_own:
         text = f"recipe {config.recipe.title} makes its own data and reads no text; leave it out"
         return [Mistake("data.path", text, config.data.path)]
     if Path(config.data.path).is_file():
         return []
+    from aottrain.data.documents import is_saved_dataset
     from aottrain.data.text import TEXT_SUFFIXES
 
-    if any(path.suffix.lower() in TEXT_SUFFIXES for path in Path(config.data.path).rglob("*")):
+    files = (path for path in Path(config.data.path).rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
+    if any(files) or is_saved_dataset(Path(config.data.path)):
         return []
     return [Mistake("data.path", f"the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}", config.data.path)]
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import directory_of, is_within, one_line, override, resolved, text_of, value_at
+from aottrain.config.choices import BPE
 from aottrain.config.schema import find, leaves, show
 from aottrain.errors import ConfigError
 
@@ -84,8 +85,9 @@ def _read(folder: Path) -> Recorded:
     config, hydra = _load(folder / RECORD), _load((folder / RECORD).with_name("hydra.yaml"))
     values = {key: value for key, value in resolved(config)[0].items() if key not in NOT_TAKEN}
     data, started_in = values.get("data"), OmegaConf.select(hydra, "hydra.runtime.cwd")
-    if isinstance(data, dict) and data.get("path") is not None and started_in is not None:
-        data["path"] = str(Path(str(started_in)) / Path(str(data["path"])).expanduser())
+    for key in ("path", "tokenizer"):
+        if isinstance(data, dict) and data.get(key) not in (None, BPE) and started_in is not None:
+            data[key] = str(Path(str(started_in)) / Path(str(data[key])).expanduser())
     choices = OmegaConf.select(hydra, "hydra.runtime.choices") or {}
     named = {str(group): str(option) for group, option in choices.items() if option is not None}
     return Recorded(folder, values, named)

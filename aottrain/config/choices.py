@@ -23,7 +23,17 @@ OPTIMIZER_FILES = (*OPTIMIZERS, "custom")
 OPTIMIZER_KERNELS = ("auto", "generated", "torch")
 LR_SCHEDULES = ("cosine", "constant", "linear", "wsd")
 LR_SCHEDULE_FILES = (*LR_SCHEDULES, "custom")
-DATA = ("text", "custom")
+# Where data is read from, and the kind of examples that this gives; a recipe says by its Options which kinds it takes.
+DATA_KINDS = {"text": "tokens", "tokens": "tokens", "images": "images", "arrays": "arrays"}
+DATA = (*DATA_KINDS, "custom")
+# Those for which there is nothing without a path.
+PATH_NEEDED = ("tokens", "arrays")
+# The tokenizer that is learned from the text itself.
+BPE = "bpe"
+# How the examples of a step are drawn.
+ORDERS = ("random", "epochs")
+# Of raw numbers in a file of tokens, the one that is meant where nothing is said first.
+TOKEN_TYPES = ("uint16", "uint32")
 LOGGERS = ("wandb", "csv")
 LOGGER_MODES = ("offline", "online", "disabled")
 PRECISIONS = ("fp32", "bf16")

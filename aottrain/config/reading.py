@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from aottrain.config.choices import BPE
 from aottrain.config.own_code import shown
-from aottrain.config.recipes import lacks_for_text, program_errors, recipe_names, recipe_of
+from aottrain.config.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
 from aottrain.config.targets import KINDS, Kind, is_well_formed
@@ -124,7 +125,7 @@ def read_model(config: RunConfig) -> tuple[RunConfig, list[Mistake]]:
     given = ("recipe", config.recipe.name) if target is None else ("recipe.target", target)
     try:
         recipe = recipe_of(config.recipe)
-        if config.data.name == "text" and (lacks := lacks_for_text(recipe)):
+        if config.data.target is None and (lacks := lacks_for_data(recipe)):
             return config, [Mistake(given[0], f"{shown(str(recipe.__file__))} {lacks}", given[1])]
         with program_errors(config):
             model, mistakes = build(recipe.Options, values, prefix)
@@ -148,7 +149,9 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     def absolute(path: str | None) -> str | None:
         return None if path is None else os.path.abspath(os.path.expanduser(path))
 
-    data = dataclasses.replace(config.data, path=absolute(config.data.path))
+    tokenizer = config.data.tokenizer
+    tokenizer = tokenizer if tokenizer == BPE else absolute(tokenizer)
+    data = dataclasses.replace(config.data, path=absolute(config.data.path), tokenizer=tokenizer)
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
     return dataclasses.replace(config, data=data, resume=resume, decisions=named)

@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from aottrain.config.choices import DATA_KINDS
 from aottrain.config.own_code import import_error_text, own_errors, shown
 from aottrain.config.targets import KINDS, could_take, load_target, target_file
 from aottrain.errors import ConfigError
@@ -25,6 +26,12 @@ if TYPE_CHECKING:
     from aottrain.config.run import RecipeConfig, RunConfig
 
 MUST_HAVE = {"build": ("options",), "loss": ("model", "batch")}
+# The fields of a recipe's Options by which it takes a kind of data (aottrain.config.choices.DATA_KINDS).
+KIND_FIELDS = {
+    "tokens": ("context", "vocab_size"),
+    "images": ("image_size", "num_classes"),
+    "arrays": ("num_features",),
+}
 MAY_HAVE = {
     "make_batch": ("options", "batch_size", "generator"),
     "flops_per_token": ("options",),
@@ -107,15 +114,33 @@ def _lacks(recipe: ModuleType) -> list[str]:
     return lacks
 
 
-def lacks_for_text(recipe: ModuleType) -> str:
-    """What keeps the recipe from being trained on text, "" if nothing; as `_lacks` says it."""
-    missing = sorted({"context", "vocab_size"} - {item.name for item in dataclasses.fields(recipe.Options)})
-    if hasattr(recipe, "make_batch") or not missing:
+def lacks_for_data(recipe: ModuleType) -> str:
+    """What keeps the recipe from being trained on anything that `data` names, "" if nothing; as `_lacks` says it."""
+    if hasattr(recipe, "make_batch") or kinds_taken(recipe.Options):
         return ""
-    return (
-        f"has an Options without {' and '.join(missing)}, which a recipe for text needs; one with data of its own has "
-        "make_batch(options, batch_size, generator), or is given data.target"
-    )
+    missing = sorted(set(KIND_FIELDS["tokens"]) - {item.name for item in dataclasses.fields(recipe.Options)})
+    text = f"has an Options without {' and '.join(missing)}, which a recipe for text needs; "
+    others = [f"one for {kind} has {' and '.join(KIND_FIELDS[kind])}" for kind in ("images", "arrays")]
+    own = "one with data of its own has make_batch(options, batch_size, generator), or is given data.target"
+    return text + "; ".join([*others, own])
+
+
+def makes_batches(recipe: ModuleType, options: Any) -> bool:
+    """Whether the recipe itself makes what it is trained on, where `data` names nothing else."""
+    return hasattr(recipe, "make_batch") and not getattr(options, "reads_text", False)
+
+
+def kinds_taken(options: type) -> tuple[str, ...]:
+    """The kinds of data that a recipe takes, which its Options say by the fields that they have."""
+    names = {item.name for item in dataclasses.fields(options)}
+    return tuple(kind for kind, fields in KIND_FIELDS.items() if names.issuperset(fields))
+
+
+def not_taken(name: str, options: type) -> str:
+    """Why a recipe with this class of options does not take the data of this name, with what it does take."""
+    kinds = kinds_taken(options)
+    fitting = [f"data={other}" for other, kind in DATA_KINDS.items() if kind in kinds]
+    return f"data={name}: the recipe takes {' or '.join(fitting) if fitting else 'only what it makes itself'}"
 
 
 def _recipes_package() -> ModuleType:

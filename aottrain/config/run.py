@@ -21,10 +21,12 @@ from aottrain.config.choices import (
     LR_SCHEDULE_FILES,
     OPTIMIZER_FILES,
     OPTIMIZER_KERNELS,
+    ORDERS,
     PARTITIONS,
     PEERS,
     PRECISIONS,
     TASKS,
+    TOKEN_TYPES,
     TORCH_BACKENDS,
 )
 from aottrain.config.schema import setting
@@ -164,11 +166,31 @@ class DataConfig:
     options: Any = setting(None, form=OPTIONS)
     """Keyword arguments of the function that gives it."""
     path: str | None = setting(None, form="a path")
-    """A text file or a folder of text files; null is the Python language reference that comes with Python."""
+    """A file or a folder; null is what comes with Python for text, for images with scikit-learn (8 x 8 digits)."""
     batch_size: int = setting(16, low=1)
     """Examples (sequences, images) in a micro-batch; a step sees trainer.accumulate micro-batches."""
     held_out: float = setting(0.1, above=0, below=1)
-    """The last part of the data, as a fraction, which is kept for evaluation and never trained on."""
+    """The fraction never trained on but evaluated: the last part of text, tokens or a data set, else drawn alike always."""
+    order: str = setting("random", one_of=ORDERS)
+    """random draws each example anew from all; epochs gives each once before any again, shuffled for each epoch."""
+    tokenizer: str | None = setting(None, form="bpe, the path of a tokenizer.json")
+    """What tokens stand for: null is bytes, for data=tokens nothing; bpe is learned from the text."""
+    key: str = "text"
+    """Where lines of JSON and tables have their text."""
+    dtype: str = setting("auto", one_of=("auto", *TOKEN_TYPES))
+    """Type of the numbers in a file of tokens; auto knows the header of llm.c and takes other files for uint16."""
+    x: tuple[str, ...] = setting((), form="columns or arrays")
+    """What goes in; [] is x, or x_train and x_test, of an .npz file, and all columns but y of a .csv file."""
+    y: str | None = None
+    """What is to be found: a column or array; null is y, or y_train and y_test."""
+    pad: int = setting(0, low=0)
+    """Pixels around a trained image, of which a part of its own size is cut out at random; 0 is none."""
+    flip: bool = False
+    """Whether every second trained image, at random, is turned left to right."""
+    mean: tuple[float, ...] | None = setting(None, form="numbers")
+    """Of each channel, subtracted from pixels between 0 and 1; null is measured on images that are trained on."""
+    std: tuple[float, ...] | None = setting(None, above=0)
+    """Of each channel, what pixels are divided by after that; null is measured, too."""
 
 
 @dataclass(frozen=True, kw_only=True)

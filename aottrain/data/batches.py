@@ -1,6 +1,7 @@
 """Which examples a step sees: a function of (seed, step) alone.
 
 Nothing is carried from step to step, so a resumed run is at the right place at once, and every engine sees the same.
+A source has examples by number (`Source`); a view says which numbers a step takes (`SourceBatches`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
-from aottrain.data.text import Text, cut
+from aottrain.data.order import Numbers, in_epochs, keys_of, step_generator
+from aottrain.data.tokenizer import Bytes
 from aottrain.step import Batch
 
 _HELD_OUT_STREAM = 1 << 62  # step numbers never get here, so held-out draws are not training draws
@@ -24,6 +27,8 @@ class Batches(Protocol):
     batch_size: int
     fingerprint: str
     notes: tuple[str, ...]  # what to say about it before training, a line each
+    examples_per_epoch: int  # 0 where there are no epochs
+    codec: Codec | None  # None where examples are no text
 
     def at(self, step: int) -> list[Batch]:
         """The micro-batches of one optimizer step."""
@@ -34,13 +39,45 @@ class Batches(Protocol):
         ...
 
 
-def step_generator(seed: int, step: int) -> torch.Generator:
-    """A CPU generator for one step. The pair is mixed (splitmix64), so that neighbours do not draw alike."""
-    mask = (1 << 64) - 1
-    z = (seed * 0x9E3779B97F4A7C15 + step * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return torch.Generator().manual_seed((z ^ (z >> 31)) >> 1)
+class Codec(Protocol):
+    """Between text and the tokens that a model reads."""
+
+    bytes_per_token: float
+    """Of the held-out text: what a loss in nats a token is divided by to be one in nats a byte."""
+
+    def encode(self, text: str) -> bytes | list[int]: ...
+
+    def decode(self, tokens: bytes | list[int]) -> str: ...
+
+
+class Examples(Protocol):
+    """A part of a source: its examples by number, from 0."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, numbers: Numbers, keys: Numbers | None) -> Batch:
+        """These examples as tensors on the CPU. keys: uint64, from which follows what is drawn for each where it is
+        trained on (a crop, say); None where nothing is to be drawn."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """Data that has been found to be sound."""
+
+    train: Examples
+    held_out: Examples
+    """None of them is in `train`."""
+    fingerprint: str
+    """Of the content, wherever it lies: the same for the same examples."""
+    notes: tuple[str, ...] = ()
+    """What to say about it before training, a line each."""
+    tokens_per_example: int = 0
+    """0 where examples have no tokens."""
+    codec: Codec | None = None
+    """None where examples are no text, or nothing says which."""
+    is_decoded: bool = False
+    """Whether reading an example takes work (a picture from its file), so that it is done ahead."""
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
@@ -51,42 +88,72 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 
 
 @dataclass(frozen=True)
-class TextBatches:
-    """Windows of `context` bytes at random positions of a text.
+class SourceBatches:
+    """Examples of a source, drawn at random or epoch by epoch.
 
-    One draw gives the positions of a whole step, so `accumulate` micro-batches of n are one batch of accumulate * n.
+    The examples of a whole step are numbered at once, so `accumulate` micro-batches of n are one batch of
+    accumulate * n.
     """
 
-    text: Text
+    source: Source
     batch_size: int
-    context: int
     accumulate: int
     seed: int
     device: torch.device
+    order: str = "random"
 
     @property
     def tokens_per_batch(self) -> int:
-        return self.batch_size * self.context
+        return self.batch_size * self.source.tokens_per_example
 
     @property
     def fingerprint(self) -> str:
-        return self.text.fingerprint
+        return self.source.fingerprint
+
+    @property
+    def codec(self) -> Codec | None:
+        return self.source.codec
+
+    @property
+    def examples_per_epoch(self) -> int:
+        return len(self.source.train) if self.order == "epochs" else 0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return self.text.notes
+        if not self.examples_per_epoch:
+            return self.source.notes
+        steps = self.examples_per_epoch / (self.batch_size * self.accumulate)
+        return (*self.source.notes, f"an epoch is {self.examples_per_epoch:,} examples, {steps:,.1f} steps")
 
     def at(self, step: int) -> list[Batch]:
-        num_starts = len(self.text.train) - self.context
-        shape = (self.accumulate, self.batch_size)
-        starts = torch.randint(num_starts, shape, generator=step_generator(self.seed, step))
-        return [to_device(cut(self.text.train, row, self.context), self.device) for row in starts]
+        return [to_device(batch, self.device) for batch in self.on_cpu(step)]
+
+    def on_cpu(self, step: int) -> list[Batch]:
+        """As `at`, where they are read."""
+        numbers = self._numbers(step)
+        keys = keys_of(self.seed, self._places(step))
+        return [self.source.train.read(row, own) for row, own in zip(numbers, keys, strict=True)]
 
     def held_out(self, num_batches: int) -> list[Batch]:
-        """Windows evenly spaced over the held-out text."""
-        last = len(self.text.held_out) - self.context - 1
-        starts = torch.linspace(0, last, num_batches * self.batch_size).long().view(num_batches, self.batch_size)
-        return [to_device(cut(self.text.held_out, row, self.context), self.device) for row in starts]
+        """Examples evenly spaced over those held out."""
+        last = len(self.source.held_out) - 1
+        exact = torch.float32 if last < 1 << 24 else torch.float64  # float32 would round to examples that are not there
+        starts = torch.linspace(0, last, num_batches * self.batch_size, dtype=exact).long()
+        rows = starts.view(num_batches, self.batch_size).numpy()
+        return [to_device(self.source.held_out.read(row, None), self.device) for row in rows]
+
+    def _numbers(self, step: int) -> Numbers:
+        """Of the examples of a step, (accumulate, batch_size)."""
+        size = len(self.source.train)
+        if self.order == "epochs":
+            return in_epochs(self._places(step), size, self.seed)
+        shape = (self.accumulate, self.batch_size)
+        return torch.randint(size, shape, generator=step_generator(self.seed, step)).numpy()
+
+    def _places(self, step: int) -> Numbers:
+        """Of a step's examples in the stream of all, (accumulate, batch_size)."""
+        count = self.accumulate * self.batch_size
+        return ((step - 1) * count + np.arange(count)).reshape(self.accumulate, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -101,6 +168,8 @@ class MadeBatches:
     tokens_per_batch: int = 0
     fingerprint: str = "made by the recipe"
     notes: tuple[str, ...] = ()
+    examples_per_epoch: int = 0
+    codec: Codec | None = Bytes()
 
     def at(self, step: int) -> list[Batch]:
         generator = step_generator(self.seed, step)

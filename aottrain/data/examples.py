@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from aottrain.data.batches import step_generator, to_device
+from aottrain.data.batches import Codec, to_device
+from aottrain.data.order import step_generator
 from aottrain.errors import RecipeError
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.step import Batch
@@ -86,6 +87,12 @@ class ExampleBatches:
     title: str
     """What names the data set."""
     tokens_per_batch: int = 0
+    codec: Codec | None = None
+    """Nothing says what its numbers stand for."""
+
+    @property
+    def examples_per_epoch(self) -> int:
+        return len(self.train)
 
     @property
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""Text as bytes: what is read, which part is held out, and which bytes each step sees.
+"""Text: what is read, as which tokens, and which part is held out.
 
 Without `data.path` the text is the language reference that every Python carries (`pydoc_data.topics`, about 0.4 MB of
 English), so that a first run needs neither a download nor a file.
@@ -9,30 +9,20 @@ from __future__ import annotations
 import codecs
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from aottrain.config.choices import BPE
+from aottrain.data.batches import Source
+from aottrain.data.documents import BETWEEN, is_saved_dataset, of_json_lines, of_table
+from aottrain.data.order import Numbers
+from aottrain.data.tokenizer import Bytes, Tokenizer, cut_at_character, encoded, read_tokenizer, trained_bpe
+from aottrain.data.windows import Windows, check_lengths, strides
 from aottrain.errors import ConfigError
-from aottrain.step import Batch
 
-TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py")
+TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")
 MAX_WARNINGS = 3  # about single files
-
-
-@dataclass(frozen=True)
-class Text:
-    """The start and the end of one text, as uint8 of (num_bytes,)."""
-
-    source: str
-    train: torch.Tensor
-    held_out: torch.Tensor
-    """The end, for evaluation."""
-    fingerprint: str
-    """SHA-256 of all of it."""
-    notes: tuple[str, ...] = ()
-    """How much was read from the person's own files, and which of them are no text, a line each."""
 
 
 def builtin_text() -> bytes:
@@ -42,30 +32,38 @@ def builtin_text() -> bytes:
     return "\n\n".join(topics[name] for name in sorted(topics)).encode()
 
 
-def read_text(path: str) -> bytes:
+def read_text(path: str, key: str = "text") -> bytes:
     """The bytes of a file, or of every text file below a folder, sorted by path and joined by an empty line.
 
-    ConfigError names the path that is missing, cannot be read, or holds no text.
+    key: under which lines of JSON and tables have their text. ConfigError names the path that is missing, cannot be
+    read, or holds no text.
     """
-    return joined(read_files(path), path)
+    return joined(read_files(path, key), path)
 
 
-def read_files(path: str) -> dict[Path, bytes]:
+def read_files(path: str, key: str = "text") -> dict[Path, bytes]:
     """What each of the files holds. ConfigError: see `read_text`."""
     root = Path(path).expanduser()
     try:
         if not root.exists():
             raise ConfigError(f"data.path={path}: there is no such file or folder")
-        files = list(_text_files(root)) if root.is_dir() else [root]
+        files = list(_text_files(root)) if root.is_dir() and not is_saved_dataset(root) else [root]
         if not files:
             raise ConfigError(f"data.path={path}: the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}")
-        return {file: file.read_bytes() for file in files}
+        return {file: _content(file, key) for file in files}
     except OSError as error:
         raise ConfigError(f"data.path={error.filename or path}: cannot be read: {error.strerror or error}") from error
 
 
+def _content(file: Path, key: str) -> bytes:
+    if file.is_dir() or file.suffix.lower() == ".parquet":
+        return of_table(file, key)
+    content = file.read_bytes()
+    return of_json_lines(content, file, key) if file.suffix.lower() == ".jsonl" else content
+
+
 def joined(files: Mapping[Path, bytes], path: str) -> bytes:
-    text = b"\n\n".join(part for part in files.values() if part)
+    text = BETWEEN.join(part for part in files.values() if part)
     if not text:
         raise ConfigError(f"data.path={path}: is empty")
     return text
@@ -103,32 +101,53 @@ def _text_files(root: Path) -> Iterator[Path]:
             yield file
 
 
-def load_text(path: str | None, *, held_out: float, context: int, vocab_size: int) -> Text:
-    """Read, check and cut the text: the last `held_out` fraction is never trained on.
+def load_text(
+    path: str | None,
+    *,
+    held_out: float,
+    context: int,
+    vocab_size: int,
+    order: str = "random",
+    tokenizer: str | None = None,
+    key: str = "text",
+) -> Source:
+    """Read, check and cut the text: the last `held_out` fraction is never trained on, by a tokenizer neither.
 
-    ConfigError: see `read_text`; and where a part is shorter than one example (context + 1 bytes) or a byte is no
-    token of the model (checked here, because an embedding would fail late, or on a GPU without saying where).
+    tokenizer: None (each byte is a token), "bpe" (learned from the part that is trained on), or the path of a
+    tokenizer.json. key: see `read_text`. ConfigError: see there; and where a part is shorter than one example (context
+    + 1 tokens) or a token is none of the model's (checked here, because an embedding would fail late, or on a GPU
+    without saying where).
     """
     source = path if path is not None else "the built-in text"
-    files = {} if path is None else read_files(path)
+    files = {} if path is None else read_files(path, key)
     text = builtin_text() if path is None else joined(files, path)
-    tokens = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    num_held_out = int(len(text) * held_out)
-    train, rest = tokens[: len(text) - num_held_out], tokens[len(text) - num_held_out :]
-    for name, part in (("training", train), ("held-out", rest)):
-        if len(part) <= context:
-            raise ConfigError(
-                f"data.path={source}: has {len(text)} bytes, of which {len(part)} are its {name} part "
-                f"(data.held_out={held_out}); one example needs {context + 1}: give more text or a smaller context"
-            )
-    largest = int(tokens.max())
-    if largest >= vocab_size:
-        raise ConfigError(f"data.path={source}: has byte {largest}, but the model's vocab_size is {vocab_size}")
+    cut = len(text) - int(len(text) * held_out)
+    codec: Bytes | Tokenizer = Bytes()
     notes = () if path is None else notes_on(files, path)
-    return Text(source, train, rest, hashlib.sha256(text).hexdigest(), notes)
+    fingerprint = hashlib.sha256(text)
+    if tokenizer is None:
+        tokens = np.frombuffer(text, dtype=np.uint8)
+        parts = tokens[:cut], tokens[cut:]
+    else:
+        start = text[: cut_at_character(text, cut)]
+        parts, codec = _tokenized(start, text[len(start) :], tokenizer, vocab_size, source)
+        fingerprint.update(codec.implementation.to_str().encode())
+        note = f"tokenizer {tokenizer}: {codec.implementation.get_vocab_size():,} tokens, {len(parts[0]):,} trained on"
+        notes = (*notes, f"{note}; {codec.bytes_per_token:.2f} bytes a token of the held-out text")
+    unit = "bytes" if tokenizer is None else "tokens"
+    check_lengths(source, list(zip(("training", "held-out"), parts, strict=True)), context, held_out, unit)
+    largest = max(int(part.max()) for part in parts)
+    if largest >= vocab_size:
+        token = "byte" if tokenizer is None else "token"
+        raise ConfigError(f"data.path={source}: has {token} {largest}, but the model's vocab_size is {vocab_size}")
+    train, rest = Windows(parts[:1], context, strides(order, context)), Windows(parts[1:], context)
+    return Source(train, rest, fingerprint.hexdigest(), notes, tokens_per_example=context, codec=codec)
 
 
-def cut(tokens: torch.Tensor, starts: torch.Tensor, context: int) -> Batch:
-    """(inputs, targets), int64 of (len(starts), context); a target is the byte after its input."""
-    windows = tokens[starts[:, None] + torch.arange(context + 1)].to(torch.int64)
-    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+def _tokenized(
+    start: bytes, rest: bytes, tokenizer: str, vocab_size: int, source: str
+) -> tuple[tuple[Numbers, Numbers], Tokenizer]:
+    """Both parts as tokens, each alone, and what made them."""
+    made = trained_bpe(start, vocab_size, source) if tokenizer == BPE else read_tokenizer(tokenizer, vocab_size)
+    parts = encoded(made, start, source), encoded(made, rest, source)
+    return parts, Tokenizer(made, len(rest) / max(1, len(parts[1])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -12,12 +13,13 @@ from typing import Any
 
 import torch
 
-from aottrain.config.recipes import recipe_of
-from aottrain.config.run import RunConfig
+from aottrain.config.recipes import makes_batches, recipe_of
+from aottrain.config.run import DataConfig, RunConfig
 from aottrain.config.targets import load_target
-from aottrain.data.batches import Batches, MadeBatches, TextBatches
+from aottrain.data.ahead import ReadAhead
+from aottrain.data.batches import Batches, Codec, MadeBatches, SourceBatches
 from aottrain.data.examples import ExampleBatches, split
-from aottrain.data.text import load_text
+from aottrain.data.load import load
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
 from aottrain.ir.settings.decisions import Record
 from aottrain.metrics.memory import distinct_bytes, total_bytes
@@ -33,7 +35,7 @@ from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
 
-SAMPLE_PROMPT = b"The "
+SAMPLE_PROMPT = "The "
 
 
 def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
@@ -76,7 +78,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         batches=batches,
         device=device,
         flops_per_sample=flops_per_sample(recipe, options, batches),
-        sample=_sampler(recipe, model, config.seed),
+        sample=_sampler(recipe, model, config.seed, batches.codec),
     )
 
 
@@ -107,20 +109,20 @@ def find_device(name: str) -> torch.device:
 
 
 def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: torch.device) -> Batches:
-    """Examples of the data set that `data.target` gives, else the recipe's own batches, else windows of text."""
+    """Examples of the data set that `data.target` gives; else the recipe's own batches if it makes them and `data`
+    names no files for it; else those of a source."""
     size, accumulate = config.data.batch_size, config.trainer.accumulate
     if config.data.target is not None:
         return _example_batches(config, config.data.target, device)
-    if hasattr(recipe, "make_batch"):
+    if config.data.name == DataConfig.name and makes_batches(recipe, options):
 
         def make(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
             return _checked_batch(recipe.make_batch(options, batch_size, generator), batch_size)
 
         return MadeBatches(make, size, accumulate, config.seed, device)
-    text = load_text(
-        config.data.path, held_out=config.data.held_out, context=options.context, vocab_size=options.vocab_size
-    )
-    return TextBatches(text, size, options.context, accumulate, config.seed, device)
+    source = load(config.data, options, size * accumulate)
+    view = ReadAhead if source.is_decoded else SourceBatches
+    return view(source, size, accumulate, config.seed, device, config.data.order)
 
 
 def _example_batches(config: RunConfig, target: str, device: torch.device) -> ExampleBatches:
@@ -220,14 +222,17 @@ def load_partition(config: RunConfig) -> str | Callable[..., Any]:
     return partition.strategy if partition.target is None else load_target("partition", partition.target)
 
 
-def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[[int], str] | None:
-    if not hasattr(recipe, "generate"):
+def _sampler(
+    recipe: ModuleType, model: torch.nn.Module, seed: int, codec: Codec | None
+) -> Callable[[int], str] | None:
+    """None where the recipe writes nothing, or its tokens stand for no text that is known."""
+    if not hasattr(recipe, "generate") or codec is None:
         return None
 
     def sample(num_bytes: int) -> str:
-        """Text by the model as it is now; bytes that are no UTF-8 are shown as escapes, \\xff."""
-        generator = torch.Generator().manual_seed(seed)
-        written = recipe.generate(model, SAMPLE_PROMPT, num_bytes, 0.8, generator)
-        return (SAMPLE_PROMPT + written).decode(errors="backslashreplace")
+        """Text by the model as it is now, of about that many bytes."""
+        generator, prompt = torch.Generator().manual_seed(seed), codec.encode(SAMPLE_PROMPT)
+        written = recipe.generate(model, prompt, math.ceil(num_bytes / codec.bytes_per_token), 0.8, generator)
+        return codec.decode(prompt + written)
 
     return sample

@@ -54,15 +54,15 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
     """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
 
-    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where the text lies
-    (its content counts), and the schedule's length, which a checkpoint brings along.
+    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where data and
+    tokenizer lie (their content counts), and the schedule's length, which a checkpoint brings along.
     """
     flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
     flat["trainer.accumulate"] = config.trainer.accumulate
     flat["trainer.precision"] = config.trainer.precision
     for section in ("recipe", "optimizer", "lr_schedule", "data"):
         _flatten(section, asdict(getattr(config, section)), flat)
-    for key in ("data.path", "lr_schedule.total_steps", "optimizer.kernel"):
+    for key in ("data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
         del flat[key]
     return flat
 

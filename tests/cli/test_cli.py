@@ -114,7 +114,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("optimizer.beta1=1", "optimizer.beta1=1:", "< 1"),
     ("data.batch_size=0", "data.batch_size=0:", ">= 1"),
     ("data.path=nowhere", "data.path=", "no such file or folder"),
-    ("data.path=empty_folder", "data.path=", "holds no text"),
+    ("data.path=empty_folder", "data.path=", "holds no data"),
     ("data.path=empty_file.txt", "data.path=", "the file is empty"),
     ("data.path=binary_folder", "data.path=", ".txt"),
     ("recipe=resnet data.path=some_text.txt", "data.path=", "makes its own data"),

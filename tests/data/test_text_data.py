@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from aottrain.data.batches import MadeBatches, TextBatches, step_generator
+from aottrain.data.batches import MadeBatches, Source, SourceBatches
+from aottrain.data.order import step_generator
 from aottrain.data.text import builtin_text, load_text, read_text
+from aottrain.data.windows import Windows
 from aottrain.errors import ConfigError
 
 CPU = torch.device("cpu")
@@ -14,7 +17,12 @@ CPU = torch.device("cpu")
 
 def batches_of(accumulate=1, batch_size=4, seed=0, context=16):
     text = load_text(None, held_out=0.1, context=context, vocab_size=256)
-    return TextBatches(text, batch_size, context, accumulate, seed, CPU)
+    return SourceBatches(text, batch_size, accumulate, seed, CPU)
+
+
+def tokens_of(examples):
+    (tokens,) = examples.parts
+    return tokens
 
 
 def test_the_builtin_text_is_english_and_the_same_each_time():
@@ -25,10 +33,10 @@ def test_the_builtin_text_is_english_and_the_same_each_time():
 
 def test_the_end_is_held_out():
     text = load_text(None, held_out=0.1, context=16, vocab_size=256)
-    whole = bytes(text.train.tolist()) + bytes(text.held_out.tolist())
+    whole = tokens_of(text.train).tobytes() + tokens_of(text.held_out).tobytes()
     assert whole == builtin_text()
-    assert len(text.held_out) == int(len(whole) * 0.1)
-    assert text.train.dtype == torch.uint8
+    assert len(tokens_of(text.held_out)) == int(len(whole) * 0.1)
+    assert tokens_of(text.train).dtype == np.uint8
 
 
 def test_targets_are_the_next_bytes():
@@ -36,7 +44,7 @@ def test_targets_are_the_next_bytes():
     ((inputs, targets),) = batches.at(1)
     assert inputs.shape == targets.shape == (4, 16) and inputs.dtype == targets.dtype == torch.int64
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
-    assert bytes([*inputs[0].tolist(), targets[0, -1].item()]) in bytes(batches.text.train.tolist())
+    assert bytes([*inputs[0].tolist(), targets[0, -1].item()]) in tokens_of(batches.source.train).tobytes()
 
 
 def test_a_step_sees_the_same_whenever_it_is_asked_for():
@@ -63,7 +71,7 @@ def test_micro_batches_are_a_batch_in_parts():
 
 def test_held_out_batches_are_fixed_and_never_trained_on():
     batches = batches_of()
-    held_out = bytes(batches.text.held_out.tolist())
+    held_out = tokens_of(batches.source.held_out).tobytes()
     for (inputs, targets), (again, _) in zip(batches.held_out(3), batches.held_out(3), strict=True):
         assert torch.equal(inputs, again)
         assert all(bytes([*row.tolist(), last]) in held_out for row, last in zip(inputs, targets[:, -1], strict=True))
@@ -73,9 +81,8 @@ def test_held_out_batches_are_fixed_and_never_trained_on():
 
 def test_every_position_can_be_drawn():
     """A text of one example more than one has two positions: the last target is the last byte."""
-    text = load_text(None, held_out=0.1, context=16, vocab_size=256)
-    short = type(text)("short", torch.arange(18, dtype=torch.uint8), torch.arange(17, dtype=torch.uint8), "")
-    batches = TextBatches(short, 64, 16, 1, 0, CPU)
+    parts = [Windows((np.arange(size, dtype=np.uint8),), 16) for size in (18, 17)]
+    batches = SourceBatches(Source(*parts, "", tokens_per_example=16), 64, 1, 0, CPU)
     (inputs, targets) = batches.at(1)[0]
     assert set(inputs[:, 0].tolist()) == {0, 1} and targets.max() == 17
     assert batches.held_out(1)[0][1].max() == 16
@@ -173,4 +180,4 @@ def test_bytes_beyond_the_vocabulary_are_found_at_once(tmp_path):
     path.write_bytes(b"abc\x80" * 100)
     with pytest.raises(ConfigError, match="has byte 128, but the model's vocab_size is 128"):
         load_text(str(path), held_out=0.1, context=16, vocab_size=128)
-    assert len(load_text(str(path), held_out=0.1, context=16, vocab_size=129).train) == 360
+    assert len(load_text(str(path), held_out=0.1, context=16, vocab_size=129).train) == 360 - 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aottrain.compiler.optimizers import formulas, plan, step
-from aottrain.data import batches, text
+from aottrain.data import batches, order, windows
 from aottrain.trainer import checkpoint, optim, rounding, updates, verification
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -176,7 +176,7 @@ TEXT = TestsOf("tests/data/test_text_data.py")
 DATA.edit(
     "every step sees the same batch",
     TEXT.neighbouring_seeds_and_steps_draw_unlike,
-    batches.step_generator,
+    order.step_generator,
     "step * 0xD1B54A32D192ED03",
     "step * 0",
     quick=True,
@@ -184,34 +184,39 @@ DATA.edit(
 DATA.edit(
     "seeds do not matter",
     TEXT.neighbouring_seeds_and_steps_draw_unlike,
-    batches.step_generator,
+    order.step_generator,
     "seed * 0x9E3779B97F4A7C15",
     "seed * 0",
 )
 DATA.edit(
     "data drawn from torch's generator",
     (TEXT.drawing_data_leaves_torchs_generator_alone, TEXT.a_step_sees_the_same_whenever_it_is_asked_for),
-    batches.TextBatches.at,
+    batches.SourceBatches._numbers,
     ", generator=step_generator(self.seed, step))",
     ")",
 )
 DATA.edit(
     "the last positions are never drawn",
     TEXT.every_position_can_be_drawn,
-    batches.TextBatches.at,
-    "len(self.text.train) - self.context",
-    "len(self.text.train) - self.context - 1",
+    batches.SourceBatches._numbers,
+    "size = len(self.source.train)",
+    "size = len(self.source.train) - 1",
 )
 DATA.edit(
     "held-out batches from what is trained on",
     TEXT.held_out_batches_are_fixed_and_never_trained_on,
-    batches.TextBatches.held_out,
-    "cut(self.text.held_out, row, self.context)",
-    "cut(self.text.train, row, self.context)",
+    batches.SourceBatches.held_out,
+    "self.source.held_out.read(row, None)",
+    "self.source.train.read(row, None)",
     quick=True,
 )
 DATA.edit(
-    "targets are the inputs", TEXT.targets_are_the_next_bytes, text.cut, "windows[:, 1:]", "windows[:, :-1]", quick=True
+    "targets are the inputs",
+    TEXT.targets_are_the_next_bytes,
+    windows.cut,
+    "windows[:, 1:]",
+    "windows[:, :-1]",
+    quick=True,
 )
 DATA.edit(
     "held-out batches are those of step 0",

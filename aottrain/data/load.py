@@ -1,0 +1,68 @@
+"""What `data=` names, read and checked; and whether a recipe takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from aottrain.config.choices import DATA_KINDS
+from aottrain.config.recipes import kinds_taken, not_taken
+from aottrain.data.arrays import load_arrays
+from aottrain.data.batches import Source
+from aottrain.data.image_files import load_images
+from aottrain.data.text import load_text
+from aottrain.data.token_files import load_tokens
+from aottrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aottrain.config.run import DataConfig
+
+
+def load(data: DataConfig, options: Any, examples_per_step: int) -> Source:
+    """The source that `data` names, for a model with these options. ConfigError: the model takes another kind, the
+    data is missing or wrong, or has fewer examples to train on than a step."""
+    if DATA_KINDS[data.name] not in kinds_taken(type(options)):
+        raise ConfigError(not_taken(data.name, type(options)))
+    source = _LOADERS[data.name](data, options)
+    count = len(source.train)
+    if not count or not len(source.held_out):
+        part = "trained on" if not count else "held out"
+        raise ConfigError(f"data.path={data.path}: no example is {part} (data.held_out={data.held_out})")
+    if data.order == "epochs" and count < examples_per_step:
+        text = f"has {count:,} examples to train on, fewer than a step takes ({examples_per_step:,})"
+        raise ConfigError(f"data.path={data.path}: {text}: a smaller data.batch_size or data.order=random")
+    return source
+
+
+def _text(data: DataConfig, options: Any) -> Source:
+    return load_text(
+        data.path,
+        held_out=data.held_out,
+        context=options.context,
+        vocab_size=options.vocab_size,
+        order=data.order,
+        tokenizer=data.tokenizer,
+        key=data.key,
+    )
+
+
+def _tokens(data: DataConfig, options: Any) -> Source:
+    if data.path is None:
+        raise ConfigError("data.path=null: data=tokens needs a file of tokens or a folder of them")
+    return load_tokens(
+        data.path,
+        held_out=data.held_out,
+        context=options.context,
+        vocab_size=options.vocab_size,
+        order=data.order,
+        dtype=data.dtype,
+        tokenizer=data.tokenizer,
+    )
+
+
+_LOADERS: dict[str, Callable[[DataConfig, Any], Source]] = {
+    "text": _text,
+    "tokens": _tokens,
+    "images": load_images,
+    "arrays": load_arrays,
+}

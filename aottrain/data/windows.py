@@ -1,0 +1,74 @@
+"""Sequences of tokens as examples: windows of one length, from arrays in memory or mapped from files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from aottrain.data.order import Numbers
+from aottrain.errors import ConfigError
+from aottrain.step import Batch
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Every window of `context` + 1 tokens that begins at a multiple of `stride`; none crosses from one part into the
+    next. Example: (inputs, targets), a target is the token after its input."""
+
+    parts: tuple[Numbers, ...]
+    """Whole numbers of any type, each of (num_tokens,)."""
+    context: int
+    stride: int = 1
+
+    @cached_property
+    def _counts(self) -> Numbers:
+        lengths = np.array([len(part) for part in self.parts], dtype=np.int64)
+        return np.maximum(0, (lengths - self.context - 1) // self.stride + 1)
+
+    @cached_property
+    def _ends(self) -> Numbers:
+        return np.cumsum(self._counts)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, numbers: Numbers, keys: Numbers | None) -> Batch:
+        """int64 of (len(numbers), context), each; nothing is drawn."""
+        which = np.searchsorted(self._ends, numbers, side="right")
+        starts = (numbers - (self._ends - self._counts)[which]) * self.stride
+        if len(self.parts) == 1:
+            return cut(self.parts[0], starts, self.context)
+        rows = [cut(self.parts[part], starts[i : i + 1], self.context) for i, part in enumerate(which)]
+        return torch.cat([inputs for inputs, _ in rows]), torch.cat([targets for _, targets in rows])
+
+
+def cut(tokens: Numbers, starts: Numbers, context: int) -> Batch:
+    """(inputs, targets), int64 of (len(starts), context); a target is the token after its input."""
+    windows = torch.from_numpy(tokens[starts[:, None] + np.arange(context + 1)].astype(np.int64))
+    return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def strides(order: str, context: int) -> int:
+    """Where windows begin: anywhere where they are drawn at random, side by side where an epoch has each once."""
+    return context if order == "epochs" else 1
+
+
+def held_out_end(tokens: Numbers, held_out: float) -> tuple[Numbers, Numbers]:
+    """(start, end): the end is the fraction that is never trained on."""
+    rest = int(len(tokens) * held_out)
+    return tokens[: len(tokens) - rest], tokens[len(tokens) - rest :]
+
+
+def check_lengths(source: str, parts: Sequence[tuple[str, Numbers]], context: int, held_out: float, unit: str) -> None:
+    """ConfigError where a part, named, is shorter than one example (context + 1 tokens, which are called `unit`)."""
+    total = sum(len(part) for _, part in parts)
+    for name, part in parts:
+        if len(part) <= context:
+            raise ConfigError(
+                f"data.path={source}: has {total} {unit}, of which {len(part)} are its {name} part "
+                f"(data.held_out={held_out}); one example needs {context + 1}: give more text or a smaller context"
+            )
