@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.recipes import load_recipe, reads_text
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
 from aottrain.errors import ConfigError
@@ -66,7 +66,7 @@ def without_text(config: RunConfig) -> list[Mistake]:
     """A path for a recipe that reads none, or a data folder whose files are all of other kinds. Imports torch."""
     if config.data.path is None:
         return []
-    if hasattr(load_recipe(config.recipe.name), "make_batch"):
+    if not reads_text(load_recipe(config.recipe.name), config.recipe.model):
         text = f"recipe {config.recipe.name} makes its own data and reads no text; leave it out"
         return [Mistake("data.path", text, config.data.path)]
     if Path(config.data.path).is_file():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from aottrain.cli.values import directory_of, is_within, one_line, override, resolved, text_of, value_at
+from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
 from aottrain.config.schema import find, leaves, show
 from aottrain.errors import ConfigError
 
@@ -117,7 +117,8 @@ def _recorded_overrides(composer: Composer, recorded: Recorded, texts: Sequence[
     return choices + [
         override(key, value)
         for key, value in leaves(recorded.values)
-        if find(chosen, key)[0] and value_at(chosen, key) != value and not any(is_within(key, name) for name in own)
+        if (value_at(chosen, key) != value if find(chosen, key)[0] else key.startswith(FOREIGN))
+        if not any(is_within(key, name) for name in own)
     ]
 
 

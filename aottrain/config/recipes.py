@@ -26,9 +26,11 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = (os.path.dirname(os.__file__) + os.sep, f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 MUST_HAVE = {"build": ("options",), "loss": ("model", "batch")}
 MAY_HAVE = {
+    "prepare": ("options", "batch", "generator"),
     "make_batch": ("options", "batch_size", "generator"),
     "flops_per_token": ("options",),
     "flops_per_sample": ("options",),
+    "export": ("model", "folder"),
 }
 
 
@@ -48,6 +50,11 @@ def load_recipe(name: str) -> ModuleType:
         file = _shown(str(recipe.__file__))
         raise ConfigError([f"recipe={name}: {file} {text}" for text in lacks])
     return recipe
+
+
+def reads_text(recipe: ModuleType, options: Any) -> bool:
+    """Whether the recipe is trained on text: where it makes no batches, or its options say that it does not now."""
+    return not hasattr(recipe, "make_batch") or getattr(options, "reads_text", False)
 
 
 def recipe_names() -> list[str]:

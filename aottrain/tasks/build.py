@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.recipes import load_recipe, reads_text
 from aottrain.config.run import RunConfig
-from aottrain.data.batches import Batches, MadeBatches, TextBatches
+from aottrain.data.batches import Batches, MadeBatches, PreparedBatches, TextBatches
 from aottrain.data.text import load_text
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
 from aottrain.ir.settings.decisions import Record
@@ -73,7 +73,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         batches=batches,
         device=device,
         flops_per_sample=flops_per_sample(recipe, options, batches),
-        sample=_sampler(recipe, model, config.seed),
+        sample=_sampler(recipe, options, model, config.seed),
     )
 
 
@@ -106,7 +106,7 @@ def find_device(name: str) -> torch.device:
 def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: torch.device) -> Batches:
     """The recipe's own batches if it makes them, else windows of text."""
     size, accumulate = config.data.batch_size, config.trainer.accumulate
-    if hasattr(recipe, "make_batch"):
+    if not reads_text(recipe, options):
 
         def make(batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
             return _checked_batch(recipe.make_batch(options, batch_size, generator), batch_size)
@@ -115,7 +115,10 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     text = load_text(
         config.data.path, held_out=config.data.held_out, context=options.context, vocab_size=options.vocab_size
     )
-    return TextBatches(text, size, options.context, accumulate, config.seed, device)
+    batches = TextBatches(text, size, options.context, accumulate, config.seed, device)
+    if not hasattr(recipe, "prepare"):
+        return batches
+    return PreparedBatches(batches, partial(recipe.prepare, options), config.seed)
 
 
 def _checked_batch(value: Any, batch_size: int) -> Batch:
@@ -217,8 +220,8 @@ def _load(key: str, target: str) -> Callable[..., Any]:
     return loaded
 
 
-def _sampler(recipe: ModuleType, model: torch.nn.Module, seed: int) -> Callable[[int], str] | None:
-    if not hasattr(recipe, "generate"):
+def _sampler(recipe: ModuleType, options: Any, model: torch.nn.Module, seed: int) -> Callable[[int], str] | None:
+    if not hasattr(recipe, "generate") or not getattr(options, "writes_text", True):
         return None
 
     def sample(num_bytes: int) -> str:
