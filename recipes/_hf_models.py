@@ -71,6 +71,12 @@ OWN: dict[str, dict[str, Any]] = {
     "convnextv2": _PIXELS,
     "swin": {"embed_dim": 32, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4},
     "swinv2": {"embed_dim": 32, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4},
+    # Of these two the package has several models for one type, and asks the configuration which.
+    "deit": {"architectures": ["DeiTForImageClassification"]},
+    "levit": {"architectures": ["LevitForImageClassification"], "image_size": 64},
+    "donut-swin": {"embed_dim": 32, "depths": [1, 2], "num_heads": [2, 4], "window_size": 4},
+    "mamba2": {"num_heads": 8, "head_dim": 32, "n_groups": 2, "state_size": 16},
+    "zaya": {"num_experts_per_tok": 1},
     "mobilenet_v2": {"image_size": 64, "depth_multiplier": 0.25},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 32},
     "wav2vec2-bert": {"intermediate_size": MLP},
@@ -144,6 +150,8 @@ def mistakes(options: Options) -> list[str]:
         return found or _refusal(options, config)
     except Unfit as error:
         return str(error).splitlines()
+    except Exception as error:  # a class may refuse even its own defaults
+        return [_line(options, error)]
 
 
 def _check_type(options: Options) -> None:
@@ -246,7 +254,7 @@ def _small(config: Any, options: Options) -> dict[str, Any]:
 
     def fits(name: str, small: Any) -> bool:
         own = getattr(config, name)
-        if name in ("head_dim", "num_key_value_heads", "n_inner") and own is None:
+        if name in ("num_key_value_heads", "n_inner") and own is None:
             return False  # which is then what follows from the others
         return own is None or isinstance(own, (list, tuple)) == isinstance(small, list)
 
@@ -258,7 +266,7 @@ def _small(config: Any, options: Options) -> dict[str, Any]:
     if "head_dim" in sizes and isinstance(width, int) and isinstance(heads, int) and heads > 0 and width % heads == 0:
         sizes["head_dim"] = width // heads
     parts = {name: part for name, part in vars(config).items() if isinstance(part, library().PreTrainedConfig)}
-    return {**sizes, **{name: {**_small(part, options), **OWN.get(part.model_type, {})} for name, part in parts.items()}}
+    return sizes | {name: {**_small(part, options), **OWN.get(part.model_type, {})} for name, part in parts.items()}
 
 
 def _given(config: Any, options: Options, name: str) -> Any:

@@ -1,7 +1,7 @@
 """A GPT-2-shaped decoder that reads and writes bytes; and, as the first recipe, the pattern for the next one.
 
-A recipe is one module that says *what* is trained and imports nothing but torch. It is found by its name
-(`recipe=transformer` is `recipes/transformer.py`) and has
+A recipe is one module that says *what* is trained and imports nothing but torch (recipes/hf.py alone asks for another
+package). It is found by its name (`recipe=transformer` is `recipes/transformer.py`) and has
 
     Options                          frozen dataclass of its settings, with `check() -> list[str]` of every mistake
     build(options) -> nn.Module      the model, initialised from torch's default generator
@@ -9,11 +9,17 @@ A recipe is one module that says *what* is trained and imports nothing but torch
 
 and, where they make sense,
 
-    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options)
+    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options), None if not known
     generate(model, prompt, ...)     for the sample that is printed after training
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own; a recipe without it is trained on text: (inputs, targets),
                                      each int64 of (batch_size, options.context), bytes below options.vocab_size
+    prepare(options, batch, generator) -> tuple of tensors
+                                     what `loss` gets of such a batch of text, where it wants something else
+    export(model, folder)            writes the model for other programs, for task=export
+
+A recipe for several kinds of data says so by properties of its Options: `reads_text`, where make_batch is not asked, and
+`writes_text`, where generate is.
 
 Loops, devices, precision, compilation and logging belong to the trainer, so that they are the same for every recipe.
 """

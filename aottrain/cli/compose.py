@@ -220,6 +220,6 @@ class Composer:
 
 
 def _is_open(key: str) -> bool:
-    """Sections that a person adds keys to: some of Hydra, and the options of a recipe that belong to another package."""
+    """Sections that a person adds keys to: some of Hydra, and options of a recipe that belong to another package."""
     hydra = ("hydra.callbacks.", "hydra.job.env_set.", "hydra.job_logging.", "hydra.hydra_logging.")
     return key.startswith((*hydra, *FOREIGN))

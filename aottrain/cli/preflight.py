@@ -22,6 +22,11 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         text = "no such file or folder; give the output directory of an earlier run, or auto"
         mistakes.append(Mistake("resume", text, config.resume))
+    if config.export.run is not None and not Path(config.export.run).exists():
+        mistakes.append(Mistake("export.run", "no such folder; give the output directory of a run", config.export.run))
+    if config.export.path is not None and Path(config.export.path).exists():
+        text = "is there already; give the path of a new folder"
+        mistakes.append(Mistake("export.path", text, config.export.path))
     if config.decisions not in (MEASURED, DEFAULT):
         try:
             read_record(config.decisions)

@@ -13,7 +13,6 @@ from omegaconf.errors import OmegaConfBaseException
 from aottrain.cli.preflight import unwritable
 from aottrain.config.schema import Mistake, join, show
 
-
 # Sections whose keys another package defines, which checks them: Hydra knows none of them.
 FOREIGN = ("recipe.model.config.",)
 

@@ -248,11 +248,21 @@ class ParetoConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Used by task=export only."""
+
+    run: str | None = setting(None, form="a path")
+    """Output directory of the run whose newest checkpoint is written, in the form that its recipe has for it."""
+    path: str | None = setting(None, form="a path")
+    """Folder to write, which is made; null is model in this run's own output directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What belongs to no section."""
 
     task: str = setting("train", one_of=TASKS)
-    """What to do; compare runs engines side by side, plan runs no step, pareto is memory against speed."""
+    """What to do; compare runs engines, plan runs no step, pareto is memory against speed, export writes a model."""
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)
@@ -274,4 +284,5 @@ class RunConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
     pareto: ParetoConfig = field(default_factory=ParetoConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     output_dir: str = "."
