@@ -1,7 +1,7 @@
 """A GPT-2-shaped decoder of bytes or other tokens; and, as the first recipe, the pattern for the next one.
 
-A recipe is one module that says *what* is trained and imports nothing but torch. It is found by its name
-(`recipe=transformer` is `recipes/transformer.py`) and has
+A recipe is one module that says *what* is trained and imports nothing but torch (recipes/hf.py alone asks for another
+package). It is found by its name (`recipe=transformer` is `recipes/transformer.py`) and has
 
     Options                          frozen dataclass of its settings, with `check() -> list[str]` of every mistake
     build(options) -> nn.Module      the model, initialised from torch's default generator
@@ -9,14 +9,17 @@ A recipe is one module that says *what* is trained and imports nothing but torch
 
 and, where they make sense,
 
-    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options)
+    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options); None: unknown
     weight(batch)                    of how many tokens or samples the batch's loss is the mean, a number; where padding
                                      or `ignore_index` makes that differ, so that accumulation and averages stay right
     generate(model, prompt, ...)     for the sample that is printed after training
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own, unless `data=` names other data that the recipe takes
+    prepare(options, batch, generator) -> tuple of tensors
+                                     what `loss` gets of a batch of text, where it wants something else
+    export(model, folder)            writes the model for other programs, for task=export
 
-What data a recipe takes is said by the fields of its Options:
+What data a recipe takes is said by the fields or properties of its Options:
 
     context, vocab_size              text: (inputs, targets), each int64 of (batch_size, context), bytes or other tokens
                                      below vocab_size (data=text, data=tokens)
@@ -24,6 +27,9 @@ What data a recipe takes is said by the fields of its Options:
                                      int64 of (batch_size,)); channels is 3 where Options has none (data=images)
     num_features                     rows: (x, float32 of (batch_size, num_features); y of (batch_size,), int64 where
                                      Options has num_classes, else float32) (data=arrays)
+
+A recipe for several kinds of data says so by properties of its Options: `reads_text`, where make_batch is not asked,
+and `writes_text`, where generate is.
 
 Loops, devices, precision, compilation and logging belong to the trainer, so that they are the same for every recipe.
 """

@@ -26,7 +26,7 @@ from aottrain.cli.reporting import report
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
-from aottrain.cli.values import directory_of, text_of
+from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of
 from aottrain.cli.watching import watch
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
@@ -67,7 +67,7 @@ def run(arguments: list[str]) -> int:
 
 def _show(arguments: Sequence[str], folder: Path) -> int:
     """Leave flags that only show something to Hydra."""
-    sys.argv = [sys.argv[0], *arguments]
+    sys.argv = [sys.argv[0], *map(as_hydra_takes_it, arguments)]
     hydra.main(version_base="1.3", config_path=str(folder), config_name="config")(lambda composed: None)()
     return 0
 

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.preflight import missing_paths, unusable, without_use
 from aottrain.cli.resuming import with_recorded
-from aottrain.cli.values import directory_of, one_line, quoted, resolved, text_of
+from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
@@ -178,7 +178,7 @@ class Composer:
         return composed, list(mistakes)
 
     def _hydra(self, texts: Sequence[str]) -> DictConfig:
-        return compose(self.config_name, [*self.search, *texts], return_hydra_config=True)
+        return compose(self.config_name, [*self.search, *map(as_hydra_takes_it, texts)], return_hydra_config=True)
 
     def _refusal(self, text: str) -> str:
         try:
@@ -244,6 +244,7 @@ class Composer:
 
 
 def _is_open(key: str, values: Any) -> bool:
-    """Sections that a person adds keys to: some of Hydra's, and those that a target of one's own declares."""
+    """Sections that a person adds keys to: some of Hydra's, those that a target of one's own declares, and options of a
+    recipe that belong to another package."""
     hydra = ("hydra.callbacks.", "hydra.job.env_set.", "hydra.job_logging.", "hydra.hydra_logging.")
-    return key.startswith(hydra) or is_open(key, values)
+    return key.startswith((*hydra, *FOREIGN)) or is_open(key, values)

@@ -33,6 +33,11 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         text = "no such file or folder; give the output directory of an earlier run, or auto"
         mistakes.append(Mistake("resume", text, config.resume))
+    if config.export.run is not None and not Path(config.export.run).exists():
+        mistakes.append(Mistake("export.run", "no such folder; give the output directory of a run", config.export.run))
+    if config.export.path is not None and Path(config.export.path).exists():
+        text = "is there already; give the path of a new folder"
+        mistakes.append(Mistake("export.path", text, config.export.path))
     if config.decisions not in (MEASURED, DEFAULT):
         try:
             read_record(config.decisions)
@@ -96,10 +101,10 @@ def without_use(config: RunConfig) -> list[Mistake]:
     torch."""
     if config.data.target is not None:
         return []
-    recipe = recipe_of(config.recipe)
-    makes_its_own = config.data.name == DataConfig.name and makes_batches(recipe, config.recipe.model)
-    if not makes_its_own and DATA_KINDS[config.data.name] not in kinds_taken(recipe.Options):
-        return [Mistake.from_line(not_taken(config.data.name, recipe.Options))]
+    recipe, options = recipe_of(config.recipe), config.recipe.model
+    makes_its_own = config.data.name == DataConfig.name and makes_batches(recipe, options)
+    if not makes_its_own and DATA_KINDS[config.data.name] not in kinds_taken(options):
+        return [Mistake.from_line(not_taken(config.data.name, options))]
     if config.data.path is None or config.data.name != DataConfig.name:
         return []
     if makes_its_own:

@@ -1,4 +1,4 @@
-"""`resume=<run>`: that run's own settings, read from its folder, go before what is given on the command line.
+"""`resume=<run>` and `export.run=<run>`: that run's own settings go before what is given on the command line.
 
 They become overrides as a person would type them, so that they are checked, recorded and passed on as any others are.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from aottrain.cli.values import directory_of, is_within, one_line, override, resolved, text_of, value_at
+from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
 from aottrain.config.choices import BPE
 from aottrain.config.schema import find, leaves, show
 from aottrain.errors import ConfigError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from aottrain.cli.compose import Composer
 
 RECORD = Path(".hydra", "config.yaml")
-NOT_TAKEN = ("task", "resume", "hydra", "decisions")  # a checkpoint has the decisions themselves
+NOT_TAKEN = ("task", "resume", "hydra", "decisions", "export")  # a checkpoint has the decisions themselves
 GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups, which are recorded there
 
 
@@ -53,18 +53,24 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
     differs from the recorded value, a note says so.
     """
     composed, _, _ = composer.compose(texts)
-    path = None if composed is None else OmegaConf.select(composed, "resume")
-    if composed is None or path is None:
+    if composed is None or (key := _key_of_run(composed)) is None:
         return Resumed(tuple(texts))
+    path = OmegaConf.select(composed, key)
     folder = _own_folder(composed, sweep) if path == "auto" else _folder_of(Path(str(path)).expanduser())
     if folder is None:
         missing = path != "auto" and Path(str(path)).expanduser().exists()
-        note = f"resume={path}: no {RECORD} beside it: what is not given here has its default"
+        note = f"{key}={path}: no {RECORD} beside it: what is not given here has its default"
         return Resumed(tuple(texts), (note,) if missing else ())
     recorded = _read(folder)
     together = (*_recorded_overrides(composer, recorded, texts), *texts)
-    notes = [f"resume: the settings are those of {folder}", *_differences(composer, recorded, together)]
+    notes = [f"{key}: the settings are those of {folder}", *_differences(composer, recorded, together)]
     return Resumed(together, tuple(notes))
+
+
+def _key_of_run(composed: DictConfig) -> str | None:
+    """The key that names a run whose settings are taken."""
+    key = "export.run" if OmegaConf.select(composed, "task") == "export" else "resume"
+    return key if OmegaConf.select(composed, key) is not None else None
 
 
 def _folder_of(path: Path) -> Path | None:
@@ -119,7 +125,8 @@ def _recorded_overrides(composer: Composer, recorded: Recorded, texts: Sequence[
     return choices + [
         override(key, value)
         for key, value in leaves(recorded.values)
-        if find(chosen, key)[0] and value_at(chosen, key) != value and not any(is_within(key, name) for name in own)
+        if (value_at(chosen, key) != value if find(chosen, key)[0] else key.startswith(FOREIGN))
+        if not any(is_within(key, name) for name in own)
     ]
 
 

@@ -13,9 +13,17 @@ from omegaconf.errors import OmegaConfBaseException
 from aottrain.cli.preflight import unwritable
 from aottrain.config.schema import Mistake, join, show
 
+# Sections whose keys another package defines, which checks them: Hydra knows none of them.
+FOREIGN = ("recipe.model.config.",)
+
 
 def text_of(item: Override) -> str:
     return str(item.input_line)
+
+
+def as_hydra_takes_it(text: str) -> str:
+    """An override, with the sign by which Hydra adds a key that it does not know."""
+    return f"++{text}" if text.startswith(FOREIGN) else text
 
 
 def resolved(composed: DictConfig) -> tuple[dict[str, Any], list[Mistake]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aottrain.ir.settings.choices import GENERATED, KERNELS, STRATEGIES
 
-TASKS = ("train", "compare", "plan", "pareto")
+TASKS = ("train", "compare", "plan", "pareto", "export")
 # In the order in which task=compare runs them where nothing else is said; the first is what the others are compared to.
 COMPARED = ("eager", "torch_compile", "aot")
 # Those that keep to no budget of ours.

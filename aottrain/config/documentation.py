@@ -21,7 +21,7 @@ from aottrain.config.run import RunConfig
 from aottrain.config.schema import Range, allowed_values, join
 
 # The types that a recipe's options have.
-_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
+_TYPES = {"int": int, "float": float, "bool": bool, "str": str, "dict": dict}
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def model_keys(recipe: str) -> dict[str, Key]:
         return by_name
     for field, meaning in _documented(Path(file))["Options"]:
         name = join("recipe.model", ast.unparse(field.target))
-        allowed = allowed_values(_TYPES[ast.unparse(field.annotation)], Range())
+        kind, *none = ast.unparse(field.annotation).split(" | ")
+        allowed = allowed_values(_TYPES[kind] | None if none else _TYPES[kind], Range())
         by_name[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)
     return by_name
 

@@ -47,6 +47,8 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     if not engines or len(set(engines)) < len(engines):
         mistakes.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
     mistakes += _pareto_mistakes(config.pareto)
+    if config.task == "export" and config.export.run is None:
+        mistakes.append(Mistake("export.run", "task=export needs the output directory of a run", "null"))
     if config.task == "pareto" and config.partition.strategy != "budget":
         text = "task=pareto varies the budget; use partition=budget"
         mistakes.append(Mistake("partition", text, config.partition.strategy))
@@ -152,6 +154,7 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     tokenizer = config.data.tokenizer
     tokenizer = tokenizer if tokenizer == BPE else absolute(tokenizer)
     data = dataclasses.replace(config.data, path=absolute(config.data.path), tokenizer=tokenizer)
+    export = dataclasses.replace(config.export, run=absolute(config.export.run), path=absolute(config.export.path))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    return dataclasses.replace(config, data=data, resume=resume, decisions=named)
+    return dataclasses.replace(config, data=data, resume=resume, decisions=named, export=export)

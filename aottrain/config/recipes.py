@@ -33,10 +33,12 @@ KIND_FIELDS = {
     "arrays": ("num_features",),
 }
 MAY_HAVE = {
+    "prepare": ("options", "batch", "generator"),
     "make_batch": ("options", "batch_size", "generator"),
     "flops_per_token": ("options",),
     "flops_per_sample": ("options",),
     "weight": ("batch",),
+    "export": ("model", "folder"),
 }
 
 
@@ -130,14 +132,18 @@ def makes_batches(recipe: ModuleType, options: Any) -> bool:
     return hasattr(recipe, "make_batch") and not getattr(options, "reads_text", False)
 
 
-def kinds_taken(options: type) -> tuple[str, ...]:
-    """The kinds of data that a recipe takes, which its Options say by the fields that they have."""
-    names = {item.name for item in dataclasses.fields(options)}
-    return tuple(kind for kind, fields in KIND_FIELDS.items() if names.issuperset(fields))
+def kinds_taken(options: Any) -> tuple[str, ...]:
+    """The kinds of data that a recipe takes, which its Options say by the fields or properties that they have. options:
+    the class, or those of a run, which may say that they read no text now."""
+    of_class = options if isinstance(options, type) else type(options)
+    names = {*dir(of_class), *(item.name for item in dataclasses.fields(of_class))}
+    kinds = tuple(kind for kind, fields in KIND_FIELDS.items() if names.issuperset(fields))
+    no_text = of_class is not options and not getattr(options, "reads_text", True)
+    return tuple(kind for kind in kinds if not (no_text and kind == "tokens"))
 
 
-def not_taken(name: str, options: type) -> str:
-    """Why a recipe with this class of options does not take the data of this name, with what it does take."""
+def not_taken(name: str, options: Any) -> str:
+    """Why a recipe with these options does not take the data of this name, with what it does take."""
     kinds = kinds_taken(options)
     fitting = [f"data={other}" for other, kind in DATA_KINDS.items() if kind in kinds]
     return f"data={name}: the recipe takes {' or '.join(fitting) if fitting else 'only what it makes itself'}"

@@ -170,7 +170,7 @@ class DataConfig:
     batch_size: int = setting(16, low=1)
     """Examples (sequences, images) in a micro-batch; a step sees trainer.accumulate micro-batches."""
     held_out: float = setting(0.1, above=0, below=1)
-    """The fraction never trained on but evaluated: the last part of text, tokens or a data set, else drawn alike always."""
+    """The fraction never trained on but evaluated: the last part of text, tokens or a data set, else drawn."""
     order: str = setting("random", one_of=ORDERS)
     """random draws each example anew from all; epochs gives each once before any again, shuffled for each epoch."""
     tokenizer: str | None = setting(None, form="bpe, the path of a tokenizer.json")
@@ -300,11 +300,21 @@ class ParetoConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Used by task=export only."""
+
+    run: str | None = setting(None, form="a path")
+    """Output directory of the run whose newest checkpoint is written, in the form that its recipe has for it."""
+    path: str | None = setting(None, form="a path")
+    """Folder to write, which is made; null is model in this run's own output directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What belongs to no section."""
 
     task: str = setting("train", one_of=TASKS)
-    """What to do; compare runs engines side by side, plan runs no step, pareto is memory against speed."""
+    """What to do; compare runs engines, plan runs no step, pareto is memory against speed, export writes a model."""
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)
@@ -326,4 +336,5 @@ class RunConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
     pareto: ParetoConfig = field(default_factory=ParetoConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     output_dir: str = "."

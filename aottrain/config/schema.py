@@ -225,5 +225,6 @@ def _describe(kind: Any, limits: Range) -> str:
         return f"a list of {inner}, written [a,b]"
     if limits.one_of or limits.form:
         return limits.form or str(limits)
-    name = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(kind, str(kind))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "keys of its own"}
+    name = names.get(kind, str(kind))
     return " ".join(part for part in (name, str(limits)) if part)

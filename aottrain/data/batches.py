@@ -18,6 +18,7 @@ from aottrain.data.tokenizer import Bytes
 from aottrain.step import Batch
 
 _HELD_OUT_STREAM = 1 << 62  # step numbers never get here, so held-out draws are not training draws
+_PREPARING_STREAM = 3 << 60  # nor here: what is drawn for a batch is independent of which examples are in it
 
 
 class Batches(Protocol):
@@ -178,3 +179,44 @@ class MadeBatches:
     def held_out(self, num_batches: int) -> list[Batch]:
         generator = step_generator(self.seed, _HELD_OUT_STREAM)
         return [to_device(self.make(self.batch_size, generator), self.device) for _ in range(num_batches)]
+
+
+@dataclass(frozen=True)
+class PreparedBatches:
+    """Other batches as a recipe wants them: `prepare(batch, generator) -> Batch`, with draws of its own."""
+
+    batches: Batches
+    prepare: Callable[[Batch, torch.Generator], Batch]
+    seed: int
+
+    @property
+    def tokens_per_batch(self) -> int:
+        return self.batches.tokens_per_batch
+
+    @property
+    def batch_size(self) -> int:
+        return self.batches.batch_size
+
+    @property
+    def fingerprint(self) -> str:
+        return self.batches.fingerprint
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.batches.notes
+
+    @property
+    def examples_per_epoch(self) -> int:
+        return self.batches.examples_per_epoch
+
+    @property
+    def codec(self) -> Codec | None:
+        return self.batches.codec
+
+    def at(self, step: int) -> list[Batch]:
+        generator = step_generator(self.seed, _PREPARING_STREAM + step)
+        return [self.prepare(batch, generator) for batch in self.batches.at(step)]
+
+    def held_out(self, num_batches: int) -> list[Batch]:
+        generator = step_generator(self.seed, _PREPARING_STREAM + _HELD_OUT_STREAM)
+        return [self.prepare(batch, generator) for batch in self.batches.held_out(num_batches)]

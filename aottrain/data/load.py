@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def load(data: DataConfig, options: Any, examples_per_step: int) -> Source:
     """The source that `data` names, for a model with these options. ConfigError: the model takes another kind, the
     data is missing or wrong, or has fewer examples to train on than a step."""
-    if DATA_KINDS[data.name] not in kinds_taken(type(options)):
-        raise ConfigError(not_taken(data.name, type(options)))
+    if DATA_KINDS[data.name] not in kinds_taken(options):
+        raise ConfigError(not_taken(data.name, options))
     source = _LOADERS[data.name](data, options)
     count = len(source.train)
     if not count or not len(source.held_out):

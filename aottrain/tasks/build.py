@@ -17,7 +17,7 @@ from aottrain.config.recipes import makes_batches, recipe_of
 from aottrain.config.run import DataConfig, RunConfig
 from aottrain.config.targets import load_target
 from aottrain.data.ahead import ReadAhead
-from aottrain.data.batches import Batches, Codec, MadeBatches, SourceBatches
+from aottrain.data.batches import Batches, Codec, MadeBatches, PreparedBatches, SourceBatches
 from aottrain.data.examples import ExampleBatches, split
 from aottrain.data.load import load
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
@@ -78,7 +78,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         batches=batches,
         device=device,
         flops_per_sample=flops_per_sample(recipe, options, batches),
-        sample=_sampler(recipe, model, config.seed, batches.codec),
+        sample=_sampler(recipe, options, model, config.seed, batches.codec),
     )
 
 
@@ -122,7 +122,10 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
         return MadeBatches(make, size, accumulate, config.seed, device)
     source = load(config.data, options, size * accumulate)
     view = ReadAhead if source.is_decoded else SourceBatches
-    return view(source, size, accumulate, config.seed, device, config.data.order)
+    batches = view(source, size, accumulate, config.seed, device, config.data.order)
+    if not source.tokens_per_example or not hasattr(recipe, "prepare"):
+        return batches
+    return PreparedBatches(batches, partial(recipe.prepare, options), config.seed)
 
 
 def _example_batches(config: RunConfig, target: str, device: torch.device) -> ExampleBatches:
@@ -223,10 +226,10 @@ def load_partition(config: RunConfig) -> str | Callable[..., Any]:
 
 
 def _sampler(
-    recipe: ModuleType, model: torch.nn.Module, seed: int, codec: Codec | None
+    recipe: ModuleType, options: Any, model: torch.nn.Module, seed: int, codec: Codec | None
 ) -> Callable[[int], str] | None:
     """None where the recipe writes nothing, or its tokens stand for no text that is known."""
-    if not hasattr(recipe, "generate") or codec is None:
+    if not hasattr(recipe, "generate") or not getattr(options, "writes_text", True) or codec is None:
         return None
 
     def sample(num_bytes: int) -> str:

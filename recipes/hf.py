@@ -1,0 +1,192 @@
+"""Models of the package transformers, by type or from a folder; a recipe's contract is told in recipes/transformer.py.
+
+    recipe=hf recipe.model.type=bert recipe.model.config.num_hidden_layers=4
+    recipe=hf recipe.model.path=models/qwen3
+
+Text is bytes. The loss is the one that the model's own forward computes from labels: of the next byte (`causal`, where
+the model itself compares each prediction with the label after it), of the hidden ones (`masked`), of all of the text
+where the source has some hidden (`seq2seq`), or of the class of images and sounds that are made here. This recipe alone
+imports something beside torch: transformers, which `pip install 'aottrain[hf]'` installs, when a model is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from . import _hf_data as data
+from . import _hf_models as models
+
+# Bytes that `generate` reads at a time.
+WRITING_CONTEXT = 128
+# Beyond it, a step by which FLOPs are counted would take long.
+MOST_PARAMETERS_COUNTED_WITH = 50_000_000
+TASKS = ("causal", "masked", "seq2seq", "image", "audio")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The model's own options; the sentence after each is its documentation."""
+
+    type: str | None = None
+    """Model type of transformers, as bert, t5 or vit; null is that of path, or qwen3."""
+    task: str | None = None
+    """What it is trained for: causal, masked, seq2seq, image or audio; null is what the type is first of all for."""
+    path: str | None = None
+    """Folder with config.json and safetensors weights to go on from; null is a small model with new weights."""
+    config: dict | None = None
+    """Keys of the type's configuration class, set one by one as config.hidden_size=256; the others are small."""
+    context: int = 128
+    """Length of a text in bytes, from 2."""
+    dropout: float | None = 0.0
+    """Probability of every dropout in the configuration, from 0 to below 1; null is as the configuration has them."""
+    num_classes: int = 10
+    """Kinds of images or sounds, from 2."""
+
+    def check(self) -> list[str]:
+        """Every mistake as "field=value: what is allowed"; an empty list if there is none."""
+        mistakes = []
+        for name, least in (("context", 2), ("num_classes", 2)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                mistakes.append(f"{name}={value!r}: must be a whole number of at least {least}")
+        rate = self.dropout
+        if rate is not None and (isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 <= rate < 1):
+            mistakes.append(f"dropout={rate!r}: must be at least 0 and below 1, or null")
+        if self.task is not None and self.task not in TASKS:
+            mistakes.append(f"task={self.task}: must be one of {', '.join(TASKS)}, or null")
+        if self.config is not None and not isinstance(self.config, Mapping):
+            mistakes.append(f"config={self.config!r}: give its keys one by one, as config.hidden_size=256")
+        return mistakes or models.mistakes(self)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it is trained on text, and not on what `make_batch` gives."""
+        return models.task_of(self) in models.TEXT_TASKS
+
+    @property
+    def writes_text(self) -> bool:
+        """Whether `generate` makes sense."""
+        return models.task_of(self) == "causal"
+
+    @property
+    def vocab_size(self) -> int:
+        """Distinct tokens of the model."""
+        return models.configuration(self).get_text_config().vocab_size
+
+
+def build(options: Options) -> nn.Module:
+    """The model; ValueError lists every mistake in the options."""
+    mistakes = options.check()
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    return models.model(options)
+
+
+def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The model's own loss of (inputs, labels), or of (tokens,), which are their own labels."""
+    inputs, labels = batch[0], batch[-1]
+    return model(**{model.main_input_name: inputs}, labels=labels).loss
+
+
+def weight(batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """How many labels the loss is the mean of."""
+    return (batch[-1] != data.IGNORED).sum()
+
+
+def prepare(options: Options, batch: tuple[torch.Tensor, ...], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """What the model reads of a batch of text, (tokens, the ones after them): see the head of this module."""
+    tokens, task = batch[0], models.task_of(options)
+    if task == "causal":
+        return (tokens,)
+    hidden, where = data.hide(tokens, models.MASK, generator)
+    return hidden, tokens if task == "seq2seq" else tokens.masked_fill(~where, data.IGNORED)
+
+
+def make_batch(options: Options, batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """(images, float32 of (batch_size, channels, height, width), or sounds; labels, int64 of (batch_size,))."""
+    config, classes = _configuration(options), options.num_classes
+    labels = torch.randint(classes, (batch_size,), generator=generator)
+    if models.task_of(options) == "audio":
+        return data.sound_for(config, labels, classes, generator), labels
+    channels = getattr(getattr(config, "vision_config", config), "num_channels", 3)
+    return data.images(labels, classes, channels, data.image_size(config), generator), labels
+
+
+def flops_per_sample(options: Options) -> int | None:
+    """FLOPs of matrix products and convolutions in forward and backward for one example, without recomputation.
+
+    Counted by torch while a step is taken: one without numbers, or, of a model that asks for some, a real one where it
+    is small; else None.
+    """
+    generator = torch.Generator().manual_seed(0)
+    if options.reads_text:
+        text = torch.ones(1, options.context, dtype=torch.int64)
+        batch = prepare(options, (text, text), generator)
+    else:
+        batch = make_batch(options, 1, generator)
+    for device in ("meta", "cpu"):
+        try:
+            with torch.device(device), torch.random.fork_rng(devices=[]):
+                model = models.model(options).train()
+                if device == "cpu" and model.num_parameters() > MOST_PARAMETERS_COUNTED_WITH:
+                    return None
+                with FlopCounterMode(display=False) as counter:
+                    loss(model, tuple(tensor.to(device) for tensor in batch)).backward()
+            return counter.get_total_flops()
+        except RuntimeError:  # a value was asked of a tensor that has none
+            continue
+    return None
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    prompt: bytes | list[int],
+    num_tokens: int,
+    temperature: float = 0.8,
+    generator: torch.Generator | None = None,
+) -> bytes | list[int]:
+    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list; temperature 0
+    takes the likeliest each time.
+
+    generator: a CPU generator to draw from. Dropout is off meanwhile; the model is left in the mode it was in.
+    """
+    if not prompt:
+        raise ValueError("prompt: must have at least one token")
+    allowed = models.VOCABULARY if isinstance(prompt, bytes) else None
+    was_training, device = model.training, next(model.parameters()).device
+    model.eval()
+    tokens = torch.tensor([list(prompt)], dtype=torch.int64)
+    for _ in range(num_tokens):
+        logits = model(tokens[:, -WRITING_CONTEXT:].to(device)).logits[:, -1, :allowed].float().cpu()
+        if temperature == 0:
+            token = logits.argmax(dim=-1, keepdim=True)
+        else:
+            token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
+        tokens = torch.cat((tokens, token), dim=1)
+    model.train(was_training)
+    return type(prompt)(tokens[0, len(prompt) :].tolist())
+
+
+def export(model: nn.Module, folder: Path) -> None:
+    """Write a folder that transformers' `from_pretrained` reads: config.json and model.safetensors."""
+    model.save_pretrained(folder)
+
+
+def _configuration(options: Options) -> Any:
+    """That of the model. Batches are made at each step, and no options change."""
+    return _cached(json.dumps(asdict(options), sort_keys=True))
+
+
+@functools.lru_cache(maxsize=4)
+def _cached(text: str) -> Any:
+    return models.configuration(Options(**json.loads(text)))
