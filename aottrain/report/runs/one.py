@@ -183,7 +183,7 @@ def _sample(run: Run) -> str:
         written = path.read_text(encoding="utf-8", errors="replace")[:20_000]
     except OSError:
         return ""
-    return f"{heading('What the model writes')}<pre>{escape(written)}</pre>"
+    return f'{heading("What the model writes")}<pre class="sample">{escape(written)}</pre>'
 
 
 def _settings(run: Run) -> str:
