@@ -61,11 +61,11 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     if mistakes:
         raise ConfigError([str(mistake) for mistake in dict.fromkeys(mistakes)])
     with only_run_in(Path(folder), "hydra.sweep.dir"):
-        _record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
+        record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
         return run_sweep(planned, Path(folder))
 
 
-def _record(folder: Path, typed: list[str]) -> None:
+def record(folder: Path, typed: list[str]) -> None:
     """What was typed, where a run's own is recorded."""
     path = folder / OVERRIDES
     path.parent.mkdir(exist_ok=True)

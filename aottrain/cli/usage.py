@@ -26,8 +26,6 @@ Examples
   python -m aottrain task=pareto                             memory against speed, a run per budget
   python -m aottrain -m partition.budget=0.1,0.4,1.0 engine=aot,eager    one process per job
   python -m aottrain resume=outputs/transformer/<run> trainer.steps=4000 go on with a run
-  python -m aottrain report FOLDER...                        a page of runs: one, a sweep, a comparison
-  python -m aottrain watch FOLDER                            the same while they run, in the terminal
 
 Groups: group=option (files of conf/; {default} marks the default)
 {groups}
@@ -40,7 +38,7 @@ Flags
   -c, --cfg job [--resolve] show the configuration instead of running it
   --config-dir DIR          add a folder of your own groups, as in DIR/recipe/mine.yaml
   --version, --hydra-help   versions; all of Hydra's flags
-A run writes metrics.csv, summary.json and its log to hydra.run.dir, outputs/<recipe>/<time>."""
+A run writes to hydra.run.dir, outputs/<recipe>/<time>. To look at it: report FOLDER..., watch FOLDER"""
 
 MOST_USED = (
     "task", "seed", "device", "trainer.steps", "trainer.precision", "data.batch_size", "optimizer.lr",

@@ -446,7 +446,9 @@ def test_an_experiment_s_file_can_be_a_sweep(here):
     out, err = process.communicate()
     assert process.returncode == 1 and out.count("group mine") == 3
     assert "job 1 failed (engine=torch_compile" in err and "a bug" in err
-    assert sorted(path.name for path in (here / "all").iterdir()) == ["0_x", "1_x", "2_x", "sweep.csv"]
+    assert sorted(path.name for path in (here / "all").iterdir()) == [
+        ".hydra", "0_x", "1_x", "2_x", "sweep.csv", "sweep.html",
+    ]  # fmt: skip
 
 
 WAITING = """

@@ -1,6 +1,6 @@
 import dataclasses
 
-from aottrain.explain.figures import binned, by_module, signed_bytes, with_optimizer
+from aottrain.explain.figures import binned, by_module, bytes_by_kind, signed_bytes, with_optimizer
 from aottrain.explain.report import CompileReport
 from aottrain.explain.tables import explain, table, timeline_text
 from tests.explain import example
@@ -33,6 +33,14 @@ def test_module_totals_add_up_to_the_values():
     rows = by_module(saved)
     assert sum(num_bytes for _, _, num_bytes in rows) == sum(value.num_bytes for value in saved)
     assert [num_bytes for _, _, num_bytes in rows] == sorted((row[2] for row in rows), reverse=True)
+
+
+def test_blocks_that_repeat_are_one_kind_and_small_kinds_are_others():
+    shapes = {"blocks.0.mlp": 4, "blocks.11.mlp": 4, "block2.a1": 2, "head": 1}
+    values = [example.value(f"v{i}", "aten.mm.default", m, (n, 1), "r") for i, (m, n) in enumerate(shapes.items())]
+    size = values[3].num_bytes
+    assert bytes_by_kind(values) == {"blocks.*.mlp": 8 * size, "block2.a1": 2 * size, "head": size}
+    assert bytes_by_kind(values, most=1) == {"blocks.*.mlp": 8 * size, "others": 3 * size} and bytes_by_kind([]) == {}
 
 
 def test_table_columns_line_up():

@@ -112,7 +112,8 @@ DAMAGED = {
     "summary.json": [b"", b'{"status": "fin', b"[1, 2]", b"\xff\xfe\x00{", b"[" * 100_000, b'{"steps": 1e999}',
                      b'{"step_ms_median": "fast", "status": 7, "saved_by_module": [1], "fallbacks": "x"}'],
     "metrics.csv": [b"", b"\x00\x00\n\x00", b"step,train/loss\n1,2.5\n2,abc\n3", b"nonsense",
-                    b"step,train/loss\n-1,2\n", b"step,train/loss\n1,nan\n2,inf\n3,1\n", b'step,train/loss\n"1,2\n3,4\n'],
+                    b"step,train/loss\n-1,2\n", b"step,train/loss\n1,nan\n2,inf\n3,1\n",
+                    b'step,train/loss\n"1,2\n3,4\n'],
     "run_config.json": [b"", b"{", b"[]", b'"x"'],
 }  # fmt: skip
 
@@ -249,9 +250,12 @@ def test_losses_agree_or_need_not(tmp_path):
     assert losses(runs, differences(runs)) == "The losses agree with those of eager to the last bit."
     off = read_run(write_run(tmp_path / "off", loss=6.0, settings=ENGINES[2]), "off")
     assert "The losses of off do not agree with those of eager" in losses([*runs, off], differences(runs))
+    drops = [read_run(write_run(tmp_path / f"drop{i}", loss=5 + i, settings={**s, "recipe.model.dropout": 0.1}), str(i))
+             for i, s in enumerate(ENGINES[::2])]  # fmt: skip
+    assert "each engine draws its own random numbers" in losses(drops, differences(drops))
     other = read_run(write_run(tmp_path / "lr", loss=6.0, settings={"optimizer.lr": 1.0}), "lr")
     told = losses([runs[2], other], differences([runs[2], other]))
-    assert "lowest held-out loss" in told and "Optimizer.lr differs, so the losses need not agree" in told
+    assert "lowest held-out loss" in told and "As optimizer.lr differs, the losses need not agree" in told
     broken = write_run(tmp_path / "nan", steps=3, settings=ENGINES[2])
     text = (broken / "metrics.csv").read_text().splitlines()
     text[2] = re.sub(r"^2,[^,]*", "2,nan", text[2])

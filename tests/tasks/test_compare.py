@@ -71,6 +71,9 @@ def test_equal_engines_pass_and_are_measured_against_eager(monkeypatch, config, 
     assert float(rows["aot"]["speedup"]) == 2.0
     printed = capsys.readouterr().out
     assert "2.00x" in printed and "1.00 MiB" in printed and "dropout off" in printed
+    page = Path(config.output_dir, "comparison.html")
+    assert f"page: {page}" in printed
+    assert "aot was fastest: 2.00x the speed of eager" in page.read_text(encoding="utf-8")
     assert "Measured on a processor, 2 threads." in printed and rows["aot"]["machine"] == "a processor, 2 threads"
     assert "Level: faster in one round, slower in another" in printed
     once = dataclasses.replace(config, compare=dataclasses.replace(config.compare, rounds=1))

@@ -26,7 +26,8 @@ from tests.sampling import crossed
 PROMISED = {
     "engine", "kernel", "partition", "budget", "steps", "first_loss", "last_loss", "val_loss", "step_ms_median",
     "step_ms_p90", "tokens_per_s", "compile_s", "peak_bytes", "predicted_peak_bytes", "saved_bytes",
-    "eager_saved_bytes", "fallbacks", "verify_max_error", "num_parameters", "seed", "torch", "status",
+    "saved_by_module", "eager_saved_bytes", "fallbacks", "verify_max_error", "num_parameters", "seed", "torch",
+    "status",
 }  # fmt: skip
 
 
@@ -61,6 +62,10 @@ def test_a_run_leaves_every_promised_figure(tiny, left_by, engine, capsys):
     assert "step 6/6" in printed and "held-out" in printed and "The " in printed
     page = left.directory / "compile_report.html"
     assert page.exists() == (engine == "aot")
+    assert bool(left.summary["saved_by_module"]) == (engine == "aot")
+    curves = (left.directory / "run.html").read_text(encoding="utf-8")
+    assert "Finished after step 6" in curves and 'href="metrics.csv"' in curves
+    assert ('href="compile_report.html"' in curves) == (engine == "aot")
     if engine == "aot":  # the same prediction in both places: the optimizer's state is counted once
         assert f">{format_bytes(left.summary['predicted_peak_bytes'])}<" in page.read_text()
 

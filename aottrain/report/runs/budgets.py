@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 from collections.abc import Mapping, Sequence
 
 from aottrain.report.charts import at_each_width
@@ -29,32 +31,43 @@ def budget_plot(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> 
 
 
 def budget_marks(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> list[PlotMark]:
-    """One for each run with a time and a peak. Whiskers reach from the lowest to the highest round; where there is one
-    round alone, over the middle half of its steps."""
+    """One for each run with a time and a peak, in a series of its engine and of all else that differs. Whiskers reach
+    from the lowest to the highest round; where there is one round alone, over the middle half of its steps.
+
+    Where these were more series than there are colours: one for each budget of an engine, at the medians of all such
+    runs, with a whisker from the fastest to the slowest.
+    """
     shown = [run for run in runs if run.number("peak_bytes") and run.rounds and run.status != "failed"]
     names = _series(shown, runs, differing)
-    marks = []
-    for run in sorted(shown, key=lambda run: run.number("peak_bytes") or 0):
-        middles = [quartiles(times) for times in run.rounds]
-        medians = sorted(median for _, median, _ in middles)
-        low, high = (medians[0], medians[-1]) if len(medians) > 1 else (middles[0][0], middles[0][2])
-        median = quartiles(medians)[1]
-        label = _label(run) if len(shown) <= _NUM_LABELS else ""
-        marks.append(PlotMark(names[run.name], run.name, label, run.number("peak_bytes") or 0, median / 1e3,
-                              low=low / 1e3, high=high / 1e3))  # fmt: skip
-    return marks
+    if len(set(names.values())) <= len(SERIES):
+        marks = [_mark(names[run.name], run.name, [run]) for run in shown]
+    else:
+        groups: dict[tuple[str, str], list[Run]] = {}
+        for run in shown:
+            groups.setdefault((_engine(run), _label(run)), []).append(run)
+        marks = [_mark(engine, f"{label}: {len(all_)} runs", all_) for (engine, label), all_ in groups.items()]
+    if len(marks) > _NUM_LABELS:
+        marks = [dataclasses.replace(mark, label="") for mark in marks]
+    return sorted(marks, key=lambda mark: mark.num_bytes)
+
+
+def _mark(series: str, name: str, runs: Sequence[Run]) -> PlotMark:
+    middles = [quartiles(times) for run in runs for times in run.rounds]
+    medians = sorted(median for _, median, _ in middles)
+    low, high = (medians[0], medians[-1]) if len(medians) > 1 else (middles[0][0], middles[0][2])
+    peak = statistics.median(run.number("peak_bytes") or 0 for run in runs)
+    seconds = statistics.median(medians) / 1e3
+    return PlotMark(series, name, _label(runs[0]), peak, seconds, low=low / 1e3, high=high / 1e3)
 
 
 def _series(shown: Sequence[Run], runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """By engine, and by what else differs, as far as there are colours for it."""
+    """{run: engine, and what else differs}."""
     others = [key for key in first_keys(list(differing), 9) if key not in (BUDGET, TORCH_BUDGET, "engine.name")]
-    values = {run.name: [differing[key][i] for key in others] for i, run in enumerate(runs)}
-    full = {
-        run.name: " ".join([_engine(run), *(f"{k}={v}" for k, v in zip(others, values[run.name], strict=True)
-                                            if v != ABSENT)])
+    values = {run.name: [(key, differing[key][i]) for key in others] for i, run in enumerate(runs)}
+    return {
+        run.name: " ".join([_engine(run), *(f"{key}={value}" for key, value in values[run.name] if value != ABSENT)])
         for run in shown
-    }  # fmt: skip
-    return full if len(set(full.values())) <= len(SERIES) else {run.name: _engine(run) for run in shown}
+    }
 
 
 def _engine(run: Run) -> str:

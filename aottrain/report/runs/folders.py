@@ -170,7 +170,7 @@ def _engine(folder: Path, row: Mapping[str, str], read: Read) -> Run:
         summary = {"engine": folder.name, "status": "failed", "error": row.get("reason") or "nothing was run"}
         return Run(folder.name, folder, summary)
     problems = [f"{run.folder.name}/{problem}" for run in timed for problem in run.problems]
-    summary: dict[str, Any] = {**timed[0].summary}
+    summary: dict[str, Any] = {"engine": folder.name, **timed[0].summary}
     for name in _MEDIANS:
         values = [value for run in timed if (value := run.number(name)) is not None]
         summary[name] = statistics.median(values) if values else None

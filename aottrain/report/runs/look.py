@@ -33,6 +33,8 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
   margin: .6em 0; }
 .pairs { grid-template-columns: repeat(auto-fit, minmax(min(28em, 100%), 1fr)); }
 .plots .panel { margin: 0; min-width: 0; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(30em, 100%), 1fr)); gap: 0 1.2em; }
+.facts > div { min-width: 0; }
 .frame { display: grid; grid-template-columns: 4.6em minmax(0, 1fr); padding-top: .5em; font-size: 12.5px;
   font-variant-numeric: tabular-nums; }
 .area { position: relative; height: 15em; cursor: crosshair; touch-action: pan-y; }
@@ -64,7 +66,7 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .frame { container-type: inline-size; }
 @container (max-width: 480px) { .xs span:nth-of-type(even) { display: none; } }
 .readout { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-.spread .row { grid-template-columns: minmax(8em, 26%) 1fr 6em; color: var(--ink); }
+.spread .row { grid-template-columns: minmax(8em, 30%) 1fr 5.4em; color: var(--ink); }
 .spread .row > span { overflow-wrap: anywhere; }
 .spread svg:not(.swatch) { height: 1.2em; background: none; }
 .spread .reach { stroke: currentColor; stroke-width: 1.5; opacity: .75; vector-effect: non-scaling-stroke; fill: none; }
@@ -75,15 +77,18 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
   cursor: pointer; text-align: inherit; }
 .runs th[aria-sort="ascending"] button::after { content: " \\2191"; }
 .runs th[aria-sort="descending"] button::after { content: " \\2193"; }
-.runs th { vertical-align: bottom; overflow-wrap: normal; }
 .runs { overflow-x: auto; }
-.runs :is(td, th) { padding: .42em .5em; }
-.runs td { overflow-wrap: break-word; }
-.runs td:first-child { min-width: 9em; overflow-wrap: anywhere; }
-.runs td.number { white-space: nowrap; }
+@container (min-width: 721px) {
+  .runs th { vertical-align: bottom; overflow-wrap: normal; }
+  .runs :is(td, th) { padding: .42em .5em; }
+  .runs td { overflow-wrap: break-word; }
+  .runs td:first-child { min-width: 9em; overflow-wrap: anywhere; }
+  .runs td.number { white-space: nowrap; }
+}
 .runs tr.hot td { background: var(--line); }
 .values { margin: 0; padding: 0; list-style: none; }
 .values b { font-weight: 600; }
+.sample { white-space: pre-wrap; overflow-wrap: anywhere; }
 .hidden { display: none !important; }
 @media (max-width: 600px) {
   .frame { grid-template-columns: 4.2em minmax(0, 1fr); }

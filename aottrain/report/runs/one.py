@@ -81,12 +81,14 @@ def _header(run: Run, found: Collection) -> str:
 def _told(run: Run) -> str:
     """How it ended, in a sentence; what could not be read."""
     steps, loss, held_out = run.number("steps"), run.number("last_loss"), run.number("val_loss")
-    parts = [f"{run.status} after step {format_count(steps)}" if steps is not None else run.status]
+    where = "at" if run.status == "running" else "after"
+    parts = [f"{run.status} {where} step {format_count(steps)}" if steps is not None else run.status]
     parts += [f"loss {loss:.4f}"] if loss is not None else []
     parts += [f"held-out loss {held_out:.4f}"] if held_out is not None else []
     sentence = ", ".join(parts)
     lines = [f"<p>{escape(sentence[0].upper() + sentence[1:])}.</p>"]
-    told = [run.text("error"), *run.problems, run.text("verify_note")]
+    note = run.text("verify_note")
+    told = [run.text("error"), *run.problems, f"About the check against eager: {note}." if note else ""]
     fallbacks = run.number("fallbacks")
     told += [f"{format_count(fallbacks)} calls ran eagerly: see the compile report"] if fallbacks else []
     lines += [f'<p class="problem">{escape(line)}</p>' for line in told[:1] if line]
@@ -183,7 +185,7 @@ def _sample(run: Run) -> str:
         written = path.read_text(encoding="utf-8", errors="replace")[:20_000]
     except OSError:
         return ""
-    return f"{heading('What the model writes')}<pre>{escape(written)}</pre>"
+    return f'{heading("What the model writes")}<pre class="sample">{escape(written)}</pre>'
 
 
 def _settings(run: Run) -> str:

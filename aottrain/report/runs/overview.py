@@ -38,8 +38,7 @@ def render_overview(found: Collection, *, head: str = "") -> str:
         _problems(found),
         _legend(keys, coloured_by),
         _losses(found, keys),
-        _times(runs, keys),
-        _memory(runs, keys),
+        f'<div class="facts">{_times(runs, keys)}{_memory(runs, keys)}</div>',
         budget_plot(runs, differing),
         _differences(runs, differing),
         runs_table(found, keys, differing),
@@ -90,7 +89,7 @@ def looks(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> tuple[
     if len(runs) <= NUM_LOOKS:
         return [Key(i, run.name, i) for i, run in enumerate(runs)], {}
     few = [key for key, values in differing.items() if 2 <= len(set(values)) <= len(SERIES)]
-    chosen = min(few, key=lambda key: -len(set(differing[key])), default=None)
+    chosen = max(few, key=lambda key: (key != "seed", len(set(differing[key]))), default=None)
     if chosen is None:
         return [Key(i, run.name, 0) for i, run in enumerate(runs)], {}
     values = list(dict.fromkeys(differing[chosen]))
@@ -101,13 +100,13 @@ def looks(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> tuple[
 def _legend(keys: Sequence[Key], coloured_by: Mapping[str, int]) -> str:
     """A button for each run, that shows and hides it everywhere; of many runs a filter."""
     if len(keys) > NUM_LOOKS:
-        named = "".join(f"<li>{swatch(Key(0, name, i))}{breakable(name)}</li>" for name, i in coloured_by.items())
+        named = "".join(f"<li>{swatch(Key(0, name, i))}{escape(name)}</li>" for name, i in coloured_by.items())
         return (
             f'<p class="dim">{len(keys)} runs: a filter shows some of them, in all pictures and in the table; a '
             f'picture names the curve under the pointer.</p>{_filter()}<ul class="legend">{named}</ul>'
         )
     buttons = "".join(
-        f'<li><button type="button" aria-pressed="true" data-run="{key.index}">{swatch(key)}{breakable(key.name)}'
+        f'<li><button type="button" aria-pressed="true" data-run="{key.index}">{swatch(key)}{escape(key.name)}'
         "</button></li>"
         for key in keys
     )
@@ -204,7 +203,7 @@ def _bytes(value: float | None) -> str:
 
 
 def _panel(title: str, content: str, note: str = "") -> str:
-    return f'{heading(title, note)}<div class="panel">{content}</div>' if content else ""
+    return f'<div>{heading(title, note)}<div class="panel">{content}</div></div>' if content else ""
 
 
 def _differences(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> str:
@@ -222,12 +221,11 @@ def _differences(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) ->
 
 
 def _values(names: Mapping[str, Sequence[str]]) -> str:
-    items = [f"<li><b>{breakable(value)}</b>: {_named(runs)}</li>" for value, runs in names.items()]
+    items = [f"<li><b>{escape(value)}</b>: {_named(runs)}</li>" for value, runs in names.items()]
     shown = f'<ul class="values">{"".join(items[:_NUM_NAMED])}</ul>'
     rest = items[_NUM_NAMED:]
     return shown + (folded(f"{len(rest)} more values", f'<ul class="values">{"".join(rest)}</ul>') if rest else "")
 
 
 def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    return ", ".join(map(breakable, names[:_NUM_NAMED])) + more
+    return escape(", ".join(names)) if len(names) <= _NUM_NAMED else f"{len(names)} runs"

@@ -80,7 +80,8 @@ def read_run(folder: Path, name: str = "") -> Run:
     settings = read_settings(folder, problems)
     metrics = read_metrics(folder / METRICS, problems, ended=summary.get("status") != "running")
     warmup = number(settings.get("measure.warmup_steps")) or 0
-    times = timed(metrics, int(warmup))
+    median = number(summary.get("step_ms_median"))
+    times = timed(metrics, int(warmup)) or ((median,) if median else ())
     return Run(name or folder.name, folder, summary, metrics, settings, (times,) if times else (), tuple(problems))
 
 

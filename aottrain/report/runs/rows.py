@@ -146,7 +146,7 @@ def _limits(values: Sequence[float]) -> tuple[float, float, float, float, float]
 def _row(key: Key, drawn: str, figure: str, note: str) -> str:
     title = f' title="{escape(f"{key.name}: {note}", quote=True)}"' if note else ""
     return (
-        f'<div class="row" data-run="{key.index}"{title}><span>{swatch(key)}{breakable(key.name)}</span>'
+        f'<div class="row" data-run="{key.index}"{title}><span>{swatch(key)}{escape(key.name)}</span>'
         f'<svg class="s{key.look % len(SERIES)}" viewBox="0 0 {_WIDTH} 20" preserveAspectRatio="none" '
         f'aria-hidden="true">{drawn}</svg><b>{escape(figure)}</b></div>'
     )

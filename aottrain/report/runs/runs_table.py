@@ -56,14 +56,16 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
     ]
     shown = first_keys(list(differing), _NUM_SETTINGS)
     columns += [
-        (name, False, [_Cell(breakable(value)) for value in differing[key]])
+        (name, False, [_Cell(escape(value)) for value in differing[key]])
         for key, name in zip(shown, short(shown), strict=True)
     ]
     for name, key, write in _FIGURES:
         values = [run.number(key) for run in runs]
+        if key == "compile_s":
+            values = [value or None for value in values]  # eager's 0 s is no compile time
         columns.append((name, True, [_Cell() if v is None else _Cell(escape(write(v)), v) for v in values]))
         if key == "step_ms_median":
-            columns.append((f"speed vs {reference(runs).name}", True, _speeds(runs)) if runs else columns.pop())
+            columns.append(("speed", True, _speeds(runs)))
     has_tokens = any(run.number("tokens_per_s") for run in runs)
     kept = [
         column
@@ -79,8 +81,9 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
         f'<tr data-run="{i}">{"".join(_td(name, is_number, cells[i]) for name, is_number, cells in kept)}</tr>\n'
         for i in range(len(runs))
     )
+    note = f"speed: relative to {reference(runs).name}"
     return (
-        f'{heading("All runs")}{_tools([name for name, *_ in kept], len(runs))}'
+        f'{heading("All runs", note)}{_tools([name for name, *_ in kept], len(runs))}'
         f'<div class="table runs" role="region" aria-label="all runs" tabindex="0"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div>"
     )
@@ -120,7 +123,7 @@ def _td(name: str, is_number: bool, cell: _Cell) -> str:
 
 def _linked(run: Run, found: Collection) -> str:
     """Its name, which leads to its own page, and its compile report, where it has one."""
-    name = breakable(run.name)
+    name = escape(run.name)
     if not found.has_links:
         return name
     pages = [run.folder / RUN_PAGE, *sorted(run.folder.glob(f"*/{RUN_PAGE}"))]

@@ -18,6 +18,7 @@ SCRIPT = r"""
       else if (part.matches("tr")) part.classList.toggle("hidden", filtered.has(part.dataset.run));
       else part.classList.toggle("hidden", hidden(part.dataset.run));
     }
+    for (const folded of filtered.size ? all(".facts details") : []) folded.open = true;
     for (const count of all("[data-count]")) {
       const rows = all("table.sortable tbody tr");
       count.textContent = `${rows.filter(row => !row.classList.contains("hidden")).length} of ${rows.length}`;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +29,10 @@ class Ratio:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Between which the middle half lies, and the median: (low, median, high). Of one value three times that one."""
-    if len(values) < 2:
-        return (values[0],) * 3
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    """Between which the middle half lies, and the median: (low, median, high), each one of the values, chosen as the
+    median in summary.json is (see percentile in metrics/throughput.py)."""
+    ordered = sorted(values)
+    low, median, high = (ordered[max(0, math.ceil(part * len(ordered)) - 1)] for part in (0.25, 0.5, 0.75))
     return low, median, high
 
 
@@ -45,7 +46,7 @@ def time_ratio(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]])
     if not ones or not others:
         return None
     if len(ones) == len(others) > 1:
-        ratios = [statistics.median(a) / statistics.median(b) for a, b in zip(ones, others, strict=True)]
-        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+        ratios = [quartiles(a)[1] / quartiles(b)[1] for a, b in zip(ones, others, strict=True) if quartiles(b)[1] > 0]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios)) if ratios else None
     (a, b, c), (x, y, z) = (quartiles([time for times in rounds for time in times]) for rounds in (ones, others))
     return Ratio(b / y, a / z, c / x) if x > 0 else None

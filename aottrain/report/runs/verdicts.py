@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from aottrain.ir.units import format_bytes, format_percent
 from aottrain.report.runs.reading import HELD_OUT, LOSS, Points, Run, number
 from aottrain.report.runs.settings import changing
-from aottrain.report.runs.spread import EQUAL_PEAK, time_ratio
+from aottrain.report.runs.spread import EQUAL_PEAK, quartiles, time_ratio
 
 _NUM_NAMED = 3
 _TOLERANCE = 1e-3  # where no configuration says what compare.loss_tolerance is
@@ -21,7 +21,8 @@ def verdicts(runs: Sequence[Run], differing: Mapping[str, Sequence[str]], *, by_
     if not runs:
         return []
     failed = [run for run in runs if run.status == "failed"]
-    told = [fastest(runs), least_memory(runs), judged_losses(runs) if by_task else losses(runs, differing)]
+    told = [fastest(runs, same_work=by_task), least_memory(runs)]
+    told.append(judged_losses(runs) if by_task else losses(runs, differing))
     if failed:
         told.append(f"{_names([run.name for run in failed])} failed.")
     return [text for text in told if text]
@@ -35,16 +36,22 @@ def reference(runs: Sequence[Run]) -> Run:
 def per_unit(runs: Sequence[Run]) -> tuple[dict[str, tuple[tuple[float, ...], ...]], str]:
     """({name: times of its rounds}, of what). Of a step, where every step does the same work; else of a token, or of
     a sample, in the same units; {} where that is not known."""
-    timed = [run for run in runs if run.rounds and run.status != "failed"]
+    steps = timed(runs)
+    shown = [run for run in runs if run.name in steps]
     for rate, unit in (("tokens_per_s", "token"), ("samples_per_s", "sample")):
-        works = [_work(run, rate) for run in timed]
+        works = [_work(run, rate) for run in shown]
         known = [work for work in works if work]
         if known and len(known) == len(works):
             if max(known) - min(known) <= _SAME_WORK * max(known):
-                return {run.name: run.rounds for run in timed}, "step"
-            shares = zip(timed, known, strict=True)
+                return steps, "step"
+            shares = zip(shown, known, strict=True)
             return {r.name: tuple(tuple(t / work for t in times) for times in r.rounds) for r, work in shares}, unit
-    return {run.name: run.rounds for run in timed}, "step"
+    return steps, "step"
+
+
+def timed(runs: Sequence[Run]) -> dict[str, tuple[tuple[float, ...], ...]]:
+    """{name: times of its rounds} of the runs that have some and have not failed."""
+    return {run.name: run.rounds for run in runs if run.rounds and run.status != "failed"}
 
 
 def _work(run: Run, rate: str) -> float | None:
@@ -53,9 +60,9 @@ def _work(run: Run, rate: str) -> float | None:
     return per_s * median / 1e3 if per_s and median else None
 
 
-def fastest(runs: Sequence[Run]) -> str:
-    """Which run was fastest, by how much, and who is level with it."""
-    times, unit = per_unit(runs)
+def fastest(runs: Sequence[Run], *, same_work: bool = False) -> str:
+    """Which run was fastest, by how much, and who is level with it. same_work: their steps are known to be the same."""
+    times, unit = (timed(runs), "step") if same_work else per_unit(runs)
     if len(times) < 2:
         return ""
     order = sorted(times, key=lambda name: _median(times[name]))
@@ -80,13 +87,12 @@ def fastest(runs: Sequence[Run]) -> str:
 
 
 def _median(rounds: Sequence[Sequence[float]]) -> float:
-    values = sorted(time for times in rounds for time in times)
-    return values[(len(values) - 1) // 2]
+    return quartiles([time for times in rounds for time in times])[1]
 
 
 def spread_note(runs: Sequence[Run]) -> str:
     """What stands in the brackets of `fastest`."""
-    times, _ = per_unit(runs)
+    times = timed(runs)
     if len(times) < 2:
         return ""
     counts = {len(rounds) for rounds in times.values()}
@@ -163,11 +169,9 @@ def _agreement(runs: Sequence[Run], differing: Mapping[str, Sequence[str]]) -> s
         return f"The losses agree: they differ {by}; allowed is {tolerance:g}."
     beyond = [name for name, (error, _) in known.items() if error > tolerance]
     drops = any((number(run.settings.get("recipe.model.dropout")) or 0) > 0 for run in runs)
-    torchs = any(run.engine == "torch_compile" for run in runs if run.name in beyond)
-    why = " With dropout torch.compile draws other random numbers than eager; task=compare leaves it out." * (
-        drops and torchs
-    )
-    return f"The losses of {_names(beyond)} do not agree with those of {base}: they differ {by}.{why}"
+    if drops and len({run.engine for run in runs if run.name in (base, *beyond)}) > 1:
+        return f"The losses differ {by}: with dropout each engine draws its own random numbers; task=compare has none."
+    return f"The losses of {_names(beyond)} do not agree with those of {base}: they differ {by}."
 
 
 def loss_gap(losses: Mapping[float, float], other: Mapping[float, float]) -> tuple[float, float] | None:
@@ -193,11 +197,10 @@ def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
     if not ends:
         return ""
     best = min(ends, key=lambda name: ends[name])
-    more = "" if len(keys) <= _NUM_NAMED else f" and {len(keys) - _NUM_NAMED} more"
-    differ = f"{', '.join(keys[:_NUM_NAMED])}{more} differ{'s' if len(keys) == 1 else ''}"
+    differ = f"{_names(keys)} differ{'s' if len(keys) == 1 else ''}"
     return (
         f"{best} ended with the lowest {which[0]}, {ends[best]:.4f} (the highest is {max(ends.values()):.4f}). "
-        f"{differ[0].upper()}{differ[1:]}, so the losses need not agree."
+        f"As {differ}, the losses need not agree."
     )
 
 

@@ -1,0 +1,185 @@
+"""`report` and `watch`: pages and tables of folders, and what is said of a folder that holds no run."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import urllib.error
+import urllib.request
+from html import escape
+from pathlib import Path
+
+import pytest
+
+from aottrain.cli import main
+from aottrain.cli.command import SUBCOMMANDS
+from aottrain.cli.jobs import SweepJob, run_sweep
+from aottrain.cli.lock import is_taken, only_run_in
+from aottrain.cli.serving import PageServer
+from aottrain.cli.sweeps import record
+from aottrain.cli.watching import Remembered, drawing, follow, is_running
+from aottrain.report.runs.folders import collect
+from tests.report.fake_runs import write_comparison, write_run, write_sweep
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_report_writes_the_page_of_whatever_the_folder_holds(here, capsys):
+    write_run(here / "run", steps=3)
+    write_comparison(here / "compare", rounds=1)
+    write_sweep(here / "sweep", [{"seed": 1}, {"seed": 2}], steps=3)
+    for arguments, path in (
+        (["run"], "run/run.html"),
+        (["compare"], "compare/comparison.html"),
+        (["sweep"], "sweep/sweep.html"),
+        (["run", "sweep"], "runs.html"),
+        (["-o", "mine.html", "compare"], "mine.html"),
+    ):
+        assert main(["report", *arguments]) == 0
+        assert capsys.readouterr().out.strip() == path and Path(path).read_text().startswith("<!doctype html>")
+    assert "sweep/seed=2" in Path("runs.html").read_text()
+
+
+@pytest.mark.parametrize("word", SUBCOMMANDS)
+def test_a_folder_that_is_none_is_one_line_and_exit_code_2(here, capsys, word):
+    (here / "empty").mkdir()
+    (here / "file").write_text("")
+    for folder, says in (("absent", "no such folder"), ("empty", "holds no run"), ("file", "is a file")):
+        assert main([word, folder]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.splitlines() == [printed.err.strip()] and says in printed.err
+        assert printed.err.startswith(f"aottrain {word}: {folder}: ")
+    assert main([word]) == 2 and "give" in capsys.readouterr().err
+    assert main([word, "--bogus", "empty"]) == 2 and "--bogus" in capsys.readouterr().err
+    assert main([word, "--help"]) == 0 and capsys.readouterr().out.startswith(f"python -m aottrain {word} FOLDER")
+    assert set(os.listdir()) == {"empty", "file"}
+
+
+def test_a_page_that_cannot_be_written_is_one_line(here, capsys):
+    write_run(here / "run", steps=3)
+    assert main(["report", "run", "-o", "no/such/page.html"]) == 2
+    assert "no/such/page.html: cannot be written: No such file" in capsys.readouterr().err
+    assert main(["watch", "run", "--every", "0"]) == 2 and "must be from 0.1" in capsys.readouterr().err
+    assert main(["watch", "run", "run"]) == 2 and "give one folder" in capsys.readouterr().err
+
+
+def test_watching_ends_where_nothing_runs_and_says_how_it_ended(here, capsys):
+    write_run(here / "a", steps=3, settings={"trainer.steps": 9}, status="running")
+    write_run(here / "b\x1b[31m", steps=3, status="failed", error="NumericsError: \x1b[2J")
+    assert main(["watch", "."]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:4] == ["run", "step", "loss", "held-out"] and "3/9" in lines[2] and "gone" in lines[2]
+    assert "failed" in lines[3] and "NumericsError" in lines[4] and "\x1b" not in "".join(lines)
+
+
+def test_watching_follows_the_files_until_the_lock_is_free(here, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    seen = []
+
+    def wait(seconds: float) -> None:
+        seen.append(seconds)
+        if len(seen) == 1:
+            write_run(here / "run", steps=4, status="running")
+        elif len(seen) == 2:
+            write_run(here / "run", steps=100, status="finished")
+            taken.__exit__(None, None, None)
+
+    taken = only_run_in(here / "run", "hydra.run.dir")
+    taken.__enter__()
+    follow(here / "run", wait, 0.5)
+    drawn = capsys.readouterr().out
+    assert seen == [0.5, 0.5] and drawn.index("nothing has been written") < drawn.index("4/100")
+    assert drawn.index("4/100") < drawn.index("100/100") and "running" in drawn and "finished" in drawn
+    assert "\x1b[1A\x1b[J" in drawn and "\x1b[3A\x1b[J" in drawn  # each drawing takes the place of the one before
+
+
+def test_ctrl_c_ends_watching_without_a_traceback(here, capsys, monkeypatch):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    write_run(here / "run", steps=3)
+    monkeypatch.setattr("aottrain.cli.watching.follow", interrupted)
+    assert main(["watch", "run"]) == 130 and capsys.readouterr().err == ""
+
+
+def test_a_lock_is_seen_from_below_and_from_above(here):
+    write_run(here / "sweep" / "0", steps=3)
+    found = collect([here / "sweep"])
+    assert not is_taken(here / "sweep") and not is_running(here / "sweep", found)
+    (here / "sweep" / ".lock").write_text("1")  # of a process that was killed
+    assert not is_taken(here / "sweep")
+    with only_run_in(here / "sweep", "hydra.sweep.dir"):
+        assert is_running(here / "sweep" / "0", collect([here / "sweep" / "0"]))
+    with only_run_in(here / "sweep" / "0", "hydra.run.dir"):
+        assert is_running(here / "sweep", found)
+
+
+def test_files_that_have_not_changed_are_not_read_again(here):
+    read = Remembered()
+    write_run(here / "run", steps=3)
+    first = read(here / "run")
+    assert read(here / "run") is first
+    write_run(here / "run", steps=4)
+    assert len(read(here / "run").metrics["train/loss"]) == 4
+
+
+def test_the_table_says_how_long_a_run_takes_yet(here):
+    write_run(here, steps=10, step_ms=2000, jitter=0, settings={"trainer.steps": 20}, status="running")
+    line = drawing(collect([here]), goes_on=True)[2]
+    assert "10/20" in line and "20.0 s" in line and line.endswith("running")
+
+
+def test_the_server_answers_its_page_alone_and_to_this_machine(here):
+    write_run(here / "run", steps=3)
+    with PageServer() as server:
+        assert server.address.startswith("http://127.0.0.1:")
+        assert b"nothing has been written" in urllib.request.urlopen(server.address).read()
+        server.show(collect([here / "run"]))
+        answer = urllib.request.urlopen(server.address)
+        page = answer.read().decode()
+        assert "Run of transformer" in page and 'http-equiv="refresh"' in page and "href=\"metrics.csv" not in page
+        for path in ("summary.json", "../run/summary.json", "%2e%2e/", "?x"):
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(server.address + path)
+        foreign = http.client.HTTPConnection(*server.host.split(":"))
+        foreign.request("GET", "/", headers={"Host": "evil.example"})
+        assert foreign.getresponse().status == 403
+        foreign.close()
+    assert not any(thread.name.startswith("aottrain") for thread in threading.enumerate())
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(server.address, timeout=5)
+
+
+def test_a_sweep_leaves_its_page(here, capsys, monkeypatch):
+    jobs = [SweepJob(i, {"seed": str(i)}, here / "out" / str(i), []) for i in (0, 1)]
+
+    def run(job: SweepJob, running: object) -> int:
+        write_run(job.directory, steps=3, settings={"seed": job.number})
+        return 0
+
+    monkeypatch.setattr("aottrain.cli.jobs._run", run)
+    assert run_sweep(jobs, here / "out") == 0
+    assert f"page: {here / 'out' / 'sweep.html'}" in capsys.readouterr().out
+    page = (here / "out" / "sweep.html").read_text()
+    assert "seed=0" in page and "seed=1" in page
+
+
+def test_a_sweep_says_with_which_command_it_was_made(here):
+    write_sweep(here / "out", [{"seed": 1}, {"seed": 2}], steps=2)
+    record(here / "out", ["-m", "seed=1,2", "recipe.model.name='a b'", "hydra.sweep.dir=out"])
+    assert main(["report", "out"]) == 0
+    page = (here / "out" / "sweep.html").read_text()
+    command = """python -m aottrain -m seed=1,2 'recipe.model.name='"'"'a b'"'"''"""
+    assert f"<code>{escape(command)}</code>" in page
+
+
+def test_a_summary_that_changes_under_the_hand_is_no_traceback(here, capsys):
+    folder = write_run(here / "run", steps=3)
+    (folder / "summary.json").write_text(json.dumps({"status": "running", "steps": "many", "peak_bytes": [1]}))
+    assert main(["watch", "run"]) == 0 and "gone" in capsys.readouterr().out
