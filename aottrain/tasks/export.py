@@ -19,7 +19,8 @@ def run(config: RunConfig) -> int:
     recipe = recipe_of(config.recipe)
     if not hasattr(recipe, "export"):
         able = ", ".join(other for other in recipe_names() if hasattr(load_recipe(other), "export"))
-        raise ConfigError(f"recipe={config.recipe.title}: has no export(model, folder), which task=export needs; there is {able}")
+        lacks = "has no export(model, folder), which task=export needs"
+        raise ConfigError(f"recipe={config.recipe.title}: {lacks}; there is {able}")
     loaded = find(config.export.run, CheckpointFolder(Path(str(config.export.run), "checkpoints")), print)
     if loaded is None:
         raise ResumeError(f"export.run={config.export.run}: the folder has no checkpoint")
