@@ -12,6 +12,8 @@ import sys
 import pytest
 
 from tests import sampling
+from tests.children import quick_children  # noqa: F401  # for all
+from tests.remembering import remember_yaml
 from tests.skips import (  # noqa: F401  # what a run left out is said at its end
     pytest_collectreport,
     pytest_sessionfinish,
@@ -23,6 +25,7 @@ os.environ["AOTTRAIN_RATES"] = "default"
 os.environ["AOTTRAIN_FAULTS"] = "raise"
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
+remember_yaml()
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # What a shell starts in the background inherits that interrupts are ignored, and so does all that it starts itself.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,7 +28,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
-def test_a_sample_is_found():
+def test_a_sample_is_found(quick_children):
     done = run(str(ROOT / "scripts" / "planted.py"), "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -75,7 +75,7 @@ print([try_bug(bug)[0] for bug in planting.BUGS.values()])
 """
 
 
-def test_only_a_wrong_answer_is_found():
+def test_only_a_wrong_answer_is_found(quick_children):
     done = run("-c", TRIAL)
     assert done.stdout.strip() == str(["found", "INVALID", "INVALID", "NOT FOUND", "INVALID", "INVALID"]), done.stderr
 

@@ -45,6 +45,7 @@ class Job:
 
 
 Checked = tuple[Job | None, list[Mistake]]
+Composed = tuple[DictConfig | None, set[str], list[Mistake]]
 Announce = Callable[[RunConfig, str], None]
 
 
@@ -58,7 +59,9 @@ class Composer:
         self.loader = GlobalHydra.instance().config_loader()
         self.parser = OverridesParser.create(config_loader=self.loader)
         self.groups = [group for group in self.loader.list_groups("") if group != "hydra"]
-        self._composed: dict[tuple[str, ...], tuple[DictConfig | None, list[Mistake]]] = {}
+        self._hydras: dict[tuple[str, ...], tuple[DictConfig | None, list[Mistake]]] = {}
+        self._composed: dict[tuple[str, ...], Composed] = {}
+        self._options: dict[str, list[str]] = {}
 
     def parse(self, texts: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
         """Every override that can be read, and a mistake for every one that cannot."""
@@ -131,8 +134,14 @@ class Composer:
         values = None if composed is None else OmegaConf.to_container(composed, resolve=False)
         return {str(key): value for key, value in values.items()} if isinstance(values, dict) else {}
 
-    def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
+    def compose(self, texts: Sequence[str]) -> Composed:
         """The configuration with all overrides that Hydra can take, the keys they set, a mistake for each other one."""
+        if tuple(texts) not in self._composed:
+            self._composed[tuple(texts)] = self._compose(texts)
+        composed, overridden, mistakes = self._composed[tuple(texts)]
+        return composed, set(overridden), list(mistakes)
+
+    def _compose(self, texts: Sequence[str]) -> Composed:
         overrides, mistakes = self.parse(self.completed(texts))
         several = [text_of(item) for item in overrides if item.is_sweep_override()]
         mistakes += [Mistake(text, "several values: add -m to run each, or write [a,b] for a list") for text in several]
@@ -159,22 +168,26 @@ class Composer:
         return "" if composed is None else str(composed.hydra.runtime.choices.get(group))
 
     def options(self, group: str) -> list[str]:
-        return self.loader.get_group_options(group, config_name=self.config_name, overrides=self.search)
+        """Those that the folders have; Hydra reads the primary configuration anew each time that it is asked."""
+        if group not in self._options:
+            found = self.loader.get_group_options(group, config_name=self.config_name, overrides=self.search)
+            self._options[group] = found
+        return self._options[group]
 
     def _compose_most(self, texts: tuple[str, ...]) -> tuple[DictConfig | None, list[Mistake]]:
         """Compose; if Hydra refuses, find the overrides that it refuses each alone, and compose without them."""
-        if texts not in self._composed:
+        if texts not in self._hydras:
             try:
-                self._composed[texts] = self._hydra(texts), []
+                self._hydras[texts] = self._hydra(texts), []
             except Exception as error:  # Hydra lets YAML, OS and OmegaConf errors through besides its own
                 guilty = [Mistake(text, reason) for text in texts if (reason := self._refusal(text))]
                 rest = tuple(text for text in texts if text not in {mistake.key for mistake in guilty})
                 if guilty:
                     composed, mistakes = self._compose_most(rest)
-                    self._composed[texts] = composed, guilty + mistakes
+                    self._hydras[texts] = composed, guilty + mistakes
                 else:
-                    self._composed[texts] = None, [Mistake(" ".join(texts) or self.config_name, one_line(error))]
-        composed, mistakes = self._composed[texts]
+                    self._hydras[texts] = None, [Mistake(" ".join(texts) or self.config_name, one_line(error))]
+        composed, mistakes = self._hydras[texts]
         return composed, list(mistakes)
 
     def _hydra(self, texts: Sequence[str]) -> DictConfig:

@@ -372,19 +372,19 @@ def test_without_a_dependency_one_line_says_what_to_do(here, name):
     )
 
 
-def test_a_module_of_one_s_own_that_is_missing_is_not_taken_for_a_dependency(here):
+def test_a_module_of_one_s_own_that_is_missing_is_not_taken_for_a_dependency(quick_children, here):
     process = command("logger=csv", folder=here, stub="def run(config):\n    import no_such_module")
     _, err = process.communicate()
     assert process.returncode == 1 and "Traceback" in err and "no_such_module" in err
 
 
-def test_a_task_s_own_error_is_one_line(here):
+def test_a_task_s_own_error_is_one_line(quick_children, here):
     process = command("partition.budget=0.5", "logger=csv", folder=here, stub=TASK)
     _, err = process.communicate()
     assert process.returncode == 2 and err == "aottrain: BudgetError: the smallest budget is 0.6\n"
 
 
-def test_who_reads_no_further_gets_no_traceback(here):
+def test_who_reads_no_further_gets_no_traceback(quick_children, here):
     """As `| head -3` does."""
     stub = "def run(config):\n    for _ in range(100000):\n        print('a line', flush=True)"
     process = command("logger=csv", "hydra.run.dir=here", folder=here, stub=stub)
@@ -394,14 +394,14 @@ def test_who_reads_no_further_gets_no_traceback(here):
     assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
 
 
-def test_a_bug_keeps_its_traceback(here):
+def test_a_bug_keeps_its_traceback(quick_children, here):
     process = command("engine=torch_compile", "hydra.run.dir=here", folder=here, stub=TASK)
     _, err = process.communicate()
     assert process.returncode == 1 and "Traceback" in err and "stub_train.py" in err and "a bug" in err
     assert (here / "here" / ".hydra" / "config.yaml").is_file()
 
 
-def test_a_failing_job_does_not_stop_a_sweep(here):
+def test_a_failing_job_does_not_stop_a_sweep(quick_children, here):
     process = command("-m", "partition.budget=0.1,0.5,1.0", "hydra.sweep.dir=all", folder=here, stub=TASK)
     out, err = process.communicate()
     assert process.returncode == 1
@@ -440,7 +440,7 @@ def test_the_first_line_of_a_sweep_comes_before_its_jobs_are_checked(here, capsy
     assert seen == [f"aottrain {__version__}: a sweep of 2 jobs; checking them\n", ""]
 
 
-def test_an_experiment_s_file_can_be_a_sweep(here):
+def test_an_experiment_s_file_can_be_a_sweep(quick_children, here):
     line = ["experiment=engines", "logger.group=mine", "+hydra.job.env_set.A=b", "hydra.sweep.dir=all"]
     process = command(*line, "hydra.sweep.subdir='${hydra.job.num}_x'", folder=here, stub=TASK)
     out, err = process.communicate()
@@ -463,7 +463,7 @@ def run(config):
 """
 
 
-def test_an_interrupted_sweep_names_what_was_not_run(here):
+def test_an_interrupted_sweep_names_what_was_not_run(quick_children, here):
     process = command("-m", "seed=1,2,3", "hydra.sweep.dir=all", folder=here, stub=WAITING)
     assert process.stdout is not None
     while "started" not in process.stdout.readline():
@@ -484,7 +484,7 @@ def begun(process: subprocess.Popen[str]) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("line", [["hydra.run.dir=mine"], ["-m", "seed=1,2", "hydra.sweep.dir=mine"]], ids=str)
-def test_a_folder_that_another_run_writes_to_is_refused_and_stays_as_it_is(here, line):
+def test_a_folder_that_another_run_writes_to_is_refused_and_stays_as_it_is(quick_children, here, line):
     first = begun(command(*line, "trainer.steps=7", folder=here, stub=WAITING))
     before = {path: path.read_bytes() for path in (here / "mine").rglob("*") if path.is_file()}
     second = command(*line, "trainer.steps=9", folder=here)
@@ -499,7 +499,7 @@ def test_a_folder_that_another_run_writes_to_is_refused_and_stays_as_it_is(here,
     assert not list((here / "mine").rglob(".lock"))
 
 
-def test_the_lock_of_a_run_that_was_killed_holds_nobody_back(here):
+def test_the_lock_of_a_run_that_was_killed_holds_nobody_back(quick_children, here):
     first = begun(command("hydra.run.dir=mine", folder=here, stub=WAITING))
     first.kill()
     first.communicate()
@@ -508,7 +508,7 @@ def test_the_lock_of_a_run_that_was_killed_holds_nobody_back(here):
     assert third.communicate()[1] == "" and third.returncode == 0
 
 
-def test_a_lock_is_had_by_one_at_a_time_however_they_take_turns(tmp_path):
+def test_a_lock_is_had_by_one_at_a_time_however_they_take_turns(quick_children, tmp_path):
     script = "import sys, time\nfrom pathlib import Path\nfrom aottrain.cli.lock import only_run_in\n" \
              "from aottrain.errors import BusyError\nfolder = Path(sys.argv[1])\nheld = 0\nwhile held < 200:\n" \
              "    try:\n        with only_run_in(folder, 'k'):\n            (folder / 'in').touch(exist_ok=False)\n" \
@@ -518,7 +518,7 @@ def test_a_lock_is_had_by_one_at_a_time_however_they_take_turns(tmp_path):
     assert [racer.wait() for racer in racers] == [0, 0, 0]
 
 
-def test_two_runs_in_the_same_second_do_not_share_a_directory(here):
+def test_two_runs_in_the_same_second_do_not_share_a_directory(quick_children, here):
     processes = [command("logger=csv", "seed=1", folder=here, stub=TASK) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     [process.communicate() for process in processes]
@@ -530,7 +530,7 @@ def test_a_plain_checkout_works_from_any_folder(here, capfd):
     assert "budget: 0.25" in capfd.readouterr().out
 
 
-def test_a_warning_of_this_package_is_one_line_without_its_source(here):
+def test_a_warning_of_this_package_is_one_line_without_its_source(quick_children, here):
     task = "import warnings\n\ndef run(config):\n    warnings.warn('no compiler', stacklevel=2)\n    return 0\n"
     process = command("hydra.run.dir=all", folder=here, stub=task)
     _, err = process.communicate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,13 +37,26 @@ def differences(printed: str) -> list[str]:
     return [line.strip() for line in printed.splitlines() if " in that run, " in line]
 
 
-@pytest.fixture
-def first(here):
-    """A run of three steps whose settings are not the defaults, in its schedule of six."""
-    (here / "text.txt").write_text("a text of one's own, " * 40)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run of three steps whose settings are not the defaults, in its schedule of six."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "text.txt").write_text("a text of one's own, " * 40)
     line = ["partition.budget=0.4", "optimizer=sgd", "optimizer.momentum=0.8", "logger=wandb", "logger.mode=disabled"]
     line += ["data.path=text.txt", "lr_schedule.total_steps=6", "trainer.steps=3", "hydra.run.dir=first"]
-    assert main([*FAST, *line]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "path", list(sys.path))
+        assert main([*FAST, *line]) == 0
+    return folder
+
+
+@pytest.fixture
+def first(trained, here):
+    """That run, as if it had been started here."""
+    shutil.copytree(trained, here, dirs_exist_ok=True)
+    for record in Path(here, "first", ".hydra").iterdir():
+        record.write_text(record.read_text().replace(str(trained), str(here)))
     return "first"
 
 

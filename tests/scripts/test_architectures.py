@@ -64,7 +64,7 @@ def test_without_transformers(script, monkeypatch, capsys):
     assert capsys.readouterr().err == "architectures.py needs the package transformers: pip install transformers\n"
 
 
-def test_one_model():
+def test_one_model(quick_children):
     """In a process that has run nothing in threads yet: it forks."""
     pytest.importorskip("transformers", reason="transformers is not installed")
     environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1])}

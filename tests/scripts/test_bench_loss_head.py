@@ -15,7 +15,7 @@ from aottrain.toolchain.native import find_compiler
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_every_side_is_measured():
+def test_every_side_is_measured(quick_children):
     if find_compiler() is None:
         pytest.skip("there is no C++ compiler on this machine")
     sizes = ["--rows", "640", "--classes", "4096", "--width", "8", "--rounds", "1", "--threads", "1"]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("optimizer", "sides"), [("adamw", 4), pytest.param("lion", 2, marks=WHOLE)])
-def test_every_side_is_measured(optimizer, sides):
+def test_every_side_is_measured(quick_children, optimizer, sides):
     if find_compiler() is None:
         pytest.skip("there is no C++ compiler on this machine")
     sizes = ["--layers", "1", "--width", "8", "--vocab", "20", "--rounds", "2", "--threads", "1"]

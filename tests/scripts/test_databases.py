@@ -21,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
 
 
-def test_counts_and_reasons_are_printed() -> None:
+def test_counts_and_reasons_are_printed(quick_children: None) -> None:
     done = run("sin", "nonzero", "--samples", "1", "--kernel", "aten")
     assert done.returncode == 0, done.stderr
     assert "nonzero: ran eagerly: " in done.stdout

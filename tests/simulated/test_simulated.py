@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is built for CUDA: tests/runtime/test_on_a_gpu.py")
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++, which the simulated devices are compiled by")
-def test_in_a_process_of_its_own(whole):
+def test_in_a_process_of_its_own(quick_children, whole):
     pytest.importorskip("triton", reason="the package triton is not installed: there is none for this platform")
     files = [str(HERE / name) for name in ("on_devices.py", "on_tasks.py")]
     command = [sys.executable, "-m", "pytest", "--no-header", "-p", "tests.simulated.plugin", *files]

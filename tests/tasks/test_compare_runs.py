@@ -40,7 +40,9 @@ def run_here(config: RunConfig) -> str:
 
 
 @pytest.mark.parametrize(("changes", "code", "verdict"), [({}, 0, "equal"), (WRONG_KERNEL, 1, "deviates")], ids=str)
-def test_the_comparison_tells_a_right_kernel_from_a_wrong_one(tmp_path, monkeypatch, capsys, changes, code, verdict):
+def test_the_comparison_tells_a_right_kernel_from_a_wrong_one(
+    tmp_path, monkeypatch, capsys, quick_children, changes, code, verdict
+):
     """The right one's own engine in a process of its own, as always; all else in this."""
     monkeypatch.chdir(ROOT)
     apart = compare.run_apart
@@ -57,7 +59,7 @@ def test_the_comparison_tells_a_right_kernel_from_a_wrong_one(tmp_path, monkeypa
     assert not list(tmp_path.rglob("*.pt"))
 
 
-def test_an_engine_that_cannot_run_is_shown_with_its_error(tmp_path, monkeypatch, capsys):
+def test_an_engine_that_cannot_run_is_shown_with_its_error(tmp_path, monkeypatch, capsys, quick_children):
     monkeypatch.chdir(ROOT)
     broken = {"kernel": {"name": "custom", "target": "tests.tasks.wrong_kernel:absent"}}
     assert compare.run(small(tmp_path, compare={"engines": ["aot"], "steps": 1, "loss_steps": 1}, **broken)) == 1

@@ -162,7 +162,7 @@ def test_the_predicted_line_starts_at_the_roomiest_budget():
     assert predicted_line(points[:1], [(250, 0.0)]) == [] and predicted_line(points, []) == []
 
 
-def test_a_small_run(tmp_path, monkeypatch, capsys):
+def test_a_small_run(tmp_path, monkeypatch, capsys, quick_children):
     """What is timed in processes of its own, as always; the plan in this."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(pareto, "run_apart", run_here)
@@ -242,7 +242,7 @@ def test_runs_that_fail_are_shown_and_leave_the_others_alone(tmp_path, monkeypat
     assert rows["budget-0.4"]["round_ms"] == "2.000 2.000 2.000" and rows["budget-0.2"]["step_ms_median"] == ""
 
 
-def test_a_process_that_ends_says_why(tmp_path, monkeypatch):
+def test_a_process_that_ends_says_why(tmp_path, monkeypatch, quick_children):
     monkeypatch.chdir(ROOT)
     config = small(tmp_path, kernel={"name": "custom", "target": "tests.tasks.wrong_kernel:absent"})
     run = timed_training(config)
