@@ -284,7 +284,8 @@ def test_a_sum_over_rows_lies_in_an_order_that_nothing_else_has():
     element = Address(at(a * b, b, 1))
     body = (Load(0, element, F32), Compute("neg", (0,), F32))
     parameters = (
-        Parameter("x", F32, False, rows * a * b), Parameter("y", F32, True, rows * a * b), Parameter("s", F32, True, a * b),
+        Parameter("x", F32, False, rows * a * b), Parameter("y", F32, True, rows * a * b),
+        Parameter("s", F32, True, a * b),
     )  # fmt: skip
     columns = (Column("sum", 2, Address(at(0, 1, a)), 1, F32),)
     kernel = KernelIR("k", (rows, a, b), 1, parameters, body, (Store(1, element, 1),), columns)
