@@ -69,3 +69,9 @@ def test_the_whole_path(options):
     assert [stage.name for stage in report.stages][:3] == ["capture", "analyse", "trace_joint"]
     assert report.predicted_peak_bytes > report.saved_bytes
     assert report.saved_bytes > 0
+
+
+def test_a_name_that_the_package_lacks_is_an_attribute_error():
+    assert not hasattr(aottrain, "nothing")
+    with pytest.raises(AttributeError, match="module 'aottrain' has no attribute 'nothing'"):
+        aottrain.nothing  # noqa: B018

@@ -84,6 +84,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("engine=egaer", "engine=egaer:", "did you mean eager?"),
     ("train", "train:", "neither a flag"),
     ("--steps=3", "--steps=3:", "without dashes"),
+    ("--multi", "--multi:", "unknown flag"),
     ("partition.budget=[0.1", "partition.budget=[0.1:", "not a valid override"),
     ("data.path=a;b", "data.path=a;b:", "quoted twice"),
     ("partition.budget=nope(1)", "partition.budget=nope(1):", "not a valid override"),

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.recipes import load_recipe, recipe_names, recipe_of
 from aottrain.config.run import RunConfig
-from aottrain.config.schema import build, find, leaves, setting, suggest
+from aottrain.config.schema import Range, build, find, leaves, setting, suggest
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -155,3 +155,10 @@ def test_find_says_where_a_dotted_name_ends():
     assert find(values, "a.b.1.c")[0]
     assert find(values, "a.x") == (False, ["b"], "a")
     assert find(values, "x") == (False, ["a"], "")
+
+
+def test_a_range_is_about_numbers():
+    """What else a key takes, and a truth value, is judged elsewhere."""
+    within = Range(low=2, below=5)
+    assert [within.admits(value) for value in (1, 2, 4.5, 5)] == [False, True, True, False]
+    assert all(within.admits(value) for value in (None, "6GiB", "auto", True, False))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
+from aottrain.guards.containers import Comparison, Items, unknown
 from tests.numerics.comparison import assert_same, compiled, gradients_of, metadata
 
 
@@ -322,3 +323,23 @@ def test_an_argument_that_cannot_be_guarded_runs_eagerly():
     with pytest.warns(UserWarning, match="Thing"):
         assert_same(call(torch.ones(2), Thing()), torch.full((2,), 3.0))
     assert call.report.num_fallbacks == 1
+
+
+class Unreadable(list):
+    """As long as it was, but what it held cannot be read."""
+
+    error: type[Exception] | None = None
+
+    def __getitem__(self, index):
+        if self.error:
+            raise self.error
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("error", (IndexError, ReferenceError))
+def test_what_cannot_be_read_any_more_holds_no_more(error):
+    items = Unreadable([object()])
+    comparison = Comparison([(Items(items), 0, items[0])], [], [(items, 1)])
+    assert comparison.holds()
+    items.error = error
+    assert not comparison.holds() and comparison.difference() is unknown

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aottrain.config.recipes import load_recipe
+from aottrain.tasks.build import flops_per_sample
 
 transformer = load_recipe("transformer")
 SMALL = transformer.Options(num_layers=2, width=24, num_heads=3, context=20)
@@ -102,6 +104,11 @@ def test_mistakes_are_listed_by_field(changes, named):
     if named:
         with pytest.raises(ValueError, match=named[0].split("=")[0]):
             transformer.build(options)
+
+
+def test_an_example_is_as_many_tokens_as_a_batch_has_for_it():
+    batches = SimpleNamespace(batch_size=4, tokens_per_batch=80)
+    assert flops_per_sample(transformer, SMALL, batches) == 20 * transformer.flops_per_token(SMALL)
 
 
 def test_writing_is_repeatable_and_leaves_the_model_as_it_was(model):

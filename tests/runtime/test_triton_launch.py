@@ -9,6 +9,10 @@ import torch
 
 pytest.importorskip("triton", reason="the package triton is not installed")
 
+from aottrain.compiler.optimizers.formulas import SGD, Segment, optimizer_step
+from aottrain.ir.kernels.multi_tensor import BLOCK
+from aottrain.runtime import triton_launch
+from aottrain.runtime.multi_tensor import TensorTables
 from aottrain.runtime.triton_launch import _Prepared
 
 
@@ -77,3 +81,41 @@ def test_what_triton_does_not_say_is_never_guessed(prepared):
     for _ in range(3):
         launch(*tensors())
     assert len(kernel.through_triton) == 3
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_how_a_module_of_kernels_is_launched(monkeypatch, checked):
+    """Partial results lie in tensors that a launch makes; assertions are compiled where an index is checked alone."""
+    kernel = Kernel()
+    module = SimpleNamespace(SCRATCH=[("int1", 3), ("float32", 5)], LAUNCHES=[(kernel, 7, 2, ("s1", "p0", "s0"))])
+    monkeypatch.setattr(triton_launch, "load_module", lambda source: module)
+    given = torch.zeros(4)
+    triton_launch.triton_launch("fn.check_index(row)" if checked else "row")([given])
+    ((grid, (floats, argument, flags), options),) = kernel.through_triton
+    assert grid == (7, 1, 1) and argument is given
+    assert (floats.dtype, floats.numel(), flags.dtype, flags.numel()) == (torch.float32, 5, torch.bool, 3)
+    assert options == {"enable_fp_fusion": False, "debug": checked, "sanitize_overflow": False, "num_warps": 2}
+
+
+def test_stages_over_blocks_have_a_program_for_each_and_the_others_one(monkeypatch):
+    """Where an address is no multiple of 16 Triton may not take them for such."""
+    kernels = [Kernel(), Kernel(), Kernel()]
+    stages = [
+        (kernels[0], "blocks", 0, 4, ("parameter", "total")),
+        (kernels[1], "all tensors", 0, 1, ("total",)),
+        (kernels[2], "all blocks", 0, 2, ("total",)),
+    ]
+    monkeypatch.setattr(triton_launch, "check_device", lambda device: None)
+    monkeypatch.setattr(triton_launch, "load_module", lambda source: SimpleNamespace(STAGES=stages))
+    program = optimizer_step(SGD, (Segment(torch.float32, ()),))
+    tables = TensorTables(program, [[BLOCK + 1, 5]], torch.device("cpu"))
+    run = triton_launch.multi_tensor_run("", tables)
+    options = {"enable_fp_fusion": False, "sanitize_overflow": False}
+    for address, alignment in ((32, 16), (36, 1)):
+        tables.pointers[:] = address
+        run([], 0, 3)
+        (first, second, third) = (kernel.through_triton.pop() for kernel in kernels)
+        assert first[0] == (3, 1, 1) and first[1][3] == 0 and first[1][5] is tables.tables["total"]
+        assert first[2] == {**options, "num_warps": 4, "ALIGNMENT": alignment}
+        assert second == ((1, 1, 1), (2, tables.tables["total"]), {**options, "num_warps": 1})
+        assert third == ((1, 1, 1), (3, tables.tables["total"]), {**options, "num_warps": 2})

@@ -13,6 +13,7 @@ from aottrain.tasks import pareto
 from aottrain.tasks.pareto import matching, peers, point_config
 from aottrain.tasks.pareto_points import (
     Point,
+    Ratio,
     beaten,
     dominated,
     equal_peak_verdicts,
@@ -76,6 +77,14 @@ def test_engines_dominate_but_are_no_knee():
     # Ratios within each round, not of the medians.
     assert [point.speedup for point in found] == [1.0, 3.0, 0.75, pytest.approx(0.3), None]
     assert (found[1].speedup_min, found[1].speedup_max) == (2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(0.5, 0.9, "faster"), (0.9, 1.0, "level"), (0.9, 1.1, "level"), (1.0, 1.1, "level"), (1.1, 1.2, "slower")],
+)
+def test_a_difference_within_the_spread_of_the_rounds_is_none(low, high, verdict):
+    assert Ratio(low, low, high).verdict == verdict
 
 
 def test_a_difference_within_the_spread_beats_nothing():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from torch import nn
 from aottrain.config.run import LrScheduleConfig, OptimizerConfig
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.ops.lion import Lion
+from aottrain.step import StepResult
+from aottrain.trainer.loop import take_step
+from aottrain.trainer.meters import History
 from aottrain.trainer.optim import (
     build_optimizer,
     clip_and_update,
@@ -98,3 +102,19 @@ def test_an_update_with_a_norm_that_is_not_finite_leaves_itself_out():
         update(optimizer, torch.tensor(norm))
         assert (not torch.equal(before, parameter.detach())) == changes
         assert torch.isfinite(parameter).all() and torch.isfinite(optimizer.state[parameter]["exp_avg"]).all()
+
+
+def test_a_step_leaves_no_gradients_behind():
+    """Zeros in their place would have the next update decay what the next step does not reach."""
+    module = nn.Linear(2, 1)
+
+    def step(micro_batches):
+        loss = module(*micro_batches[0]).sum()
+        loss.backward()
+        return StepResult(loss.detach(), 4, 0)
+
+    optimizer = build_optimizer(module, OptimizerConfig())
+    job = SimpleNamespace(step=step, module=module, optimizer=optimizer, device=torch.device("cpu"))
+    history = History()
+    take_step(job, 1, 0.1, [(torch.ones(4, 2),)], 1.0, history, logs=False)
+    assert len(history.losses) == 1 and all(parameter.grad is None for parameter in module.parameters())

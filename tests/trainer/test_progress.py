@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from aottrain.trainer.progress import Progress, describe
+from aottrain.trainer.progress import Progress, Status, describe
 
 ROW = {"step": 2, "train/loss": 1.5, "train/lr": 1e-3, "perf/tokens_per_s": 1234.5, "val/loss": None}
 
@@ -32,6 +32,14 @@ def test_a_terminal_gets_a_bar_with_figures(capsys, monkeypatch):
         "step 2/4  loss 1.5000  lr 1.00e-03  1,234 tokens/s",
         "step 3/4  loss 1.5000  held-out 1.2500  lr 1.00e-03  1,234 tokens/s",
     ]
+
+
+def test_a_terminal_that_does_not_say_its_size_is_as_wide_as_most(monkeypatch):
+    stderr = Terminal()
+    monkeypatch.setattr("sys.stderr", stderr)
+    with Status("compiling"):
+        pass
+    assert stderr.getvalue() == "\r\x1b[K"
 
 
 def test_a_file_gets_lines_and_no_bar(capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from aottrain.config.run import VerifyConfig
 from aottrain.errors import NumericsError
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
+from aottrain.trainer import loop
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.rounding import Surroundings, distance, place_of, relative_norm, unexplained
 from aottrain.trainer.verification import run_compiled, verify_outcome
@@ -322,3 +324,17 @@ def test_mean_squares_of_several_tensors_are_those_of_all_their_elements():
     assert pooled.top == 9.0 and pooled.mean == pytest.approx(both.mean().item())
     for axis, mean in enumerate(pooled.along):
         torch.testing.assert_close(mean.flatten(), both.mean([0, 2 - axis]))
+
+
+def test_a_step_whose_check_does_not_fit_goes_on_unchecked_and_its_memory_is_given_back(monkeypatch):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError("no memory is left")
+
+    emptied, said, output = [], [], SimpleNamespace(summary={})
+    monkeypatch.setattr(loop, "run_compiled", full)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    job, progress = SimpleNamespace(step=None, module=None), SimpleNamespace(say=said.append)
+    loop.verify(job, 3, [], None, output, progress)
+    note = "what it is compared with does not fit in memory"
+    assert emptied == [True] and output.summary == {"verify_note": note}
+    assert said == [f"step 3 could not be verified: {note}"]

@@ -45,6 +45,7 @@ from aottrain.compiler.frontends.memory_guards import (
     counts_from_start,
     keep_all_apart,
     keep_apart,
+    starts_unread,
     tensors_at,
 )
 from aottrain.compiler.frontends.reentry import host_of_graph
@@ -388,7 +389,7 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            with written_at(location_of(n)):
+            with written_at(location_of(n)), starts_unread(n):
                 return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         preserves_rng = kwargs.get("preserve_rng_state", True)

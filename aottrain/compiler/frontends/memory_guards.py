@@ -7,21 +7,25 @@ followed the code past that place and left the `except` out. So the code must no
 from __future__ import annotations
 
 import operator
+import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import is_wrapped
 from aottrain.compat_dynamo import guard_inputs, inputs_of
 from aottrain.compiler.joint.overlap import overlap
-from aottrain.errors import OverlapError
+from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.tensor import is_injective
 
 OVERLAP = "inputs overlap in memory, and the program writes one"
 STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
+READ = "a function that TorchDynamo does not follow asks where in memory a tensor starts, which nothing guards"
 _NAMES = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem"
 _IN_PLACE = {getattr(operator, name) for name in _NAMES.split()}
 
@@ -104,9 +108,34 @@ def _writes(node: fx.Node) -> bool:
 def counts_from_start(graph: fx.GraphModule) -> bool:
     """Whether it calls as_strided with an offset: Dynamo does not guard where in its memory an input starts."""
     return any(
-        getattr(node.target, "__name__", node.target) == "as_strided"
-        and (len(node.args) > 3 or node.kwargs.get("storage_offset") is not None)
+        getattr(node.target, "__name__", node.target) == "as_strided" and _has_offset(node.args, node.kwargs)
         for part in graph.modules()
         if isinstance(part, fx.GraphModule)
         for node in part.graph.nodes
     )
+
+
+def _has_offset(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    return len(args) > 3 or kwargs.get("storage_offset") is not None
+
+
+def starts_unread(node: fx.Node) -> AbstractContextManager[Any]:
+    """Around the call of a graph's node: UnsupportedError where code that is not torch's own asks for a start, in a
+    function that the user has allowed in the graph as it is."""
+    package = (getattr(node.target, "__module__", None) or "torch").partition(".")[0]
+    return nullcontext() if node.op != "call_function" or package in _FOLLOWED else _StartsUnread()
+
+
+_FOLLOWED = {"torch", "_operator", "builtins", "math"}
+
+
+class _StartsUnread(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = kwargs or {}
+        reads = func is Tensor.storage_offset or (func in _STRIDED and _has_offset(args, named))
+        if reads and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            raise UnsupportedError(READ)
+        return func(*args, **named)
+
+
+_STRIDED = (Tensor.as_strided, Tensor.as_strided_, torch.as_strided, torch.as_strided_)

@@ -123,9 +123,9 @@ def _keeps(expand: fx.Node) -> bool:
     return old is not None and new is not None and old.numel == new.numel
 
 
-def _unwrap(value: Any) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+def _unwrap(value: Tensor | None) -> Tensor | None:
+    if value is None:
+        return None
     torch._sync(value)
     return torch._from_functional_tensor(value)
 

@@ -17,6 +17,16 @@ def mutated(function, *args):
     return analyse(captured(function, *args)).mutated
 
 
+def test_a_view_made_under_no_grad_is_no_view_to_autograd():
+    def program(x):
+        y = x * 2
+        with torch.no_grad():
+            return y, y[1:]
+
+    with pytest.raises(UnsupportedError, match="output 1 is a new leaf"):
+        analyse(captured(program, leaf(4)))
+
+
 def data_mul(a, b):
     a.data.mul_(2)
     return b * 2

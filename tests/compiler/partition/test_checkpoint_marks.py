@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import aottrain
-from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.ir.graph import Mark, marks_of
 from tests.compiler.programs import joint_of, leaf
 from tests.sampling import crossed
@@ -100,6 +100,23 @@ def test_values_of_two_regions_are_not_merged():
     assert len(exponentials) == 3 and len({marks_of(node) for node in exponentials}) == 3
     saved = plan_partition(joint, "save_all").saved
     assert [node.name in saved for node in exponentials] == [False, False, True]
+
+
+def test_a_tuple_is_marked_as_far_as_what_is_taken_out_of_it():
+    """What a region returns it does not mark, nor the sort that it is taken from; the index stays within."""
+
+    def marks(function):
+        return {node.name: mark for node, mark in find_demand(joint_of(function, leaf(4, 4))).marks.items()}
+
+    def sorts(y):
+        return y.sin().sort(-1)[0]
+
+    recompute, save = (always(getattr(CheckpointPolicy, name)) for name in ("MUST_RECOMPUTE", "MUST_SAVE"))
+    alone = marks(lambda x: recompute(sorts, x * 2).exp())
+    assert {"sin", "getitem_1"} <= alone.keys() and not {"sort", "getitem"} & alone.keys()
+    nested = marks(lambda x: recompute(lambda y: save(sorts, y.cos()).exp(), x * 2).exp())
+    assert nested["sin"] is nested["getitem_1"] is Mark.MUST_SAVE
+    assert nested["sort"] is nested["getitem"] is Mark.MUST_RECOMPUTE
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)

@@ -11,11 +11,13 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
+from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Timing
 from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES
 from aottrain.ops.convolutions import can_convolve_into, convolve_into
 from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import joint_of, targets
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -233,6 +235,16 @@ def test_group_norms_are_kernels(affine, dtype):
     # The sums for the channels are over other rows than those for the groups.
     assert len(report.kernels) == (3 if affine else 2)
     check_equal(*both(Grouped(affine), torch.randn(4, 8, 16, 16, requires_grad=True))[:2])
+
+
+@pytest.mark.parametrize(
+    ("batch", "dtype", "split"),
+    [(2, torch.float32, True), (2, torch.bfloat16, False), (0, torch.float32, False)],
+)
+def test_group_norms_of_rounded_statistics_or_of_nothing_stay(batch, dtype, split):
+    joint = joint_of(nn.GroupNorm(3, 9).to(dtype), torch.randn(batch, 9, 5, dtype=dtype, requires_grad=True))
+    stays = "aten.native_group_norm.default", "aten.native_group_norm_backward.default"
+    assert [name in targets(split_norms(joint).graph) for name in stays] == [not split] * 2
 
 
 @pytest.mark.parametrize("affine", (True, False))

@@ -279,6 +279,19 @@ def test_loops_of_many_dimensions():
     check(KernelIR("k", (a, b, c, d), 2, parameters, body, stores, columns), torch.randn(a * b * c * d))
 
 
+def test_a_sum_over_rows_lies_in_an_order_that_nothing_else_has():
+    rows, a, b = 4, 5, 6
+    element = Address(at(a * b, b, 1))
+    body = (Load(0, element, F32), Compute("neg", (0,), F32))
+    parameters = (
+        Parameter("x", F32, False, rows * a * b), Parameter("y", F32, True, rows * a * b),
+        Parameter("s", F32, True, a * b),
+    )  # fmt: skip
+    columns = (Column("sum", 2, Address(at(0, 1, a)), 1, F32),)
+    kernel = KernelIR("k", (rows, a, b), 1, parameters, body, (Store(1, element, 1),), columns)
+    check(kernel, torch.randn(rows * a * b))
+
+
 @pytest.mark.parametrize("sizes", [(63,), (4097,), (7, 9, 5)], ids=str)
 def test_flat_kernels_decode_their_index(sizes):
     """Transposed reads, a broadcast operand, the index itself, and a sum of all."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -108,6 +109,24 @@ def test_only_generated_kernels_change_prices() -> None:
     fused = plan_partition(joint, "budget", 0.3, fused=fused_by(joint, CompileOptions("budget", 0.3, "cpp")))
     assert [peak for peak, _ in fused.curve][-1] <= [peak for peak, _ in plain.curve][-1]
     assert min(seconds for _, seconds in fused.curve) >= 0
+
+
+def products(x: Tensor, w: Tensor) -> Tensor:
+    return F.gelu(((x @ w).sin().exp().tanh() @ w).cos().sigmoid() @ w).sum()
+
+
+def norms(x: Tensor, w: Tensor) -> Tensor:
+    return F.layer_norm(F.gelu(F.layer_norm(x @ w, (64,))) * F.silu(x), (64,)).exp().mean()
+
+
+@pytest.mark.parametrize("program", [products, norms])
+def test_prices_of_kernels_hide_no_lower_peak(program: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """What costs nothing within its readers is given up first, and the search may end there: it goes by whole costs,
+    too."""
+    joint = joint_of(program, leaf(64, 64), leaf(64, 64, seed=1))
+    fused = fused_by(joint, CompileOptions("budget", 0.0, "cpp"))
+    lowest = [plan_family(joint, fused=each).frontier.lowest.peak_bytes for each in (None, fused)]
+    assert lowest[1] <= lowest[0]
 
 
 @pytest.mark.parametrize("budget", [0.0, 0.4, 0.8])
