@@ -21,8 +21,10 @@ from omegaconf import DictConfig, read_write
 
 from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
+from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
+from aottrain.cli.scaffold import new
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import directory_of, text_of
@@ -33,19 +35,23 @@ from aottrain.trainer.console import copied_to
 
 def run(arguments: list[str]) -> int:
     """Do what the arguments say; the exit code. Raises AottrainError."""
+    if arguments[:1] == ["new"]:
+        return new(arguments[1:])
     flags = parse_flags(arguments)
-    if flags.help or flags.version:
-        print(usage(config_folder(), __version__) if flags.help else f"aottrain {__version__}")
-        return 0
     named = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
     absent = [f"{flag} {path}: no such folder" for flag, path in named.items() if path and not Path(path).is_dir()]
     if absent:
         raise ConfigError(absent)
     folder = Path(flags.config_path).absolute() if flags.config_path else config_folder()
+    extra = [Path(flags.config_dir).absolute()] if flags.config_dir else []
+    if flags.help or flags.version:
+        print(usage([config_folder(), *extra], __version__) if flags.help else f"aottrain {__version__}")
+        return 0
+    if flags.overrides[:1] == ["ls"]:
+        return ls([config_folder(), *extra], flags.overrides[1:])
     if flags.hydra_help or flags.info or flags.shell_completion:
         return _show(arguments, folder)
     with initialize_config_dir(str(folder), job_name="aottrain", version_base="1.3"):
-        extra = [Path(flags.config_dir).absolute()] if flags.config_dir else []
         composer = Composer(flags.config_name or "config", extra)
         if flags.cfg is None:
             return _run(composer, flags)

@@ -59,6 +59,7 @@ class Composer:
         self.parser = OverridesParser.create(config_loader=self.loader)
         self.groups = [group for group in self.loader.list_groups("") if group != "hydra"]
         self._composed: dict[tuple[str, ...], tuple[DictConfig | None, list[Mistake]]] = {}
+        self._checked: dict[tuple[str, ...], tuple[DictConfig | None, set[str], list[Mistake]]] = {}
 
     def parse(self, texts: Sequence[str]) -> tuple[list[Override], list[Mistake]]:
         """Every override that can be read, and a mistake for every one that cannot."""
@@ -133,6 +134,12 @@ class Composer:
 
     def compose(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
         """The configuration with all overrides that Hydra can take, the keys they set, a mistake for each other one."""
+        if (known := self._checked.get(tuple(texts))) is None:
+            known = self._checked[tuple(texts)] = self._compose_checked(texts)
+        composed, overridden, mistakes = known
+        return composed, set(overridden), list(mistakes)
+
+    def _compose_checked(self, texts: Sequence[str]) -> tuple[DictConfig | None, set[str], list[Mistake]]:
         overrides, mistakes = self.parse(self.completed(texts))
         several = [text_of(item) for item in overrides if item.is_sweep_override()]
         mistakes += [Mistake(text, "several values: add -m to run each, or write [a,b] for a list") for text in several]
