@@ -21,7 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from aottrain.config.documentation import Key, keys, model_keys, sections  # noqa: E402
+from aottrain.config.documentation import Key, head_of, keys, model_keys, sections  # noqa: E402
 from aottrain.config.schema import join, leaves, show  # noqa: E402
 
 CONF = ROOT / "conf"
@@ -135,7 +135,7 @@ def _options_table(group: str, chosen: str) -> str:
     paths = sorted((CONF / group).glob("*.yaml"), key=lambda path: (path.stem != chosen, path.stem))
     rows = []
     for path in paths:
-        text = _head(path) + (_changes(_read(path)) if group in GLOBAL_GROUPS else "")
+        text = head_of(path) + (_changes(_read(path)) if group in GLOBAL_GROUPS else "")
         rows.append((f"`{path.stem}`" + (" (default)" if path.stem == chosen else ""), text))
     return _table((f"`{group}=`", ""), rows)
 
@@ -179,16 +179,6 @@ def _hydra_keys() -> Iterator[tuple[str, str, str]]:
     values = leaves(_read(CONF / "config.yaml")["hydra"], "hydra")
     for (name, value), comment in zip(values, comments, strict=True):
         yield f"`{name}`", f"`{value}`", comment[:1].upper() + comment[1:] + "." * (not comment.endswith("."))
-
-
-def _head(path: Path) -> str:
-    """The comment that a YAML file begins with, without the command at its end."""
-    lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("#"):
-            break
-        lines += [] if line.startswith("# @package") else [line.removeprefix("# ")]
-    return re.sub(r" `[^`]*`$", "", " ".join(lines))
 
 
 def _read(path: Path) -> Any:

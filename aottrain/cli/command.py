@@ -21,9 +21,11 @@ from omegaconf import DictConfig, read_write
 
 from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
+from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.reporting import report
 from aottrain.cli.resuming import with_recorded
+from aottrain.cli.scaffold import new
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of
@@ -34,6 +36,7 @@ from aottrain.trainer.console import copied_to
 
 # Words before which no training is configured: what follows is theirs.
 SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "new": new,
     "report": report,
     "watch": watch,
 }
@@ -44,18 +47,20 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in SUBCOMMANDS:
         return SUBCOMMANDS[arguments[0]](arguments[1:])
     flags = parse_flags(arguments)
-    if flags.help or flags.version:
-        print(usage(config_folder(), __version__) if flags.help else f"aottrain {__version__}")
-        return 0
     named = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
     absent = [f"{flag} {path}: no such folder" for flag, path in named.items() if path and not Path(path).is_dir()]
     if absent:
         raise ConfigError(absent)
     folder = Path(flags.config_path).absolute() if flags.config_path else config_folder()
+    extra = [Path(flags.config_dir).absolute()] if flags.config_dir else []
+    if flags.help or flags.version:
+        print(usage([config_folder(), *extra], __version__) if flags.help else f"aottrain {__version__}")
+        return 0
+    if flags.overrides[:1] == ["ls"]:
+        return ls([config_folder(), *extra], flags.overrides[1:])
     if flags.hydra_help or flags.info or flags.shell_completion:
         return _show(arguments, folder)
     with initialize_config_dir(str(folder), job_name="aottrain", version_base="1.3"):
-        extra = [Path(flags.config_dir).absolute()] if flags.config_dir else []
         composer = Composer(flags.config_name or "config", extra)
         if flags.cfg is None:
             return _run(composer, flags)

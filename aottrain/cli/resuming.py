@@ -1,6 +1,9 @@
 """`resume=<run>` and `export.run=<run>`: that run's own settings go before what is given on the command line.
 
 They become overrides as a person would type them, so that they are checked, recorded and passed on as any others are.
+
+A folder may come from elsewhere, and loading it must run no code of its choice: a recorded target is never taken over.
+Who goes on with a run that has targets names them again, on the command line or in a file of `--config-dir`.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
 from aottrain.config.choices import BPE
-from aottrain.config.schema import find, leaves, show
+from aottrain.config.schema import command_line, find, leaves, show
+from aottrain.config.targets import KINDS, is_open, is_well_formed
 from aottrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,7 +66,7 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
         note = f"{key}={path}: no {RECORD} beside it: what is not given here has its default"
         return Resumed(tuple(texts), (note,) if missing else ())
     recorded = _read(folder)
-    together = (*_recorded_overrides(composer, recorded, texts), *texts)
+    together = (*_recorded_overrides(composer, recorded, f"{key}={path}", texts), *texts)
     notes = [f"{key}: the settings are those of {folder}", *_differences(composer, recorded, together)]
     return Resumed(together, tuple(notes))
 
@@ -89,6 +93,7 @@ def _own_folder(composed: DictConfig, sweep: bool) -> Path | None:
 def _read(folder: Path) -> Recorded:
     """Relative paths were those of the folder in which that run was started. ConfigError: the record is damaged."""
     config, hydra = _load(folder / RECORD), _load((folder / RECORD).with_name("hydra.yaml"))
+    config.pop("hydra", None)  # a run records none there, and what it would look up is this run's
     values = {key: value for key, value in resolved(config)[0].items() if key not in NOT_TAKEN}
     data, started_in = values.get("data"), OmegaConf.select(hydra, "hydra.runtime.cwd")
     for key in ("path", "tokenizer"):
@@ -107,8 +112,8 @@ def _load(path: Path) -> DictConfig:
     return loaded if isinstance(loaded, DictConfig) else OmegaConf.create()
 
 
-def _recorded_overrides(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:
-    """Overrides that give a new run the recorded settings, but for what `texts` set."""
+def _recorded_overrides(composer: Composer, recorded: Recorded, given: str, texts: Sequence[str]) -> list[str]:
+    """Overrides that give a new run the recorded settings, but for what `texts` set. ConfigError: see `_refuse`."""
     overrides = composer.parse(texts)[0]
     own = {item.key_or_group for item in overrides}
     for_all = [text_of(item) for item in overrides if item.key_or_group in GLOBAL_GROUPS]
@@ -121,13 +126,40 @@ def _recorded_overrides(composer: Composer, recorded: Recorded, texts: Sequence[
         if group in composer.groups and group not in (*GLOBAL_GROUPS, *own) and option in composer.options(group)
         if option != composer.choice(group, ())
     ]
-    chosen = composer.plain([*choices, *texts])
+    chosen = composer.plain([*choices, *texts])  # what the person's own words and files say, and ours
+    unnamed = {
+        kind.group: value_at(recorded.values, kind.key)
+        for kind in KINDS.values()
+        if find(recorded.values, kind.key)[0] and value_at(recorded.values, kind.key) is not None
+        if kind.group not in own and (chosen.get(kind.group) or {}).get("target") is None
+    }
+    if unnamed:
+        _refuse(composer, given, texts, unnamed)
+    targets = {kind.key for kind in KINDS.values()}
     return choices + [
         override(key, value)
         for key, value in leaves(recorded.values)
-        if (value_at(chosen, key) != value if find(chosen, key)[0] else key.startswith(FOREIGN))
-        if not any(is_within(key, name) for name in own)
+        if key not in targets and not any(is_within(key, name) for name in own)
+        if _differs(chosen, key, value)
     ]
+
+
+def _differs(chosen: Mapping[str, Any], key: str, value: Any) -> bool:
+    """Whether a setting that is there, or that a target declares, has another value."""
+    return value_at(chosen, key) != value if find(chosen, key)[0] else key.startswith(FOREIGN) or is_open(key, chosen)
+
+
+def _refuse(composer: Composer, given: str, texts: Sequence[str], unnamed: Mapping[str, Any]) -> None:
+    """ConfigError: the run was made by code that nobody has named here. unnamed: by group, as the folder has it."""
+    odd = [f"{KINDS[group].key}={target!r}" for group, target in unnamed.items() if not is_well_formed(group, target)]
+    if odd:
+        raise ConfigError(f"{given}: its record names what cannot be a target: {', '.join(odd)}")
+    again = [f"{KINDS[group].key}={target}" for group, target in unnamed.items()]
+    command = command_line([*(f"--config-dir={folder}" for folder in composer.folders), *texts, *again])
+    raise ConfigError(
+        f"{given}: that run used code of {', '.join(again)}; a run's folder alone starts no code, so name it "
+        f"again if you trust it: {command}"
+    )
 
 
 def _differences(composer: Composer, recorded: Recorded, texts: Sequence[str]) -> list[str]:

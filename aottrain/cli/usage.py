@@ -16,14 +16,14 @@ from aottrain.errors import ConfigError
 
 HELP = """\
 aottrain {version}: train PyTorch models with a training compiler that keeps to a memory budget.
-
   python -m aottrain [flags] [group=option ...] [key=value ...]
 
 Examples
   python -m aottrain                                         train a small GPT on built-in text
   python -m aottrain data.path=books/ trainer.steps=2000     your own text: a file or a folder
   python -m aottrain task=compare                            eager, torch.compile, aot in one table
-  python -m aottrain task=pareto                             memory against speed, a run per budget
+  python -m aottrain ls                                      what each group=option means
+  python -m aottrain new recipe NAME                         a recipe of your own, to begin with
   python -m aottrain -m partition.budget=0.1,0.4,1.0 engine=aot,eager    one process per job
   python -m aottrain resume=outputs/transformer/<run> trainer.steps=4000 go on with a run
 
@@ -80,12 +80,12 @@ def parse_flags(arguments: Sequence[str]) -> argparse.Namespace:
     return flags
 
 
-def usage(conf: Path, version: str) -> str:
-    """The help text for the groups in `conf`."""
-    defaults = _defaults(conf / "config.yaml")
+def usage(folders: Sequence[Path], version: str) -> str:
+    """The help text for the groups in these folders, the first of which has the defaults."""
+    defaults = defaults_of(folders[0] / "config.yaml")
     lines = []
     for group, chosen in defaults.items():
-        options = sorted(path.stem for path in (conf / group).glob("*.yaml"))
+        options = sorted(path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
         marked = [option + "*" if option == chosen else option for option in options]
         lines.append(f"  {group:<12} {' '.join(marked)}")
     groups = "\n".join(_two_columns(lines))
@@ -101,7 +101,7 @@ def _keys() -> list[str]:
     ]
 
 
-def _defaults(path: Path) -> dict[str, str]:
+def defaults_of(path: Path) -> dict[str, str]:
     """`group: option` of the defaults list, in its order. Read as text: help must not wait for a YAML reader."""
     defaults = {}
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -55,6 +56,16 @@ def model_keys(recipe: str) -> dict[str, Key]:
         allowed = allowed_values(_TYPES[kind] | None if none else _TYPES[kind], Range())
         by_name[name] = Key(name, allowed, ast.literal_eval(field.value) if field.value else None, meaning)
     return by_name
+
+
+def head_of(path: Path) -> str:
+    """The comment that a YAML file begins with, without the command at its end."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines += [] if line.startswith("# @package") else [line.removeprefix("# ")]
+    return re.sub(r" `[^`]*`$", "", " ".join(lines))
 
 
 def sections() -> dict[str, str]:

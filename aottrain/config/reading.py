@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -41,7 +40,7 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         mistakes += _target_mistakes(kind, getattr(config, kind.group))
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
         mistakes.append(Mistake("device", f"must be {DEVICES}", config.device))
-    if schedule.target is None and (schedule.total_steps or math.inf) <= schedule.warmup_steps:
+    if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
         text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
         mistakes.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):

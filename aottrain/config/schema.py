@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
+import shlex
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,6 +92,11 @@ def show(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{show(item)}" for key, item in value.items()) + "}"
     return str(value)
+
+
+def command_line(arguments: Iterable[str]) -> str:
+    """The command with these arguments, as a shell takes it."""
+    return " ".join([os.environ.get("AOTTRAIN_COMMAND", "python -m aottrain"), *map(shlex.quote, arguments)])
 
 
 def build(cls: type, values: Any, prefix: str = "") -> tuple[Any, list[Mistake]]:

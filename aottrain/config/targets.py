@@ -22,11 +22,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aottrain.config.own_code import import_error_text, shown
 from aottrain.config.schema import suggest
 from aottrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from aottrain.config.run import RunConfig
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,12 @@ def is_open(key: str, values: Any) -> bool:
     if kind is None or not kind.options or not f"{key}.".startswith(f"{kind.options_key}."):
         return False
     return "target" in (values.get(kind.group) or {})
+
+
+def named_again(config: RunConfig) -> list[str]:
+    """The targets of a run as they are typed: who goes on with it names them again."""
+    targets = {kind.key: getattr(config, kind.group).target for kind in KINDS.values()}
+    return [f"{key}={target}" for key, target in targets.items() if target is not None]
 
 
 def is_well_formed(group: str, target: Any) -> bool:

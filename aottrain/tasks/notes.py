@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 from aottrain.config.choices import GENERATING
 from aottrain.config.run import KernelConfig, PartitionConfig, RunConfig
+from aottrain.config.schema import command_line
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.settings.decisions import COUNTED, FILE
 from aottrain.toolchain.cache import cache_obstacle
@@ -55,10 +56,10 @@ def unmeasured(report: CompileReport) -> list[str]:
     return [] if sources <= {"measured", "cache"} else [f"{record} ({FILE})"]
 
 
-def resume_command(directory: str) -> str:
-    """What to type in this folder to go on with the run that wrote `directory`."""
+def resume_command(directory: str, targets: Sequence[str] = ()) -> str:
+    """What to type in this folder to go on with the run that wrote `directory`, whose targets are named again."""
     path = os.path.relpath(directory)
     path = str(Path(directory).absolute()) if path.startswith("..") else path
     if not re.fullmatch(r"[\w./+-]+", path):  # Hydra's own quoting, then the shell's
         path = '"{}"'.format(path.replace("\\", "\\\\").replace('"', '\\"'))
-    return f"{os.environ.get('AOTTRAIN_COMMAND', 'python -m aottrain')} {shlex.quote(f'resume={path}')}"
+    return command_line([f"resume={path}", *targets])

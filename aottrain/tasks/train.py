@@ -15,6 +15,7 @@ import torch
 from aottrain.config.choices import COMPILING_ENGINES
 from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
+from aottrain.config.targets import named_again
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_seconds
@@ -223,7 +224,7 @@ def _say_how_to_go_on(record: RunRecord) -> None:
     target = str(record.directory) if record.summary.get("checkpoint") else record.resumes
     target = str(record.directory) if target == "auto" else target
     nothing = "no checkpoint was written: there is nothing to go on with"
-    say(f"go on with: {resume_command(target)}" if target else nothing)
+    say(f"go on with: {resume_command(target, named_again(record.config))}" if target else nothing)
 
 
 def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Record:

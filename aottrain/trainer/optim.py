@@ -141,10 +141,10 @@ def learning_rate(step: int, peak: float, schedule: LrScheduleConfig, total_step
     cosine, a straight line, or (wsd) the peak and a straight line over the last `decay_fraction`.
 
     "constant" stays at the peak. Steps after `total_steps` keep its rate: where a run stops changes no step before it.
-    RecipeError: `lr_schedule.target`, which gives the rate then, gives what is no factor.
+    A target's factor is multiplied by the rise. RecipeError: it is none.
     """
     if schedule.target is not None:
-        return peak * _factor_of_target(step, schedule, total_steps)
+        return peak * _factor_of_target(step, schedule, total_steps) * min(1.0, step / max(1, schedule.warmup_steps))
     if step <= schedule.warmup_steps:
         return peak * step / schedule.warmup_steps
     if schedule.name == "constant":

@@ -17,7 +17,7 @@ from aottrain.compiler.frontends.api import _FRONTENDS
 from aottrain.compiler.partition.strategies import _STRATEGIES
 from aottrain.config import choices as own_choices
 from aottrain.config import run
-from aottrain.config.documentation import keys, model_keys, sections
+from aottrain.config.documentation import head_of, keys, model_keys, sections
 from aottrain.config.recipes import recipe_names
 from aottrain.explain.summary import _CAPTURES
 from aottrain.ir.settings import choices
@@ -125,7 +125,7 @@ def test_a_selection_is_no_list(text):
 
 
 def test_no_head_of_a_file_has_a_second_list():
-    assert [path.name for path in sorted(CONF.rglob("*.yaml")) if lists_told(configuration._head(path))] == []
+    assert [path.name for path in sorted(CONF.rglob("*.yaml")) if lists_told(head_of(path))] == []
 
 
 def test_no_sentence_has_a_second_list():
