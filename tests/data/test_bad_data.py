@@ -279,7 +279,7 @@ def _(folder):
     read("images", npz(folder / "a.npz", x=np.array([{}, {}], dtype=object), y=np.arange(2)))
 
 
-@bad("npz: other names", "has neither x and y nor x_train, y_train, x_test and y_test")
+@bad("npz: other names", "has neither x and y nor x_train, y_train, x_test, y_test")
 def _(folder):
     pixels, labels = images(30)
     read("images", npz(folder / "a.npz", images=pixels, labels=labels))
@@ -526,6 +526,12 @@ def _(folder):
 @bad("arrays: rows that do not match", "x has 30 rows, y 29")
 def _(folder):
     read("arrays", npz(folder / "a.npz", x=np.zeros((30, 2)), y=np.zeros(29)))
+
+
+@bad("arrays: parts that do not match", "x_train has 2 columns, x_test 3")
+def _(folder):
+    arrays = {"x_train": np.ones((9, 2)), "y_train": np.zeros(9), "x_test": np.zeros((3, 3)), "y_test": np.ones(3)}
+    read("arrays", npz(folder / "a.npz", **arrays))
 
 
 @bad("arrays: infinite", "feature 1 is inf in row 4 (from 0)")

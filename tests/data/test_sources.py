@@ -358,6 +358,14 @@ def test_arrays_of_an_npz_are_put_side_by_side(tmp_path):
     assert torch.equal(x[:, 1], 2 * x[:, 0]) and torch.equal(y, x[:, 0].long() % 3)
 
 
+def test_arrays_may_have_a_split_of_their_own(tmp_path):
+    arrays = {"x_train": np.ones((9, 2)), "y_train": np.zeros(9), "x_test": np.zeros((3, 2)), "y_test": np.ones(3)}
+    source = read("arrays", npz(tmp_path / "a.npz", **arrays))
+    x, _ = source.train.read(np.arange(9), None)
+    _, y = source.held_out.read(np.arange(3), None)
+    assert x.min() == 1 and y.min() == 1
+
+
 def test_digits_come_with_scikit_learn():
     needs("sklearn")
     source = read("images", None, OfImages(num_classes=10))
