@@ -54,8 +54,8 @@ def _unreadable(path: Path) -> str:
         return "no such file or folder"
     if not os.access(path, os.R_OK):
         return "cannot be read (permission denied)"
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    if not any(file.stat().st_size for file in files):
+    files = [path] if path.is_file() else path.rglob("*")  # not a list: a folder may have a million
+    if not any(file.is_file() and file.stat().st_size for file in files):
         return "the file is empty" if path.is_file() else "the folder holds no data: no file in it has any bytes"
     return ""
 

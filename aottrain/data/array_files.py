@@ -30,6 +30,14 @@ def read_npz(file: Path, names: Sequence[str]) -> dict[str, Numbers]:
         raise ConfigError(f"data.path={file}: cannot be read as an .npz file: {reason}") from error
 
 
+SPLIT = ("x_train", "y_train", "x_test", "y_test")
+
+
+def has_split(arrays: dict[str, Numbers]) -> bool:
+    """Whether they say themselves what is held out."""
+    return set(SPLIT) <= arrays.keys()
+
+
 def named(file: Path, names: Sequence[str]) -> dict[str, Numbers]:
     """The named arrays. ConfigError: one is not there."""
     arrays = read_npz(file, names)

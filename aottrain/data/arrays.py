@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from aottrain.data.array_files import named, read_csv
+from aottrain.data.array_files import has_split, named, read_csv, read_npz
 from aottrain.data.batches import Source
 from aottrain.data.images import as_labels, digest_of, exists
 from aottrain.data.order import Numbers, fixed_split
@@ -44,11 +44,19 @@ def load_arrays(data: DataConfig, options: Any) -> Source:
     if data.path is None:
         raise ConfigError("data.path=null: data=arrays needs a .csv or .npz file")
     file = exists(data.path)
+    num_held_out = None
     if file.suffix == ".csv":
         columns, x = read_csv(file, data.x, data.y or "y")
         y = read_csv(file, [data.y or "y"], "")[1][:, 0]
     elif file.suffix == ".npz":
-        x, y = _from_npz(file, data.x or ("x",), data.y or "y")
+        if not data.x and data.y is None and has_split(read_npz(file, ())):
+            (x, y), (others, more) = (_from_npz(file, (f"x_{part}",), f"y_{part}") for part in ("train", "test"))
+            if x.shape[1] != others.shape[1]:
+                text = f"x_train has {x.shape[1]} columns, x_test {others.shape[1]}"
+                raise ConfigError(f"data.path={data.path}: {text}")
+            x, y, num_held_out = np.concatenate((x, others)), np.concatenate((y, more)), len(more)
+        else:
+            x, y = _from_npz(file, data.x or ("x",), data.y or "y")
         columns = [f"feature {index}" for index in range(x.shape[1])]
     else:
         raise ConfigError(f"data.path={data.path}: must end in .csv or .npz")
@@ -62,6 +70,8 @@ def load_arrays(data: DataConfig, options: Any) -> Source:
     y = _classes(data, y, options.num_classes) if hasattr(options, "num_classes") else y.astype(np.float32)
     x = x.astype(np.float32)
     train, rest = fixed_split(len(x), int(len(x) * data.held_out))
+    if num_held_out is not None:
+        train, rest = np.split(np.arange(len(x)), [len(x) - num_held_out])
     note = f"arrays: {data.path}, {x.shape[1]} features, {len(train):,} rows trained on, {len(rest):,} held out"
     return Source(Rows(x, y, train), Rows(x, y, rest), digest_of(x, y), (note,))
 

@@ -1,4 +1,4 @@
-"""Documents within a file: lines of JSON, and tables read by the library `datasets` (the extra `aottrain[data]`)."""
+"""Documents within a file: lines of JSON, and tables of Arrow (pyarrow, of the extra `aottrain[data]`)."""
 
 from __future__ import annotations
 
@@ -47,29 +47,42 @@ def is_saved_dataset(folder: Path) -> bool:
 def of_table(path: Path, key: str) -> bytes:
     """The texts in the column `key` of a .parquet file, or of the folder of a saved dataset (its split `train` where it
     has several). ConfigError: it cannot be read, or has no such column of text."""
-    datasets = imported("datasets", f"data.path={path}")
     try:
         if path.is_dir():
-            table = datasets.load_from_disk(str(path))
-            table = table["train"] if "train" in getattr(table, "keys", tuple)() else table
-            columns, rows = table.column_names, table
+            tables = _saved(path)
+            columns = tables[0].column_names
         else:
-            parquet = importlib.import_module("pyarrow.parquet")
-            columns, rows = parquet.read_schema(path).names, None
-        if isinstance(columns, dict) or key not in columns:
-            found = f"splits: {', '.join(columns)}" if isinstance(columns, dict) else f"columns: {', '.join(columns)}"
-            raise ConfigError(f"data.path={path}: has no column data.key={key} ({found})")
-        values = rows[key] if rows is not None else parquet.read_table(path, columns=[key])[key].to_pylist()
-        return BETWEEN.join(
-            text
-            for number, value in enumerate(values, 1)
-            if (text := _text_of(value, f"data.path={path}: row {number:,}", key, columns))
-        )
+            file = imported("pyarrow.parquet", f"data.path={path}").ParquetFile(path)
+            columns = file.schema_arrow.names
+            tables = [file.read(columns=[key])] if key in columns else []
+        if key not in columns:
+            raise ConfigError(f"data.path={path}: has no column data.key={key} (columns: {', '.join(columns)})")
+        values = [value for table in tables for value in table[key].to_pylist()]
     except ConfigError:
         raise
-    except Exception as error:  # arrow, datasets and the system each have their own
+    except Exception as error:  # arrow, JSON and the system each have their own
         first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"data.path={path}: cannot be read as a table: {first}") from error
+    texts = (
+        _text_of(value, f"data.path={path}: row {number:,}", key, columns) for number, value in enumerate(values, 1)
+    )
+    return BETWEEN.join(text for text in texts if text)
+
+
+def _saved(folder: Path) -> list[Any]:
+    """The tables of a saved dataset, in order: streams of Arrow, which its state.json names."""
+    ipc = imported("pyarrow.ipc", f"data.path={folder}")
+    if (splits := folder / "dataset_dict.json").is_file():
+        names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
+        if "train" not in names:
+            raise ConfigError(f"data.path={folder}: has no split train ({', '.join(names)}); name the folder of one")
+        folder = folder / "train"
+    state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+    tables = []
+    for entry in state["_data_files"]:
+        with (folder / entry["filename"]).open("rb") as file, ipc.open_stream(file) as stream:
+            tables.append(stream.read_all())
+    return tables
 
 
 def imported(name: str, what: str, install: str | None = None) -> ModuleType:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aottrain.data.array_files import listed, named, read_idx, read_npz
+from aottrain.data.array_files import SPLIT, has_split, listed, named, read_idx, read_npz
 from aottrain.data.batches import Source
 from aottrain.data.image_folder import is_class_folder, read_folder
 from aottrain.data.images import (
@@ -113,10 +113,10 @@ def arrays_of(file: Path, x: Sequence[str], y: str | None) -> dict[tuple[str, st
         pairs = [(x[0] if x else "x", y or "y")]
     else:
         found = read_npz(file, ())
-        parts = ("_train", "_test") if {"x_train", "y_train", "x_test", "y_test"} <= found.keys() else ("",)
+        parts = ("_train", "_test") if has_split(found) else ("",)
         pairs = [(f"x{part}", f"y{part}") for part in parts]
         if not {"x", "y"} <= found.keys() and parts == ("",):
-            text = "has neither x and y nor x_train, y_train, x_test and y_test; data.x and data.y name others"
+            text = f"has neither x and y nor {', '.join(SPLIT)}; data.x and data.y name others"
             raise ConfigError(f"data.path={file}: {text} ({listed(found)})")
     arrays = named(file, [name for pair in pairs for name in pair])
     return {pair: (arrays[pair[0]], arrays[pair[1]]) for pair in pairs}

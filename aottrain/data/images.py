@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from aottrain.data.documents import imported
 from aottrain.data.order import Numbers, fixed_split, mixed
@@ -87,38 +86,41 @@ class Shown:
         return len(self.images)
 
     def read(self, numbers: Numbers, keys: Numbers | None) -> Batch:
-        """With keys, each is moved and turned as its own key says."""
+        """With keys, each is moved and turned as its own key says.
+
+        By numpy alone: it may run in a thread beside the one that trains, whose kernels and traces are torch's.
+        """
         chosen = self.images.part[numbers]
         images = (_scaled(self.images.pixels.at(chosen)) - _by_channel(self.look.mean)) / _by_channel(self.look.std)
         if keys is not None:
             images = augmented(images, keys, self.look.pad, self.look.flip)
-        return images, torch.from_numpy(self.images.labels[chosen])
+        images = np.ascontiguousarray(images)  # numpy keeps the order in memory of what it took them from
+        return torch.from_numpy(images), torch.from_numpy(self.images.labels[chosen])
 
 
-def _scaled(pixels: Numbers) -> torch.Tensor:
-    images = torch.from_numpy(np.ascontiguousarray(pixels))
-    return images.float() / 255 if pixels.dtype == np.uint8 else images
+def _scaled(pixels: Numbers) -> Numbers:
+    return pixels.astype(np.float32) / np.float32(255) if pixels.dtype == np.uint8 else pixels
 
 
-def _by_channel(values: Numbers) -> torch.Tensor:
-    return torch.from_numpy(values)[:, None, None]
+def _by_channel(values: Numbers) -> Numbers:
+    return values[:, None, None]
 
 
-def augmented(images: torch.Tensor, keys: Numbers, pad: int, flip: bool) -> torch.Tensor:
+def augmented(images: Numbers, keys: Numbers, pad: int, flip: bool) -> Numbers:
     """Each image moved by up to `pad` pixels, zeros coming in, and turned left to right for every second key.
 
-    images: (n, channels, height, width); keys: uint64 of (n,). An image is the same whatever batch it is in.
+    images: float32 of (n, channels, height, width); keys: uint64 of (n,). An image is the same whatever batch it is in.
     """
+    n, _, height, width = images.shape
     if pad:
-        down, right = (torch.from_numpy(_drawn(keys, which, 2 * pad + 1)) for which in (1, 2))
-        n, channels, height, width = images.shape
-        rows = (down[:, None] + torch.arange(height))[:, None, :, None]
-        columns = (right[:, None] + torch.arange(width))[:, None, None, :]
-        which, channel = torch.arange(n)[:, None, None, None], torch.arange(channels)[:, None, None]
-        images = F.pad(images, [pad] * 4)[which, channel, rows, columns]
+        down, right = (_drawn(keys, which, 2 * pad + 1) for which in (1, 2))
+        rows = (down[:, None] + np.arange(height))[:, None, :, None]
+        columns = (right[:, None] + np.arange(width))[:, None, None, :]
+        padded = np.pad(images, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
+        channels = np.arange(images.shape[1])[:, None, None]
+        images = padded[np.arange(n)[:, None, None, None], channels, rows, columns]
     if flip:
-        turned = torch.from_numpy(_drawn(keys, 3, 2)) == 1
-        images = torch.where(turned[:, None, None, None], images.flip(-1), images)
+        images = np.where((_drawn(keys, 3, 2) == 1)[:, None, None, None], images[..., ::-1], images)
     return images
 
 
@@ -138,7 +140,7 @@ def look_of(images: Labelled, mean: Sequence[float] | None, std: Sequence[float]
     if mean is None or std is None:
         count = min(len(images), MEASURED_IMAGES)
         chosen = images.part[np.arange(count) * len(images) // count]
-        pixels = _scaled(images.pixels.at(chosen)).numpy().astype(np.float64)
+        pixels = _scaled(images.pixels.at(chosen)).astype(np.float64)
         measured = [pixels.mean(axis=(0, 2, 3)), pixels.std(axis=(0, 2, 3))]
         measured[1][measured[1] == 0] = 1.0
     mean_of, std_of = (m if g is None else np.array(g) for g, m in zip((mean, std), measured, strict=True))

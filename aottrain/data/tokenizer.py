@@ -73,8 +73,9 @@ def trained_bpe(text: bytes, vocab_size: int, source: str) -> Any:
     """Byte-pair encoding of at most `vocab_size` tokens, trained on this text, or as an earlier run trained it on the
     same. ConfigError: the text is not UTF-8, or there is no room for the bytes."""
     library = imported("tokenizers", f"data.tokenizer={BPE}")
-    if vocab_size < NUM_BYTES:
-        raise ConfigError(f"data.tokenizer={BPE}: needs recipe.model.vocab_size of at least {NUM_BYTES}: every byte")
+    if vocab_size <= NUM_BYTES:
+        text = f"needs a larger recipe.model.vocab_size: {NUM_BYTES} are bytes, the rest is learned"
+        raise ConfigError(f"data.tokenizer={BPE}: {text}")
     pieces = list(_pieces(text, source))
     digest = hashlib.sha256(text + f"\0{vocab_size} {library.__version__}".encode()).hexdigest()
     folder = cache_folder()

@@ -40,6 +40,8 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "first_loss": None,
         "last_loss": None,
         "val_loss": None,
+        "val_bits_per_byte": None,
+        "epochs": None,
         "step_ms_median": None,
         "step_ms_p90": None,
         "tokens_per_s": None,

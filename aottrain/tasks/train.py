@@ -311,6 +311,9 @@ def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> N
     unit = "tokens/s" if summary["tokens_per_s"] else "samples/s"
     figures = [f"{summary['status']} after step {summary['steps']}"]
     figures += [f"{name} {summary[key]:.4f}" for name, key in LOSSES if summary[key] is not None]
+    bits, epochs = summary["val_bits_per_byte"], summary["epochs"]
+    figures += [f"{bits:.3f} bits a byte"] if bits is not None else []
+    figures += [f"{epochs:,.2f} epochs"] if epochs is not None else []
     figures += [f"{format_seconds(median / 1e3)} a step (median), {rate:,.0f} {unit}"] if median and rate else []
     figures += [f"peak {format_bytes(summary['peak_bytes'])}"] if summary["peak_bytes"] else []
     say(", ".join(figures))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -291,6 +292,9 @@ def write_rows(
     }
     if val_loss is not None:
         output.summary["val_loss"] = val_loss
+        codec = job.batches.codec if job.batches.tokens_per_batch else None
+        if codec is not None:  # so that tokenizers compare: the loss is nats a token
+            output.summary["val_bits_per_byte"] = val_loss / codec.bytes_per_token / math.log(2)
     for sink in output.sinks:
         sink.write(rows)
     if progress is not None:
@@ -333,6 +337,8 @@ def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConf
             flops_per_step=job.flops_per_sample * samples_per_step if job.flops_per_sample else None,
         )
     )
+    if job.batches.examples_per_epoch:
+        output.summary["epochs"] = output.summary["steps"] * samples_per_step / job.batches.examples_per_epoch
     output.summary["peak_bytes"] = meter.peak_bytes
     output.summary["peak_rss_bytes"] = memory.peak_rss_bytes()
     if history.losses:

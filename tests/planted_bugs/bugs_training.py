@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aottrain.compiler.optimizers import formulas, plan, step
-from aottrain.data import batches, order, windows
+from aottrain.data import ahead, batches, images, order, token_files, tokenizer, windows
 from aottrain.trainer import checkpoint, optim, rounding, updates, verification
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -224,6 +224,64 @@ DATA.edit(
     batches.MadeBatches.held_out,
     "step_generator(self.seed, _HELD_OUT_STREAM)",
     "step_generator(self.seed, 0)",
+)
+
+SOURCES, ORDER = TestsOf("tests/data/test_sources.py"), TestsOf("tests/data/test_order.py")
+DATA.edit(
+    "every epoch in the same order",
+    ORDER.epochs_and_seeds_are_shuffled_unlike,
+    order.in_epochs,
+    "keys_of(seed, epochs)",
+    "keys_of(seed, epochs * 0)",
+)
+DATA.edit(
+    "numbers beyond the last example",
+    f"{ORDER.a_permutation_has_each_number_once}[17]",
+    order.permuted,
+    "values >= np.uint64(size)",
+    "values > np.uint64(size)",
+)
+DATA.edit(
+    "windows of the second file are read from the first",
+    SOURCES.windows_of_an_epoch_lie_side_by_side,
+    windows.Windows.read,
+    "self.parts[part]",
+    "self.parts[0]",
+)
+DATA.edit(
+    "an image is moved as its neighbour in the batch",
+    SOURCES.an_image_is_moved_and_turned_by_its_own_key,
+    images._drawn,
+    "mixed(keys ^ np.uint64(which))",
+    "mixed(keys[-1:] ^ np.uint64(which)).repeat(len(keys))",
+)
+DATA.edit(
+    "read ahead: the step after the right one",
+    f"{SOURCES.a_run_that_goes_on_anywhere_sees_the_same}[read_in_threads-epochs]",
+    ahead.ReadAhead.at,
+    "partial(self.on_cpu, number)",
+    "partial(self.on_cpu, number + 1)",
+)
+DATA.edit(
+    "a file that has changed is not looked at again",
+    SOURCES.nanogpt_s_files_are_mapped_and_read_through_once,
+    token_files._inspected,
+    "{status.st_mtime_ns}",
+    "",
+)
+DATA.edit(
+    "the position of a token counts from its piece",
+    SOURCES.a_file_larger_than_a_piece_is_inspected_whole,
+    token_files.inspect,
+    "position + int(values.argmax())",
+    "int(values.argmax())",
+)
+DATA.edit(
+    "pieces of text are lost",
+    SOURCES.byte_pairs_are_learned_once_and_give_the_text_back,
+    tokenizer.encoded,
+    "np.concatenate(arrays)",
+    "arrays[0][1:]",
 )
 
 OPTIMIZERS = Area("optimizers")

@@ -237,3 +237,25 @@ def test_an_error_of_this_package_beneath_a_recipe_s_line_keeps_its_traceback(tm
     with pytest.raises(ValueError, match="no path") as raised:
         scope["loss"]()
     assert own_code.error_text(raised.value, [file]) is None
+
+
+ROWS = (
+    GOOD.replace("context: int = 8\n    vocab_size: int = 256", "num_features: int = 2")
+    .replace("nn.Embedding(options.vocab_size, options.width)", "nn.Linear(options.num_features, options.width)")
+    .replace("nn.Linear(options.width, options.vocab_size)", "nn.Linear(options.width, 1)")
+    .replace(
+        "F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())",
+        "(model(inputs)[:, 0] - targets).square().mean()",
+    )
+)
+
+
+def test_a_recipe_takes_the_data_that_its_options_name(train, tmp_path):
+    lines = [f"{number / 10},{-number / 10},{number / 5 + 1}" for number in range(40)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,b,y", *lines]))
+    code, err, directory = train(ROWS, "engine=eager", "data=arrays", "data.path=rows.csv", "data.batch_size=8")
+    assert (code, err) == (0, [])
+    summary = json.loads((directory / "summary.json").read_text())
+    assert summary["epochs"] == 16 / 36 and summary["last_loss"] < summary["first_loss"]
+    code, err, _ = train(ROWS, "engine=eager", "hydra.run.dir=other")
+    assert code == 2 and err[1].strip() == "data=text: the recipe takes data=arrays"
