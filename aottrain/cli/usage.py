@@ -38,7 +38,7 @@ Flags
   -c, --cfg job [--resolve] show the configuration instead of running it
   --config-dir DIR          add a folder of your own groups, as in DIR/recipe/mine.yaml
   --version, --hydra-help   versions; all of Hydra's flags
-A run writes to hydra.run.dir, outputs/<recipe>/<time>. To look at it: report FOLDER..., watch FOLDER"""
+A run writes to hydra.run.dir, outputs/<recipe>/<time>. To look at it: report DIR..., watch DIR"""
 
 MOST_USED = (
     "task", "seed", "device", "trainer.steps", "trainer.precision", "data.batch_size", "optimizer.lr",

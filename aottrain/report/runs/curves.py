@@ -21,6 +21,7 @@ WIDTH, HEIGHT = 2000, 1000  # of the drawing, whatever its size on the page
 NUM_DASHES = 3
 NUM_LOOKS = len(SERIES) * NUM_DASHES
 _NUM_LAYERED = 4
+_SAME_PLACE, _MOST = 0.015, 0.8  # of the height of a plot, and of the points of a curve
 _LOG_FROM = 30.0  # largest by smallest value from which an axis is logarithmic
 
 
@@ -71,7 +72,7 @@ class Axes:
     y_unit: str = "plain"
     from_zero: bool = False
     is_layered: bool = False
-    """Whether of few curves each is thinner than the one below it, so that equal ones are all seen."""
+    """Whether few curves that cover each other are drawn each thinner than the one below, so that all are seen."""
     note: str = ""
 
 
@@ -108,7 +109,7 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
         named = f'data-run="{curve.key.index}" data-name="{escape(curve.key.name, quote=True)}"'
         drawn.append(f'<path class="{classes}" {named} d="{path}"/>' if path else "")
     flags = "".join(scale.flag(mark) for mark in marks)
-    is_layered = axes.is_layered and 1 < len(curves) <= _NUM_LAYERED
+    is_layered = axes.is_layered and 1 < len(curves) <= _NUM_LAYERED and _cover_each_other(curves, scale)
     many = " many" if len(curves) > NUM_LOOKS else " layered" if is_layered else ""
     small = f"<small>{escape(axes.note)}</small>" if axes.note else ""
     label = escape(f"{axes.title}, {len(curves)} curve{'s' if len(curves) > 1 else ''}", quote=True)
@@ -120,6 +121,17 @@ def line_plot(curves: Sequence[Curve], axes: Axes, *, marks: Sequence[Mark] = ()
         f'<div class="xs" aria-hidden="true">{scale.x_labels()}</div></div>'
         f'<div class="foot"><p class="readout dim"></p><span>{escape(axes.x_name)}</span></div></figure>'
     )
+
+
+def _cover_each_other(curves: Sequence[Curve], scale: _Scale) -> bool:
+    """Whether most of each curve lies where the first one does, as far as one can see."""
+    first = dict(curves[0].points)
+    for curve in curves[1:]:
+        pairs = [(first[x], y) for x, y in curve.points if x in first and math.isfinite(y) and math.isfinite(first[x])]
+        close = sum(abs(scale.up(a) - scale.up(b)) < _SAME_PLACE for a, b in pairs)
+        if not pairs or close < _MOST * len(pairs):
+            return False
+    return True
 
 
 def written(unit: str, value: float) -> str:

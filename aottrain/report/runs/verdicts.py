@@ -24,7 +24,8 @@ def verdicts(runs: Sequence[Run], differing: Mapping[str, Sequence[str]], *, by_
     told = [fastest(runs, same_work=by_task), least_memory(runs)]
     told.append(judged_losses(runs) if by_task else losses(runs, differing))
     if failed:
-        told.append(f"{_names([run.name for run in failed])} failed.")
+        reason = failed[0].text("error") or failed[0].text("reason") if len(failed) == 1 else ""
+        told.append(f"{_names([run.name for run in failed])} failed{f': {reason}' if reason else ''}.")
     return [text for text in told if text]
 
 
@@ -128,7 +129,7 @@ def judged_losses(runs: Sequence[Run]) -> str:
     judged = [run for run in runs if run.text("verdict")]
     if not judged:
         return "The losses were not compared."
-    bad = [run for run in judged if run.text("verdict") not in ("reference", "equal")]
+    bad = [run for run in judged if run.text("verdict") not in ("reference", "equal", "failed")]
     tolerance = _tolerance(runs)
     errors = {run.name: error for run in judged if (error := run.number("max_loss_error")) is not None}
     others = {name: error for name, error in errors.items() if name != reference(judged).name}
