@@ -89,7 +89,7 @@ def build(options: Options) -> nn.Module:
     model = models.model(options)
     model.longest = options.context  # which `generate` reads at a time
     if torch.get_default_device().type != "meta":
-        _call_once(model, _example(options))
+        _call_once(model, _example(options, 1))
     return model
 
 
@@ -103,12 +103,12 @@ def _call_once(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> None:
     model.train(was_training)
 
 
-def _example(options: Options) -> tuple[torch.Tensor, ...]:
-    """A batch of one."""
+def _example(options: Options, batch_size: int) -> tuple[torch.Tensor, ...]:
+    """Some batch."""
     generator = torch.Generator().manual_seed(0)
     if not options.reads_text:
-        return make_batch(options, 1, generator)
-    text = torch.ones(1, options.context, dtype=torch.int64)
+        return make_batch(options, batch_size, generator)
+    text = torch.ones(batch_size, options.context, dtype=torch.int64)
     return prepare(options, (text, text), generator)
 
 
@@ -143,7 +143,7 @@ def flops_per_sample(options: Options) -> int | None:
     Counted by torch while a step is taken: one without numbers, or, of a model that asks for some, a real one where it
     is small; else None.
     """
-    batch = _example(options)
+    batch = _example(options, 2)  # of one example alone a batch norm would have no variance
     for device in ("meta", "cpu"):
         try:
             with torch.device(device), torch.random.fork_rng(devices=[]):
@@ -152,7 +152,7 @@ def flops_per_sample(options: Options) -> int | None:
                     return None
                 with FlopCounterMode(display=False) as counter:
                     loss(model, tuple(tensor.to(device) for tensor in batch)).backward()
-            return counter.get_total_flops()
+            return counter.get_total_flops() // 2
         except RuntimeError:  # a value was asked of a tensor that has none
             continue
     return None

@@ -9,7 +9,7 @@ package). It is found by its name (`recipe=transformer` is `recipes/transformer.
 
 and, where they make sense,
 
-    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options), None if not known
+    flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options); None: not known
     generate(model, prompt, ...)     for the sample that is printed after training
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own; a recipe without it is trained on text: (inputs, targets),
@@ -18,8 +18,8 @@ and, where they make sense,
                                      what `loss` gets of such a batch of text, where it wants something else
     export(model, folder)            writes the model for other programs, for task=export
 
-A recipe for several kinds of data says so by properties of its Options: `reads_text`, where make_batch is not asked, and
-`writes_text`, where generate is.
+A recipe for several kinds of data says so by properties of its Options: `reads_text`, where make_batch is not asked,
+and `writes_text`, where generate is.
 
 Loops, devices, precision, compilation and logging belong to the trainer, so that they are the same for every recipe.
 """
