@@ -25,8 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from . import _hf_data as data
 from . import _hf_models as models
 
-# Bytes that `generate` reads at a time.
-WRITING_CONTEXT = 128
 # Beyond it, a step by which FLOPs are counted would take long.
 MOST_PARAMETERS_COUNTED_WITH = 50_000_000
 TASKS = ("causal", "masked", "seq2seq", "image", "audio")
@@ -88,7 +86,30 @@ def build(options: Options) -> nn.Module:
     mistakes = options.check()
     if mistakes:
         raise ValueError("\n".join(mistakes))
-    return models.model(options)
+    model = models.model(options)
+    model.longest = options.context  # which `generate` reads at a time
+    if torch.get_default_device().type != "meta":
+        _call_once(model, _example(options, 1))
+    return model
+
+
+@torch.no_grad()
+def _call_once(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> None:
+    """Some models write down on themselves, in their first call, what they find out then: a call of another kind, which
+    no compiler would take for the ones after it. Weights, buffers and random streams stay."""
+    was_training = model.training
+    with torch.random.fork_rng(devices=[]):
+        loss(model.eval(), batch)
+    model.train(was_training)
+
+
+def _example(options: Options, batch_size: int) -> tuple[torch.Tensor, ...]:
+    """Some batch."""
+    generator = torch.Generator().manual_seed(0)
+    if not options.reads_text:
+        return make_batch(options, batch_size, generator)
+    text = torch.ones(batch_size, options.context, dtype=torch.int64)
+    return prepare(options, (text, text), generator)
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -127,12 +148,7 @@ def flops_per_sample(options: Options) -> int | None:
     Counted by torch while a step is taken: one without numbers, or, of a model that asks for some, a real one where it
     is small; else None.
     """
-    generator = torch.Generator().manual_seed(0)
-    if options.reads_text:
-        text = torch.ones(1, options.context, dtype=torch.int64)
-        batch = prepare(options, (text, text), generator)
-    else:
-        batch = make_batch(options, 1, generator)
+    batch = _example(options, 2)  # of one example alone a batch norm would have no variance
     for device in ("meta", "cpu"):
         try:
             with torch.device(device), torch.random.fork_rng(devices=[]):
@@ -141,7 +157,7 @@ def flops_per_sample(options: Options) -> int | None:
                     return None
                 with FlopCounterMode(display=False) as counter:
                     loss(model, tuple(tensor.to(device) for tensor in batch)).backward()
-            return counter.get_total_flops()
+            return counter.get_total_flops() // 2
         except RuntimeError:  # a value was asked of a tensor that has none
             continue
     return None
@@ -167,7 +183,7 @@ def generate(
     model.eval()
     tokens = torch.tensor([list(prompt)], dtype=torch.int64)
     for _ in range(num_tokens):
-        logits = model(tokens[:, -WRITING_CONTEXT:].to(device)).logits[:, -1, :allowed].float().cpu()
+        logits = model(tokens[:, -model.longest :].to(device)).logits[:, -1, :allowed].float().cpu()
         if temperature == 0:
             token = logits.argmax(dim=-1, keepdim=True)
         else:

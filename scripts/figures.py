@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "compare": ("scripts/bench_compare.py",),
     "compiling": ("scripts/bench_compile.py --layers 4 48",),
     "gpu": ("scripts/bench_gpu.py --rounds 3 --steps 8",),
+    "hf_models": ("scripts/hf_models.py",),
     "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
     "loss_head": ("scripts/bench_loss_head.py",),
     "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --frontend dynamo"),

@@ -113,6 +113,13 @@ def test_a_mistake_is_one_line(options, text):
     assert re.fullmatch(text.replace("?", r"\?"), line), line
 
 
+def test_what_a_model_writes_down_in_its_first_call_is_there_before_it_is_compiled():
+    """swin keeps what it finds out about its windows; without that call the first step would run eagerly."""
+    options = hf.Options(type="swin", num_classes=2, config={"image_size": 8, "patch_size": 2, "window_size": 2})
+    losses, _ = trained(options, "aten")  # with on_unsupported="error"
+    assert losses == trained(options, None)[0]
+
+
 def test_dropout_and_random_branches_are_as_asked():
     config = models.configuration(hf.Options(type="bart", dropout=0.3, config={"activation_dropout": 0.2}))
     assert config.dropout == config.attention_dropout == 0.3 and config.encoder_layerdrop == 0.0
@@ -137,6 +144,8 @@ def test_it_writes_after_a_prompt():
     written = hf.generate(model, b"ab", 3, temperature=0)
     assert len(written) == 3 and model.training and written == hf.generate(model, b"ab", 3, temperature=0)
     assert not hf.Options(**OF_TASK["masked"]).writes_text
+    learned_positions = hf.build(hf.Options(type="gpt2", context=8))
+    assert len(hf.generate(learned_positions, b"a", 30)) == 30
 
 
 def test_a_run_is_exported_and_its_folder_trained_on(tmp_path, monkeypatch, capsys):
