@@ -75,6 +75,14 @@ SCHEDULES.edit(
     quick=True,
 )
 SCHEDULES.edit(
+    "rows are read for one element of each",
+    "tests/compiler/schedule/test_losses.py::test_a_loss_reads_one_element_of_each_row_of_what_is_in_memory",
+    groups._place,
+    "if operand.at_hand and ",
+    "if False and ",
+    quick=True,
+)
+SCHEDULES.edit(
     "what nothing reads runs",
     FUSED.what_nothing_reads_runs_only_where_it_may_raise,
     demand.read_by,

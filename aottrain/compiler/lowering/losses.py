@@ -70,6 +70,38 @@ def _nll_loss(node: fx.Node) -> Rule | None:
     return Rule((rows,), (Operand(log_probabilities, free=True), by_row), outputs, formula, (0,))
 
 
+@lowers("aottrain.nll_rows.default")
+def _nll_rows(node: fx.Node) -> list[Rule]:
+    """From memory one element of each row is read; where a kernel has the rows at hand, it is the one that is taken of
+    all: their greatest, if the others count as -inf."""
+    log_probabilities, target, ignore = arguments(node)
+    shape, own = spec(log_probabilities).shape, spec(node).dtype
+    rows = None if shape[0] == 1 else 0
+
+    def loss(b: Builder, target_class: int, pick: Callable[[int], int]) -> Sequence[int]:
+        counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
+        picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
+        value = b.compute("neg", b.cast(pick(b.checked(picked, shape[1], from_end=False)), own))
+        return [b.compute("where", counted, value, b.constant(0, own))]
+
+    def looked_up(b: Builder, v: Values) -> Sequence[int]:
+        return loss(b, v[1], lambda picked: b.load(v[0], (b.index[0], ZERO), [(1, picked)]))
+
+    def of_row(b: Builder, v: Values) -> Sequence[int]:
+        def pick(picked: int) -> int:
+            is_it = b.compare("eq", b.position(1), picked)
+            return b.reduce("max", b.compute("where", is_it, b.cast(v[0], own), b.constant(-math.inf, own)))
+
+        return loss(b, v[1], pick)
+
+    outputs = (Output((rows,), own),)
+    at_hand = Operand(log_probabilities, (rows, None if shape[1] == 1 else 1), at_hand=True)
+    return [
+        Rule(shape[:1], (Operand(log_probabilities, free=True), Operand(target, (rows,))), outputs, looked_up),
+        Rule(shape, (at_hand, Operand(target, (rows,))), outputs, of_row, (1,)),
+    ]
+
+
 @lowers("aten.nll_loss_backward.default")
 def _nll_loss_backward(node: fx.Node) -> Rule | None:
     """-gradient at the target's place, zero elsewhere; divided by the number of rows that count."""

@@ -129,7 +129,8 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 candidates = [unit_of_readers, *candidates]
             producers = [units[unit] for unit in sources]
             floating = [each for each in producers if each is not None and dependencies.floats(each)]
-            candidates.sort(key=lambda unit: units[unit] in floating)
+            at_hand = {dependencies.unit_of.get(o.node) for rule in rules for o in rule.operands if o.at_hand}
+            candidates.sort(key=lambda unit: (units[unit] in floating, unit not in at_hand))
             for unit in candidates:
                 candidate = units[unit]
                 if candidate is None or unit < border:

@@ -326,24 +326,6 @@ def _terms_at_once(planned: Schedule, table: torch.Tensor) -> list[int]:
     return [count for count in counts if count > 1]
 
 
-def test_a_losss_backward_makes_its_log_probabilities_where_it_reads_them():
-    """It needs the number of rows that count, for which the log-probabilities stand among the operands, too."""
-
-    def loss(x, target):
-        return F.cross_entropy(x, target)
-
-    n = 128
-    target = torch.arange(n) % 64
-    target[::3] = -100
-    x = leaf(n, 64)
-    _, backward, _ = schedules(loss, x, target)
-    assert library_calls(backward) == []
-    assert sum(moved_bytes(call.kernel) for call in backward.kernels) < 2.2 * n * 64 * 4
-    call = aottrain.compile(loss, capture="trace", kernel="cpp")
-    got, wanted = (torch.autograd.grad(function(x, target), x)[0] for function in (call, loss))
-    assert_close(got, wanted)
-
-
 def test_what_nothing_reads_runs_only_where_it_may_raise():
     def overwritten(x, y):
         total = x.sum(0)
@@ -360,19 +342,3 @@ def test_what_nothing_reads_runs_only_where_it_may_raise():
     call = aottrain.compile(looked_up, capture="trace", kernel="cpp")
     with pytest.raises(IndexError):
         call(x, y, torch.tensor([0, 1, 2, 99]))
-
-
-def test_a_number_of_rows_alone_has_checked_targets():
-    """Its loop is made of vectors, by the C++ compiler, of numbers of two widths."""
-
-    def rows(x, target):
-        return torch.ops.aten.nll_loss_forward(x, target, None, 1, -100)[1]
-
-    x, target = torch.zeros(128, 64), torch.arange(128) % 64
-    target[::3] = -100
-    call = aottrain.compile(rows, capture="trace", kernel="cpp", on_unsupported="error")
-    assert call(x, target) == 85
-    for wrong in (64, -1):
-        target[77] = wrong
-        with pytest.raises(IndexError):
-            call(x, target)
