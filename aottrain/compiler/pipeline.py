@@ -38,6 +38,7 @@ from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
+from aottrain.compiler.passes.split_losses import split_losses
 from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.stages import StageLog, collection_paused
@@ -70,6 +71,7 @@ __all__ = [
     "plan_partition",
     "share_heads",
     "simplify",
+    "split_losses",
     "split_norms",
     "trace_joint",
 ]
@@ -143,6 +145,7 @@ PASSES = (
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
     Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),
     Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
+    Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, _CPP),
 )

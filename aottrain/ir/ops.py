@@ -105,7 +105,7 @@ _RAISING: dict[str, str] = dict(
         *_family("index", "lu_unpack", "_embedding_bag", "_embedding_bag_forward_only", "embedding_dense_backward"),
         *_family("index", "adaptive_max_pool2d_backward", "nll_loss_backward", "nll_loss2d_backward"),
         *_family("class", "nll_loss_forward", "nll_loss2d_forward", "multi_margin_loss", "linear_cross_entropy"),
-        *_family("class", "multilabel_margin_loss_forward", "ctc_loss", "_ctc_loss"),
+        *_family("class", "nll_rows", "multilabel_margin_loss_forward", "ctc_loss", "_ctc_loss"),
         *_family("number", "binary_cross_entropy", "histc", "histogram", "_histogramdd_bin_edges", "bincount"),
         *_family("number", "segment_reduce", "repeat_interleave", "_pack_padded_sequence"),
         *_family("matrix", "cholesky", "cholesky_inverse", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex"),

@@ -24,6 +24,7 @@ from aottrain.ir.graph import (
     results,
 )
 from aottrain.ir.ops import OpKind, hidden_mutation, is_pure, uses_generator
+from aottrain.ir.schedule import KernelCall, Schedule
 
 
 def verify_joint(joint: JointGraph) -> None:
@@ -124,6 +125,27 @@ def _verify_residuals(
     _require(len(rest) == len(tangents), "the backward reads something that is neither residual nor tangent")
     for placeholder, tangent in zip(rest, tangents, strict=True):
         expressions.name(placeholder, tangent.name)
+
+
+def verify_schedule(graph: fx.Graph, schedule: Schedule) -> None:
+    """Law 5, order: each kernel writes something, and what a call reads is made before it, by one call alone; so is
+    each result."""
+    made = set(placeholders(graph))
+    for call in schedule.calls:
+        reads: Sequence[fx.Node]
+        writes: Sequence[fx.Node]
+        if isinstance(call, KernelCall):
+            name, reads, writes = call.kernel.name, call.reads, call.writes
+        else:
+            name, reads, writes = call.name, call.all_input_nodes, (call,)
+        _require(writes, f"{name} writes nothing")
+        for node in reads:
+            _require(node in made, f"{name} reads {node.name}, which nothing has made yet")
+        for node in writes:
+            _require(node not in made, f"{name} makes {node.name}, which is there")
+        made.update(writes)
+    for result in filter(None, results(graph)):
+        _require(result in made, f"nothing makes the result {result.name}")
 
 
 class _Expressions:

@@ -12,10 +12,12 @@ from torch import fx
 
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
+from aottrain.compiler.schedule.order import schedule
 from aottrain.errors import VerificationError
 from aottrain.ir.graph import OutputKind, calls, placeholders, results
 from aottrain.ir.plan import PartitionPlan
-from aottrain.ir.verify import verify_functional, verify_joint, verify_partition
+from aottrain.ir.schedule import KernelCall
+from aottrain.ir.verify import verify_functional, verify_joint, verify_partition, verify_schedule
 from tests.compiler.programs import joint_of, leaf, traced
 
 aten = torch.ops.aten
@@ -301,3 +303,37 @@ def test_plans_are_values():
     assert "save a: why" in str(plan) and "recompute b: because" in str(plan) and "12 B" in str(plan)
     with pytest.raises(AttributeError):
         plan.saved = ()
+
+
+def scheduled():
+    graph = parts_of(plain()).forward
+    return graph, schedule(graph)
+
+
+def test_a_sound_schedule_passes():
+    verify_schedule(*scheduled())
+
+
+def test_a_kernel_that_writes_nothing():
+    graph, planned = scheduled()
+    idle = KernelCall(replace(planned.kernels[0].kernel, parameters=(), stores=()), ())
+    with pytest.raises(VerificationError, match="writes nothing"):
+        verify_schedule(graph, replace(planned, calls=(*planned.calls, idle)))
+
+
+def test_a_kernel_that_comes_before_what_it_reads():
+    graph, planned = scheduled()
+    with pytest.raises(VerificationError, match="reads mm, which nothing has made yet"):
+        verify_schedule(graph, replace(planned, calls=planned.calls[::-1]))
+
+
+def test_a_value_that_two_kernels_make():
+    graph, planned = scheduled()
+    with pytest.raises(VerificationError, match="which is there"):
+        verify_schedule(graph, replace(planned, calls=(*planned.calls, planned.kernels[0])))
+
+
+def test_a_result_that_no_kernel_makes():
+    graph, planned = scheduled()
+    with pytest.raises(VerificationError, match="nothing makes the result"):
+        verify_schedule(graph, replace(planned, calls=planned.calls[:1]))

@@ -46,6 +46,21 @@ HERE.attribute(
     nothing,
     quick=True,
 )
+HERE.edit(
+    "a kernel that writes nothing is no fault to the law",
+    LAWS.a_kernel_that_writes_nothing,
+    verify.verify_schedule,
+    '_require(writes, f"{name} writes nothing")',
+    "pass",
+)
+HERE.edit(
+    "what nothing has made may be read",
+    LAWS.a_kernel_that_comes_before_what_it_reads,
+    verify.verify_schedule,
+    "_require(node in made, ",
+    "_require(True, ",
+    quick=True,
+)
 HERE.attribute(
     "nobody asks the first law",
     f"{ASKED.a_broken_program_stops_before_the_partition}[simplify-with_a_late_output]",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
-from aottrain.compiler.schedule import fusion, groups, in_place, kernels, memory
+from aottrain.compiler.schedule import demand, fusion, groups, in_place, kernels, memory
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ops import loss_head as loss_head_op
 from aottrain.runtime import arena
@@ -65,6 +65,29 @@ SCHEDULES.edit(
     kernels._column,
     "output.dtype, whole, output.divisor)",
     "output.dtype, whole, 1)",
+)
+SCHEDULES.edit(
+    "what may raise does not run where nothing reads it",
+    FUSED.what_nothing_reads_runs_only_where_it_may_raise,
+    demand.needed,
+    "*filter(may_raise, calls(graph)), ",
+    "",
+    quick=True,
+)
+SCHEDULES.edit(
+    "rows are read for one element of each",
+    "tests/compiler/schedule/test_losses.py::test_a_loss_reads_one_element_of_each_row_of_what_is_in_memory",
+    groups._place,
+    "if operand.at_hand and ",
+    "if False and ",
+    quick=True,
+)
+SCHEDULES.edit(
+    "what nothing reads runs",
+    FUSED.what_nothing_reads_runs_only_where_it_may_raise,
+    demand.read_by,
+    "return [operand for operand in operands if operand in read]",
+    "return operands",
 )
 
 ARENAS = Area("arenas")

@@ -57,7 +57,7 @@ OPTIMIZERS: dict[str, tuple[Formula, tuple[str, ...]]] = {
 NAMES = (*PATTERNS, *OPTIMIZERS)
 _FREE = (OpKind.VIEW, OpKind.STRUCTURE, OpKind.SIZE)
 # Calls that read as many elements of an operand as they give.
-_LOOKS_UP = ("gather", "index", "embedding", "index_select", "nll_loss_forward", "take")
+_LOOKS_UP = ("gather", "index", "embedding", "index_select", "nll_loss_forward", "nll_rows", "take")
 
 
 @dataclass(frozen=True)

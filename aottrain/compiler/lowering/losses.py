@@ -43,18 +43,63 @@ def _nll_loss(node: fx.Node) -> Rule | None:
     results = value_of(node)
     compute = wide(results[0].dtype)
 
+    def row(b: Builder, target_class: int) -> tuple[int, int]:
+        counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
+        picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
+        return counted, b.checked(picked, classes, from_end=False)
+
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        counted = b.compare("ne", v[1], b.constant(ignore, torch.int64))
-        picked = b.compute("where", counted, v[1], b.constant(0, torch.int64))
-        value = b.load(v[0], (b.index[0], ZERO), [(1, b.checked(picked, classes, from_end=False))])
+        counted, picked = row(b, v[1])
+        value = b.load(v[0], (b.index[0], ZERO), [(1, picked)])
         loss = b.compute("neg", b.cast(value, compute))
         total = b.reduce("sum", b.compute("where", counted, loss, b.constant(0, compute)))
         number = b.reduce("sum", b.cast(counted, compute))
         out = b.compute("div", total, number) if reduction == _MEAN else total
         return [b.cast(out, results[0].dtype), b.cast(number, results[1].dtype)]
 
-    operands = (Operand(log_probabilities, free=True), Operand(target, (None if rows == 1 else 0,)))
-    return Rule((rows,), operands, (Output((), results[0].dtype), Output((), results[1].dtype)), formula, (0,))
+    def count(b: Builder, v: Values) -> Sequence[int]:
+        counted, picked = row(b, v[0])
+        counted = b.compute("and", counted, b.compare("ge", picked, b.constant(0, torch.int64)))  # checked
+        number = b.cast(b.reduce("sum", b.cast(counted, compute)), results[1].dtype)
+        return [number, number]
+
+    outputs = Output((), results[0].dtype), Output((), results[1].dtype)
+    by_row = Operand(target, (None if rows == 1 else 0,))
+    if node.users and all(user.args[1] == 1 for user in node.users):  # a backward asks for the number of rows alone
+        return Rule((rows,), (by_row,), outputs, count, (0,))
+    return Rule((rows,), (Operand(log_probabilities, free=True), by_row), outputs, formula, (0,))
+
+
+@lowers("aottrain.nll_rows.default")
+def _nll_rows(node: fx.Node) -> list[Rule]:
+    """From memory one element of each row is read; where a kernel has the rows at hand, it is the one that is taken of
+    all: their greatest, if the others count as -inf."""
+    log_probabilities, target, ignore = arguments(node)
+    shape, own = spec(log_probabilities).shape, spec(node).dtype
+    rows = None if shape[0] == 1 else 0
+
+    def loss(b: Builder, target_class: int, pick: Callable[[int], int]) -> Sequence[int]:
+        counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
+        picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
+        value = b.compute("neg", b.cast(pick(b.checked(picked, shape[1], from_end=False)), own))
+        return [b.compute("where", counted, value, b.constant(0, own))]
+
+    def looked_up(b: Builder, v: Values) -> Sequence[int]:
+        return loss(b, v[1], lambda picked: b.load(v[0], (b.index[0], ZERO), [(1, picked)]))
+
+    def of_row(b: Builder, v: Values) -> Sequence[int]:
+        def pick(picked: int) -> int:
+            is_it = b.compare("eq", b.position(1), picked)
+            return b.reduce("max", b.compute("where", is_it, b.cast(v[0], own), b.constant(-math.inf, own)))
+
+        return loss(b, v[1], pick)
+
+    outputs = (Output((rows,), own),)
+    at_hand = Operand(log_probabilities, (rows, None if shape[1] == 1 else 1), at_hand=True)
+    return [
+        Rule(shape[:1], (Operand(log_probabilities, free=True), Operand(target, (rows,))), outputs, looked_up),
+        Rule(shape, (at_hand, Operand(target, (rows,))), outputs, of_row, (1,)),
+    ]
 
 
 @lowers("aten.nll_loss_backward.default")

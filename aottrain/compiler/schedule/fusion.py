@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.schedule.demand import needed, read_by
 from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, start, too_large
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
@@ -35,6 +36,8 @@ class Fusion:
     """The group of each fused call."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a call and its producer are not one kernel, by the call's name."""
+    needed: frozenset[fx.Node] = frozenset()
+    """The calls that run."""
 
 
 @dataclass
@@ -97,14 +100,15 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
     together with what the product needs: faster, and at times above the peak that was planned op by op.
     """
-    fusion, dependencies = Fusion(), _Dependencies()
+    fusion, dependencies = Fusion(needed=needed(graph)), _Dependencies()
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
     effects: list[fx.Node] = []
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
-    for node in calls(graph):
-        sources = {dependencies.unit_of[source] for source in node.all_input_nodes if source in dependencies.unit_of}
+    for node in filter(fusion.needed.__contains__, calls(graph)):
+        rules = rules_for(node)
+        sources = {dependencies.unit_of[source] for source in read_by(node, rules) if source in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
             sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}
             effects.append(node)
@@ -113,7 +117,6 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if sources:
                 dependencies.unit_of[node] = max(sources)
             continue
-        rules = rules_for(node)
         group = None
         if rules:
             roots = _shared(rules)
@@ -126,7 +129,8 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 candidates = [unit_of_readers, *candidates]
             producers = [units[unit] for unit in sources]
             floating = [each for each in producers if each is not None and dependencies.floats(each)]
-            candidates.sort(key=lambda unit: units[unit] in floating)
+            at_hand = {dependencies.unit_of.get(o.node) for rule in rules for o in rule.operands if o.at_hand}
+            candidates.sort(key=lambda unit: (units[unit] in floating, unit not in at_hand))
             for unit in candidates:
                 candidate = units[unit]
                 if candidate is None or unit < border:

@@ -179,6 +179,8 @@ def _place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
             return "an operand is a view in another type"
         if layout.root in group.columns:
             return "it reads a sum over the group's rows"
+        if operand.at_hand and layout.root not in group.values and layout.root not in group.reads:
+            return "a row would be read for one element"
         if layout.root in group.values and operand.free:
             return "it reads another element of the group's value"
         layouts.append(layout)

@@ -8,8 +8,9 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.compiler.lowering import Builder
+from aottrain.compiler.schedule.demand import is_read
 from aottrain.compiler.schedule.groups import Group, Member, layout_of, result_nodes, results_of
-from aottrain.ir.graph import info, source_of, spec_of, value_of
+from aottrain.ir.graph import info, may_raise, source_of, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.kernel import (
     Address,
@@ -26,7 +27,6 @@ from aottrain.ir.kernels.kernel import (
     operands,
     verify_kernel,
 )
-from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall
 
 # Of the rows that a long loop is cut into: they stay in the nearest cache.
@@ -101,23 +101,16 @@ def lower(group: Group, name: str = "kernel") -> KernelCall:
 
 
 def _escaping(group: Group) -> set[fx.Node]:
-    """Results of its calls that something outside the group reads, through whatever views."""
+    """Results of its calls that something outside the group reads, through whatever views. What may raise is done even
+    where nothing reads it."""
     members = {member.node for member in group.members}
-    items = [item for member in group.members for item in results_of(member.node) if item is not None]
-    return {item for item in items if _is_read(item, members)}
-
-
-def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:
-    stack = [item]
-    while stack:
-        for user in stack.pop().users:
-            if user in members:
-                continue
-            if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
-                stack.append(user)
-            else:
-                return True
-    return False
+    escapes: set[fx.Node] = set()
+    for member in group.members:
+        items = [item for item in results_of(member.node) if item is not None]
+        escapes.update(item for item in items if is_read(item, members))
+        if may_raise(member.node) and not any(map(is_read, items)):
+            escapes.update(items)
+    return escapes
 
 
 def _line(node: fx.Node) -> str:

@@ -15,6 +15,7 @@ from aottrain.errors import VerificationError
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
+from aottrain.ir.verify import verify_schedule
 
 
 def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule:
@@ -26,7 +27,9 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     calls_in_order = tuple(_ordered(graph, fusion, prefix))
     libraries = choose_products(graph, not local) | ({} if local else choose_attentions(graph))
     in_place = written_in_place(graph, calls_in_order)
-    return Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
+    planned = Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
+    verify_schedule(graph, planned)
+    return planned
 
 
 def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | fx.Node]:
@@ -73,7 +76,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             stack.pop()
 
     last = {group.number: group.members[-1].node for group in fusion.groups}
-    for node in calls(graph):
+    for node in filter(fusion.needed.__contains__, calls(graph)):
         group = fusion.group_of.get(node)
         if group is not None:
             if last[group.number] is node:

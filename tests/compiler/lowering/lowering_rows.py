@@ -217,6 +217,7 @@ def losses() -> Iterator[Case]:
             scores = torch.log_softmax(tensor((rows, classes), dtype), 1)
             target = tensor((rows,), i64, 3).abs() % classes
             target[::3] = -100
+            yield from case("aottrain.nll_rows.default", scores, target, -100)
             for reduction in (0, 1, 2):
                 out, total = overload("nll_loss_forward.default")(scores, target, None, reduction, -100)
                 yield from case("nll_loss_forward.default", scores, target, None, reduction, -100)

@@ -39,6 +39,10 @@ def head(x: Tensor, w: Tensor) -> Tensor:
     return F.cross_entropy(x @ w.t(), torch.arange(1024) % 4096)
 
 
+def small_head(x: Tensor) -> Tensor:
+    return F.cross_entropy(x, torch.arange(12) % 8, ignore_index=3)
+
+
 def steps(x: Tensor) -> Tensor:
     return torch.stack([x[:, t].sin() * x[:, t - 1] for t in range(1, 6)]).sum()
 
@@ -73,6 +77,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "share_heads": (shared_heads, (leaf(1, 6, 16, 8), leaf(1, 2, 16, 8, seed=1), leaf(1, 2, 16, 8, seed=2))),
     "fuse_attention": (written_out, tuple(leaf(2, 4, 128, 32, seed=i) for i in range(3))),
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
+    "split_losses": (small_head, (leaf(12, 8),)),
     "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
     "choose_layouts": (convolved, (leaf(4, 8, 16, 16), leaf(8, 8, 3, 3, seed=1))),
 }

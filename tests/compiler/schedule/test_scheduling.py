@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -323,3 +324,21 @@ def _terms_at_once(planned: Schedule, table: torch.Tensor) -> list[int]:
     """Of each kernel that adds tensors of the table's shape, how many it reads."""
     counts = [sum(node.meta["val"].shape == table.shape for node in call.reads) for call in planned.kernels]
     return [count for count in counts if count > 1]
+
+
+def test_what_nothing_reads_runs_only_where_it_may_raise():
+    def overwritten(x, y):
+        total = x.sum(0)
+        return total.copy_(y.sin())
+
+    def looked_up(x, y, index):
+        rows = x[index]
+        return rows.copy_(y.sin())
+
+    x, y = leaf(64, 4), leaf(4, 4)
+    assert len(schedules(overwritten, x, y[0])[0].kernels) == 1
+    forward, _, _ = schedules(looked_up, x, y, torch.arange(4))
+    assert sum("aten.index.Tensor" in str(call.kernel) for call in forward.kernels) == 1
+    call = aottrain.compile(looked_up, capture="trace", kernel="cpp")
+    with pytest.raises(IndexError):
+        call(x, y, torch.tensor([0, 1, 2, 99]))

@@ -92,7 +92,7 @@ class Renderer:
         self._parameters()
         if self.draws:
             self._out(1, f"const i64* const draws = (const i64*)p[{len(kernel.parameters)}];")
-        self._out(1, "int failed = 0;")
+        self._out(1, "i64 failed = 0;")
         self._values(1, Level.CONSTANT, 0)
         reduces = any(isinstance(i, Reduce) for i in kernel.body)
         single = not reduces and not kernel.columns and kernel.num_outer == 0 and parallel
@@ -104,7 +104,7 @@ class Renderer:
             self._single(parallel)
         else:
             self._rows(parallel and kernel.num_rows > 1)
-        self._out(1, "return failed;")
+        self._out(1, "return failed != 0;")
         self._out(0, "}")
         return "\n".join(self.lines) + "\n"
 
@@ -170,8 +170,9 @@ class Renderer:
         kind = COMPUTED[instruction.dtype]
         if isinstance(instruction, Compute) and instruction.op == "checked":
             index, size = (f"v{v}" for v in instruction.args)
-            self._out(depth, f"failed |= ({index} < -{size}) | ({index} >= {size});")
             self._out(depth, f"const i64 v{value} = ({index} < -{size}) | ({index} >= {size}) ? 0 : {index};")
+            # Not the condition itself: g++ 12 adds up wrong vectors of one that numbers of two widths depend on.
+            self._out(depth, f"failed |= ({index} ^ v{value}) | ({size} == 0);")
             return
         if self.segment is not None and value in self.segment.answers:
             self._out(depth, f"const {kind} v{value} = {literal(self.segment.answers[value], torch.bool)};")
@@ -392,9 +393,8 @@ class Renderer:
 
 
 def render_cpp(kernel: KernelIR) -> str:
-    """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`.
+    """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`, which is 1 for an index out of range.
 
     p: the parameters' memory and, where it draws, that of its `draw_numbers`; scratch: `scratch_bytes` for each thread.
-    It returns 1 for an index out of range.
     """
     return Renderer(kernel).render()

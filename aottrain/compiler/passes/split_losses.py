@@ -1,0 +1,68 @@
+"""split_losses: a cross-entropy's last part as a loss of each row, and sums of them.
+
+The op itself reads other elements of the log-probabilities than it is at, and gives numbers that are known when all
+rows are done: the log-probabilities would be written for it. The loss of a row shares the kernel that makes them.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import fx
+
+import aottrain.ops.losses  # noqa: F401  (the op)
+from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
+from aottrain.ir.graph import JointGraph, calls, known_spec, spec_of, value_of
+
+aten, own = torch.ops.aten, torch.ops.aottrain
+
+_NONE, _MEAN = 0, 1
+
+
+def split_losses(joint: JointGraph) -> JointGraph:
+    """The same program; sums are rounded otherwise than eager's. The graph itself where it has no such loss: of rows of
+    fixed size, without weights."""
+    if not any(_is_split(node) for node in calls(joint.graph)):
+        return joint
+    graph = copy_graph(joint.graph)
+    for node in calls(graph):
+        if _is_split(node):
+            _split(node)
+    remove_dead_code(graph)
+    graph.lint()
+    return joint.with_graph(graph)
+
+
+def _is_split(node: fx.Node) -> bool:
+    if node.target is not aten.nll_loss_forward.default or node.kwargs or node.args[2] is not None:
+        return False
+    specs = [spec_of(source) for source in node.all_input_nodes]
+    plain = all(spec is not None and spec.symbolic is None and spec.numel > 0 for spec in specs)
+    is_read = any(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
+    return plain and is_read and len(known_spec(node.args[0]).shape) == 2
+
+
+def _split(node: fx.Node) -> None:
+    log_probabilities, target, _, reduction, ignore = node.args
+    loss_type, total_type = (value.dtype for value in value_of(node))
+    with node.graph.inserting_before(node):
+        rows = add_call(node, own.nll_rows.default, (log_probabilities, target, ignore))
+        if reduction == _NONE:
+            number = add_call(node, aten.full.default, ([], 0), dtype=total_type, device=known_spec(target).device)
+            results = [rows, number]
+        else:
+            wide = known_spec(rows).dtype
+            counted = _cast(add_call(node, aten.ne.Scalar, (target, ignore)), wide)
+            loss, number = (add_call(node, aten.sum.dim_IntList, (each, [0])) for each in (rows, counted))
+            results = [add_call(node, aten.div.Tensor, (loss, number)) if reduction == _MEAN else loss, number]
+        results = [_cast(each, dtype) for each, dtype in zip(results, (loss_type, total_type), strict=True)]
+        for user in list(node.users):
+            result = laid_out_as(results[user.args[1]], user)
+            if result is not None:
+                user.replace_all_uses_with(result)
+
+
+def _cast(value: fx.Node, dtype: torch.dtype) -> fx.Node:
+    return value if known_spec(value).dtype is dtype else add_call(value, aten._to_copy.default, (value,), dtype=dtype)

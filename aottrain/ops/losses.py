@@ -1,0 +1,28 @@
+"""Negative log-likelihood row by row: what is left of a loss then are sums.
+
+It has a lowering; what stands here says what it computes, and runs where there is none.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("aottrain", "FRAGMENT")
+
+
+def nll_rows(log_probabilities: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """-log_probabilities[row, target[row]] of (rows, classes) and (rows,), in float32 at least; 0 where the target is
+    to be ignored. Raises IndexError for a class that there is not."""
+    wide = log_probabilities.to(torch.promote_types(log_probabilities.dtype, torch.float32))
+    return torch.ops.aten.nll_loss_forward(wide, target, None, 0, ignore_index)[0]
+
+
+def _fake(log_probabilities: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    wide = torch.promote_types(log_probabilities.dtype, torch.float32)
+    return log_probabilities.new_empty(target.shape, dtype=wide)
+
+
+_library.define("nll_rows(Tensor log_probabilities, Tensor target, int ignore_index) -> Tensor")
+_library.impl("nll_rows", nll_rows, "CompositeExplicitAutograd")
+torch.library.register_fake("aottrain::nll_rows", _fake)

@@ -1,0 +1,92 @@
+"""Losses of rows of classes: what is written of their log-probabilities, and what their kernels give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aottrain
+from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.passes.split_losses import split_losses
+from aottrain.compiler.schedule.groups import place, start
+from aottrain.compiler.schedule.order import schedule
+from aottrain.ir.graph import calls
+from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.traffic import moved_bytes
+from tests.compiler.programs import joint_of, leaf
+from tests.compiler.schedule.test_scheduling import library_calls, schedules
+from tests.numerics.tolerance import assert_close
+
+
+def test_a_losss_backward_makes_its_log_probabilities_where_it_reads_them():
+    """It needs the number of rows that count, for which the log-probabilities stand among the operands, too."""
+
+    def loss(x, target):
+        return F.cross_entropy(x, target)
+
+    n = 128
+    target = torch.arange(n) % 64
+    target[::3] = -100
+    x = leaf(n, 64)
+    _, backward, _ = schedules(loss, x, target)
+    assert library_calls(backward) == []
+    assert sum(moved_bytes(call.kernel) for call in backward.kernels) < 2.2 * n * 64 * 4
+    call = aottrain.compile(loss, capture="trace", kernel="cpp")
+    got, wanted = (torch.autograd.grad(function(x, target), x)[0] for function in (call, loss))
+    assert_close(got, wanted)
+
+
+def test_a_number_of_rows_alone_has_checked_targets():
+    """Its loop is made of vectors, by the C++ compiler, of numbers of two widths."""
+
+    def rows(x, target):
+        return torch.ops.aten.nll_loss_forward(x, target, None, 1, -100)[1]
+
+    x, target = torch.zeros(128, 64), torch.arange(128) % 64
+    target[::3] = -100
+    call = aottrain.compile(rows, capture="trace", kernel="cpp", on_unsupported="error")
+    assert call(x, target) == 85
+    for wrong in (64, -1):
+        target[77] = wrong
+        with pytest.raises(IndexError):
+            call(x, target)
+
+
+def kernels_of_losses(function, *args) -> list[KernelIR]:
+    planned = schedule(split_losses(joint_of(function, *args)).graph)
+    return [call.kernel for call in planned.kernels if any("nll_rows" in source for source in call.kernel.sources)]
+
+
+def test_log_probabilities_are_not_written_for_their_loss():
+    (kernel,) = kernels_of_losses(F.cross_entropy, torch.zeros(128, 64), torch.arange(128) % 64)
+    assert moved_bytes(kernel) < 1.1 * 128 * 64 * 4
+
+
+def test_a_loss_reads_one_element_of_each_row_of_what_is_in_memory():
+    """A kernel that has its targets at hand, and runs through as many classes, does not read the rows for it."""
+
+    def loss(logs, scale, target):
+        return scale * target[:, None], F.nll_loss(logs, target)
+
+    x = torch.zeros(128, 64)
+    graph = split_losses(joint_of(loss, x, x + 1, torch.arange(128) % 64)).graph
+    scaled, rows = (next(n for n in calls(graph) if name in str(n.target)) for name in ("aten.mul", "nll_rows"))
+    group = start(0, scaled, rules_for(scaled))
+    assert place(group, rows, rules_for(rows)[1]) == "a row would be read for one element"
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_loss_of_what_is_not_finite(reduction):
+    def loss(x, target):
+        return F.cross_entropy(x, target, reduction=reduction, ignore_index=3)
+
+    target = torch.arange(12) % 8
+    for value in (-torch.inf, torch.inf, torch.nan, -200.0):
+        x = leaf(12, 8)
+        x.data[2:5, 4] = value
+        call = aottrain.compile(loss, capture="trace", kernel="cpp", on_unsupported="error")
+        got, wanted = call(x, target), loss(x, target)
+        assert_close(got, wanted)
+        tangent = torch.ones_like(wanted)
+        assert_close(*(torch.autograd.grad(result, x, tangent)[0] for result in (got, wanted)))
