@@ -85,6 +85,8 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("train", "train:", "neither a flag"),
     ("--steps=3", "--steps=3:", "without dashes"),
     ("--multi", "--multi:", "unknown flag"),
+    ("partition.zzz=1", "partition.zzz=1:", "keys of partition: "),
+    ("zzz=1", "zzz=1:", "groups: "),
     ("partition.budget=[0.1", "partition.budget=[0.1:", "not a valid override"),
     ("data.path=a;b", "data.path=a;b:", "quoted twice"),
     ("partition.budget=nope(1)", "partition.budget=nope(1):", "not a valid override"),

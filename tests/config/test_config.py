@@ -143,7 +143,8 @@ def test_a_contradiction_is_found_beside_a_wrong_value():
 @pytest.mark.parametrize(
     ("word", "expected"),
     [("partition.bugdet", "partition.budget"), ("bugdet", "partition.budget"), ("lr", "optimizer.lr"),
-     ("model.width", "recipe.model.width"), ("partiton", "partition"), ("zzz", "")],
+     ("model.width", "recipe.model.width"), ("partiton", "partition"), ("zzz", ""), ("seeker", "seed"),
+     ("partition.zzz", "")],
 )  # fmt: skip
 def test_the_nearest_name_is_suggested(word, expected):
     known = ["partition", "partition.budget", "partition.strategy", "optimizer.lr", "recipe.model.width", "seed"]
