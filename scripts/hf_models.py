@@ -162,12 +162,13 @@ def judged(task: str, name: str, ours: Trained, eager: Trained) -> Result:
 def worst_gradient(ours: Mapping[str, Any], eager: Mapping[str, Any]) -> tuple[float, str]:
     """The largest difference of a gradient, of its own largest number or of a thousandth of the largest of any, for
     many that are 0 are noise; infinite where one side alone has none. And its name."""
-    largest = max((float(value.abs().max()) for value in eager.values() if value is not None), default=0.0)
+    filled = [value for value in eager.values() if value is not None and value.numel()]
+    largest = max((float(value.abs().max()) for value in filled), default=0.0)
     worst, where = 0.0, ""
     for name, value in eager.items():
         other = ours[name]
-        if value is None or other is None:
-            error = 0.0 if value is other else math.inf
+        if value is None or other is None or not value.numel():
+            error = 0.0 if (value is None) == (other is None) else math.inf
         else:
             error = _or_infinite(float((value - other).abs().max()) / (float(value.abs().max()) + 1e-3 * largest))
         if error > worst:

@@ -81,8 +81,15 @@ def verify_views(joint: JointGraph) -> None:
             continue
         verified.add(key)
         expected = fake_result(node.target, node.args, node.kwargs)
-        if (tuple(expected.shape), expected.stride(), expected.storage_offset()) != _place(node)[:3]:
+        if _memory_of(expected) != _memory_of(value_of(node)):
             raise VerificationError(f"{node.name} is not where {node.target} of {source.name} lies")
+
+
+def _memory_of(value: torch.Tensor) -> tuple[Any, ...]:
+    """Shape, strides and start of a value: what of it says which elements it is. A dimension of one element is not
+    stepped along, so whatever its stride is says nothing; a convolution to one pixel has other ones than its views."""
+    strides = tuple(stride if size != 1 else 0 for size, stride in zip(value.shape, value.stride(), strict=True))
+    return tuple(value.shape), strides, value.storage_offset()
 
 
 def _place(node: fx.Node) -> tuple[Any, ...]:
