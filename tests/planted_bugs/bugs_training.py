@@ -167,7 +167,7 @@ CHECKPOINTS.edit(
     "settings that differ are not looked at",
     "tests/trainer/test_run.py::test_resuming_another_run_lists_every_difference",
     checkpoint.check_identity,
-    "if saved.get(key) != current.get(key)",
+    "if before.get(key) != current.get(key)",
     "if key == ''",
 )
 
