@@ -141,6 +141,14 @@ def test_a_half_written_row_is_left_out_and_of_a_run_that_ended_told(tmp_path):
     assert read_run(tmp_path).problems == ("metrics.csv: 1 row cannot be read and is left out",)
 
 
+@pytest.mark.parametrize("name", ["summary.json", "metrics.csv", "sample.txt", "run_config.json"])
+def test_what_is_no_file_is_not_read_for_ever(tmp_path, name):
+    (write_run(tmp_path, steps=3) / name).unlink(missing_ok=True)
+    (tmp_path / name).symlink_to("/dev/zero")
+    text = text_of(page_of(tmp_path))
+    assert (f"{name}: cannot be read: is not a file" in text) == (name in ("summary.json", "metrics.csv"))
+
+
 def test_tables_of_a_task_that_are_damaged_are_told(tmp_path):
     write_comparison(tmp_path / "c", rounds=1)
     (tmp_path / "c" / "compare.csv").write_bytes(b"\x00\xffengine\n\n1,2,3,4")

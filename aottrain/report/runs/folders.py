@@ -22,6 +22,7 @@ from aottrain.report.runs.reading import (
     read_metrics,
     read_run,
     read_summary,
+    text_of,
 )
 from aottrain.report.runs.settings import short
 
@@ -217,8 +218,7 @@ def _points(folder: Path, read: Read) -> tuple[tuple[Run, ...], str, tuple[str, 
 def _rows(path: Path, problems: list[str]) -> list[dict[str, str]]:
     """Of a table that a task wrote."""
     try:
-        with path.open(newline="", encoding="utf-8", errors="replace") as file:
-            return list(csv.DictReader(file))
+        return list(csv.DictReader(text_of(path).splitlines()))
     except (OSError, csv.Error) as error:
         problems.append(f"{path.name}: cannot be read: {getattr(error, 'strerror', None) or error}")
         return []

@@ -14,7 +14,7 @@ from aottrain.report.page import Column, card, folded, heading, joined, page, ta
 from aottrain.report.runs.curves import Axes, Curve, Key, Mark, line_plot
 from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.look import STYLE
-from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run
+from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run, text_of
 from aottrain.report.runs.runs_table import link
 from aottrain.report.runs.script import SCRIPT
 from aottrain.report.runs.settings import text
@@ -182,7 +182,7 @@ def _stood_out(run: Run, marks: dict[str, list[tuple[float, float]]]) -> str:
 def _sample(run: Run) -> str:
     path = run.folder / SAMPLE
     try:
-        written = path.read_text(encoding="utf-8", errors="replace")[:20_000]
+        written = text_of(path)[:20_000]
     except OSError:
         return ""
     return f'{heading("What the model writes")}<pre class="sample">{escape(written)}</pre>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import math
 import shlex
@@ -91,10 +92,17 @@ def timed(metrics: Mapping[str, Points], warmup_steps: int) -> tuple[float, ...]
     return tuple(values[min(max(warmup_steps, 0), len(values) // 2) :])
 
 
+def text_of(path: Path) -> str:
+    """Of a file. OSError where it is none: a device or a pipe may be read for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is not a file")
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
 def read_summary(path: Path, problems: list[str]) -> Mapping[str, Any]:
     """A mapping; what is wrong with the file is added to `problems`."""
     try:
-        summary = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        summary = json.loads(text_of(path))
     except FileNotFoundError:
         problems.append(f"{path.name}: there is none")
     except (OSError, ValueError, RecursionError) as error:
@@ -112,7 +120,7 @@ def read_settings(folder: Path, problems: list[str]) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = text_of(path)
         loaded = json.loads(text) if path.suffix == ".json" else yaml.load(text, _Loader)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         problems.append(f"{path.relative_to(folder)}: cannot be read: {_why(error)}")
@@ -135,7 +143,7 @@ def read_metrics(path: Path, problems: list[str], *, ended: bool = True) -> dict
     """The columns. A last line that is not whole is left out; of a run that has `ended` that is a problem, as is a row
     that is none."""
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = text_of(path)
     except OSError as error:
         problems.append(f"{path.name}: {'there is none' if not path.exists() else f'cannot be read: {_why(error)}'}")
         return {}
@@ -178,7 +186,7 @@ def _add(
 def command_of(folder: Path) -> str:
     """What was typed to make it, as far as it is recorded; "" where it is not."""
     try:
-        overrides = yaml.load((folder / OVERRIDES).read_text(encoding="utf-8", errors="replace"), _Loader)
+        overrides = yaml.load(text_of(folder / OVERRIDES), _Loader)
     except (OSError, ValueError, yaml.YAMLError):
         return ""
     if not isinstance(overrides, list):

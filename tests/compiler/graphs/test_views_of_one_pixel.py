@@ -1,4 +1,4 @@
-"""A convolution to one pixel has strides of its own in dimensions of one element; where its views lie is known anyway."""
+"""A convolution to one pixel has strides of its own in dimensions of one element; where its views lie is known yet."""
 
 from __future__ import annotations
 
