@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,9 @@ class Operand:
     """For each of its dimensions the domain's dimension that indexes it; None where its size is 1."""
     free: bool = False
     """Whether it is read at other indices than the domain's own, so that it must be in memory before the kernel."""
+    moved: bool = False
+    """Of a free operand, whether each element is read about once, at a place of its own; dims then are None where the
+    index is not the domain's. Where its elements are cheap to compute the kernel may do so (`schedule/inlining.py`)."""
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,13 @@ def aligned(shape: Sequence[int], domain: Sequence[int]) -> tuple[int | None, ..
     return tuple(None if size == 1 else d + shift for d, size in enumerate(shape))
 
 
+def moved(node: fx.Node, dims: Sequence[int | None]) -> Operand:
+    """A free operand each of whose elements is read about once. dims: as in Operand, None also where it is read at
+    other indices than the domain's."""
+    sizes = spec(node).shape
+    return Operand(node, tuple(None if size == 1 else d for size, d in zip(sizes, dims, strict=True)), True, True)
+
+
 def whole(rank: int) -> tuple[int, ...]:
     return tuple(range(rank))
 
@@ -179,6 +190,8 @@ class Builder:
     free: Mapping[int, fx.Node] = field(default_factory=dict)
     """The free operands, by their positions."""
     row_size: int = 1
+    computed: Mapping[int, Callable[..., int]] = field(default_factory=dict)
+    """For operands that are computed where they are read, by their positions, what `load` does instead."""
     _numbers: dict[Instruction, int] = field(default_factory=dict)
     """The value of each instruction of the body."""
 
@@ -244,6 +257,14 @@ class Builder:
         """The index in a dimension of the domain, as int64."""
         return self.emit(Position(self.index[dim]))
 
+    @contextmanager
+    def computing(self, computed: Mapping[int, Callable[..., int]]) -> Iterator[None]:
+        """While a formula is written, these of its operands are computed, as (builder, index, indirect, guard, other)
+        says, instead of loaded."""
+        before, self.computed = self.computed, computed
+        yield
+        self.computed = before
+
     def load(
         self,
         operand: int,
@@ -254,6 +275,8 @@ class Builder:
     ) -> int:
         """An element of a free operand at an affine index; `indirect` adds (dimension, value) to it. Where guard is
         false the result is `other`."""
+        if operand in self.computed:
+            return self.computed[operand](self, index, indirect, guard, other)
         assert self.resolve is not None
         node = self.free[operand]
         buffer, offset = self.resolve(node, index)

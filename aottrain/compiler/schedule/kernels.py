@@ -104,7 +104,8 @@ def _escaping(group: Group) -> set[fx.Node]:
     """Results of its calls that something outside the group reads, through whatever views."""
     members = {member.node for member in group.members}
     items = [item for member in group.members for item in results_of(member.node) if item is not None]
-    return {item for item in items if _is_read(item, members)}
+    known = group.readers
+    return {item for item in items if (known[item] - members if item in known else _is_read(item, members))}
 
 
 def _is_read(item: fx.Node, members: set[fx.Node]) -> bool:

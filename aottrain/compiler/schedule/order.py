@@ -78,7 +78,9 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
         if group is not None:
             if last[group.number] is node:
                 emit(group)
-        elif not (view_source(node) is not None or fusion.group_of.get(producer_of(node))):
+        elif node not in fusion.inlined.skipped and not (
+            view_source(node) is not None or fusion.group_of.get(producer_of(node))
+        ):
             emit(node)
     for result in results(graph):
         # Views are made where something reads them outside of kernels.
