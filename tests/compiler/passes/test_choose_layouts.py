@@ -16,6 +16,7 @@ from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES
 from aottrain.ops.convolutions import can_convolve_into, convolve_into
 from aottrain.toolchain.native import find_compiler
+from tests.compiler.programs import joint_of
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -93,6 +94,22 @@ def test_a_block_is_a_few_kernels_and_no_change_of_layout_between_convolutions(r
     # What is pointwise, again; of the norm both sums, and the gradient of its input; both tensors that enter into
     # channels_last (of which one may go with the first), and both weights' gradients into eager's layout.
     assert len(backward) == 7 - residual
+
+
+def _copies(activation: nn.Module) -> int:
+    """Copies between layouts of a program in channels_last."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), activation, nn.Conv2d(4, 4, 3, bias=False))
+    joint = joint_of(model, torch.randn(2, 3, 8, 8))
+    return len(layouts._Rewriting(joint.graph, frozenset()).run().copies)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    (nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.LeakyReLU, nn.ELU, nn.Mish, nn.Softplus, nn.SiLU, nn.GELU, nn.Tanh),
+)
+def test_activations_take_any_layout(activation):
+    """Torch tags some as pointwise, and others, as the gradient of ReLU6, not."""
+    assert _copies(activation()) == _copies(nn.ReLU())
 
 
 def test_results_and_gradients_have_eagers_strides_and_values():
