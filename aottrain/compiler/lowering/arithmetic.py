@@ -40,6 +40,27 @@ def _with_sign_of(b: Builder, remainder: int, divisor: int) -> int:
     return b.compute("where", is_shifted, b.compute("add", remainder, divisor), remainder)
 
 
+_XLOGY = ("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", "special_xlog1py.default",
+          "special_xlog1py.self_scalar", "special_xlog1py.other_scalar")  # fmt: skip
+
+
+@lowers(*(f"aten.{name}" for name in _XLOGY))
+def _times_logarithm(node: fx.Node) -> Rule | None:
+    """x * log(y), or x * log(1 + y): 0 where x is 0, whatever the logarithm is, but NaN where y is."""
+    function = "log1p" if "log1p" in str(node.target) else "log"
+    if not spec(node).dtype.is_floating_point:
+        return None
+
+    def formula(b: Builder, v: Values) -> int:
+        x, y = v
+        zero = b.constant(0, b.dtype(x))
+        product = b.compute("mul", x, b.compute(function, y))
+        product = b.compute("where", b.compare("eq", x, zero), zero, product)
+        return b.compute("where", b.compare("ne", y, y), y, product)
+
+    return mixed(node, arguments(node)[:2], formula)
+
+
 @lowers("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide.default")
 def _rounded_division(node: fx.Node) -> Rule | None:
     dividend, divisor = arguments(node)[:2]

@@ -17,6 +17,7 @@ from aottrain.compiler.lowering.rules import (
     argument,
     arguments,
     lowers,
+    moved,
     spec,
     whole,
     wide,
@@ -91,7 +92,8 @@ def _flip(node: fx.Node) -> Rule | None:
         index = [b.index[d] * -1 + Affine((), own.shape[d] - 1) if d in flipped else b.index[d] for d in range(rank)]
         return [b.load(v[0], index)]
 
-    return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+    operand = moved(source, [None if d in flipped else d for d in range(rank)])
+    return Rule(own.shape, (operand,), _own_output(node), formula)
 
 
 @lowers("aten.repeat.default")
@@ -135,7 +137,8 @@ def _roll(node: fx.Node) -> Rule | None:
             parts.append(b.load(v[0], index, guard=guard))
         return [b.compute("where", wrapped, *parts)]
 
-    return Rule(own.shape, (Operand(source, free=True),), _own_output(node), formula)
+    operand = moved(source, [None if d == dim else d for d in range(rank)])
+    return Rule(own.shape, (operand,), _own_output(node), formula)
 
 
 @lowers("aten.select_scatter.default", "aten.slice_scatter.default")
@@ -163,8 +166,8 @@ def _scatter_slice(node: fx.Node) -> Rule | None:
             del index[dim]
         return [b.compute("where", inside, b.load(v[1], index, guard=inside), v[0])]
 
-    operands = (Operand(source, whole(rank)), Operand(part, free=True))
-    return Rule(own.shape, operands, _own_output(node), formula)
+    dims = [d if d != dim else None for d in range(rank) if d != dim or not selected]
+    return Rule(own.shape, (Operand(source, whole(rank)), moved(part, dims)), _own_output(node), formula)
 
 
 @lowers("aten.glu.default")
@@ -219,17 +222,17 @@ def _stack(node: fx.Node) -> Rule | None:
         return None
     dim = argument(node, "dim", 1, 0) % rank
 
+    kept = [d for d in range(rank) if d != dim]
+
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        position = b.position(dim)
-        result = v[-1]
+        position, index = b.position(dim), [b.index[d] for d in kept]
+        result = b.load(v[-1], index)
         for number, value in reversed(list(enumerate(v[:-1]))):
             is_selected = b.compare("eq", position, b.constant(number, torch.int64))
-            result = b.compute("where", is_selected, value, result)
+            result = b.compute("where", is_selected, b.load(value, index), result)
         return [result]
 
-    kept = [d for d in range(rank) if d != dim]
-    operands = tuple(
-        Operand(source, tuple(None if size == 1 else d for size, d in zip(spec(source).shape, kept, strict=True)))
-        for source in sources
-    )
+    # Where parts alternate in memory each is computed for all of them: on a CPU that takes longer than to store them.
+    alternate = dim == rank - 1 and own.device.type == "cpu"
+    operands = tuple(Operand(source, free=True) if alternate else moved(source, kept) for source in sources)
     return Rule(own.shape, operands, _own_output(node), formula)

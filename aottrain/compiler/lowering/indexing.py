@@ -16,6 +16,7 @@ from aottrain.compiler.lowering.rules import (
     argument,
     arguments,
     lowers,
+    moved,
     spec,
     whole,
 )
@@ -72,8 +73,12 @@ def _cat(node: fx.Node) -> Rule | None:
         assert result is not None
         return [result]
 
-    operands = tuple(Operand(source, free=True) for source in sources)
+    operands = tuple(moved(source, _all_but(len(own.shape), dim)) for source in sources)
     return Rule(own.shape, operands, (Output(whole(len(own.shape)), own.dtype),), formula)
+
+
+def _all_but(rank: int, *changed: int) -> list[int | None]:
+    return [None if d in changed else d for d in range(rank)]
 
 
 @lowers("aten.slice_backward.default", "aten.select_backward.default")
@@ -108,7 +113,11 @@ def _slice_backward(node: fx.Node) -> Rule | None:
             del index[dim]
         return [b.load(v[0], index, guard=inside)]
 
-    return Rule(own.shape, (Operand(gradient, free=True),), (Output(whole(rank), own.dtype),), formula)
+    dims = _all_but(rank, dim)
+    operand = moved(gradient, dims[:dim] + dims[dim + 1 :] if selected else dims)
+    if step != 1 and own.device.type == "cpu":
+        operand = Operand(gradient, free=True)  # its elements are looked up one by one, so they are better made before
+    return Rule(own.shape, (operand,), (Output(whole(rank), own.dtype),), formula)
 
 
 @lowers("aten.constant_pad_nd.default")
@@ -138,7 +147,8 @@ def _pad(node: fx.Node) -> Rule | None:
             guard = inside if guard is None else b.compute("and", guard, inside)
         return [b.load(v[0], index, guard=guard, other=value)]
 
-    return Rule(own.shape, (Operand(source, free=True),), (Output(whole(rank), own.dtype),), formula)
+    changed = [d for d, size in enumerate(spec(source).shape) if own.shape[d] != size or before[d]]
+    return Rule(own.shape, (moved(source, _all_but(rank, *changed)),), (Output(whole(rank), own.dtype),), formula)
 
 
 @lowers("aten.tril.default", "aten.triu.default")

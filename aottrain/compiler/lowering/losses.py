@@ -17,10 +17,12 @@ from aottrain.compiler.lowering.rules import (
     Output,
     Rule,
     Values,
+    aligned,
     argument,
     arguments,
     lowers,
     spec,
+    whole,
     wide,
 )
 from aottrain.ir.graph import value_of
@@ -29,31 +31,41 @@ from aottrain.ir.kernels.affine import ZERO
 _NONE, _MEAN = 0, 1
 
 
-def _is_plain(log_probabilities: object, weight: object) -> bool:
-    return isinstance(log_probabilities, fx.Node) and len(spec(log_probabilities).shape) == 2 and weight is None
+def _class_dim(scores: object) -> int | None:
+    """Of log-probabilities: of images the second dimension, else the last; None where there is no row for each."""
+    rank = len(spec(scores).shape) if isinstance(scores, fx.Node) else 0
+    return 1 if rank in (2, 4) else None
 
 
-@lowers("aten.nll_loss_forward.default")
+@lowers("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def _nll_loss(node: fx.Node) -> Rule | None:
-    """-sum of log_probabilities[row, target[row]] over rows whose target is not ignored; divided by their number."""
+    """Of each target that is not ignored -weight[target] * log_probabilities[target]; their sum, or that over the sum
+    of the weights. Without weights each is 1. Each loss by itself is left to the libraries: it costs a few loads, and
+    then the log-probabilities are kept rather than computed again."""
     log_probabilities, target, weight, reduction, ignore = arguments(node)[:5]
-    if not _is_plain(log_probabilities, weight) or reduction == _NONE:
+    if _class_dim(log_probabilities) is None or reduction == _NONE:
         return None
-    rows, classes = spec(log_probabilities).shape
+    classes, shape = spec(log_probabilities).shape[1], spec(target).shape
     results = value_of(node)
     compute = wide(results[0].dtype)
 
     def row(b: Builder, target_class: int) -> tuple[int, int]:
+        target_class = b.cast(target_class, torch.int64)
         counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
         picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
         return counted, b.checked(picked, classes, from_end=False)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
         counted, picked = row(b, v[1])
-        value = b.load(v[0], (b.index[0], ZERO), [(1, picked)])
-        loss = b.compute("neg", b.cast(value, compute))
-        total = b.reduce("sum", b.compute("where", counted, loss, b.constant(0, compute)))
-        number = b.reduce("sum", b.cast(counted, compute))
+        value = b.load(v[0], (b.index[0], ZERO, *b.index[1:]), [(1, picked)])
+        loss, share = b.compute("neg", b.cast(value, compute)), None
+        if weight is not None:
+            share = b.cast(b.load(v[2], (ZERO,), [(0, picked)]), compute)
+            loss = b.compute("mul", loss, share)
+        zero = b.constant(0, compute)
+        total = b.reduce("sum", b.compute("where", counted, loss, zero))
+        counts = b.cast(counted, compute) if share is None else b.compute("where", counted, share, zero)
+        number = b.reduce("sum", counts)
         out = b.compute("div", total, number) if reduction == _MEAN else total
         return [b.cast(out, results[0].dtype), b.cast(number, results[1].dtype)]
 
@@ -63,11 +75,14 @@ def _nll_loss(node: fx.Node) -> Rule | None:
         number = b.cast(b.reduce("sum", b.cast(counted, compute)), results[1].dtype)
         return [number, number]
 
-    outputs = Output((), results[0].dtype), Output((), results[1].dtype)
-    by_row = Operand(target, (None if rows == 1 else 0,))
-    if node.users and all(user.args[1] == 1 for user in node.users):  # a backward asks for the number of rows alone
-        return Rule((rows,), (by_row,), outputs, count, (0,))
-    return Rule((rows,), (Operand(log_probabilities, free=True), by_row), outputs, formula, (0,))
+    outputs = tuple(Output((), result.dtype) for result in results)
+    by_row = Operand(target, aligned(shape, shape))
+    # A backward asks for the number of rows alone.
+    if weight is None and node.users and all(user.args[1] == 1 for user in node.users):
+        return Rule(shape, (by_row,), outputs, count, whole(len(shape)))
+    operands = [Operand(log_probabilities, free=True), by_row]
+    operands += [] if weight is None else [Operand(weight, free=True)]
+    return Rule(shape, tuple(operands), outputs, formula, whole(len(shape)))
 
 
 @lowers("aottrain.nll_rows.default")
@@ -102,30 +117,31 @@ def _nll_rows(node: fx.Node) -> list[Rule]:
     ]
 
 
-@lowers("aten.nll_loss_backward.default")
+@lowers("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
 def _nll_loss_backward(node: fx.Node) -> Rule | None:
-    """-gradient at the target's place, zero elsewhere; divided by the number of rows that count."""
+    """-weight * gradient at the target's place, zero elsewhere; divided by the sum of the weights that count."""
     gradient, log_probabilities, target, weight, reduction, ignore, total = arguments(node)[:7]
-    if not _is_plain(log_probabilities, weight):
+    if _class_dim(log_probabilities) is None:
         return None
     own = spec(node)
-    compute = wide(own.dtype)
+    compute, everything = wide(own.dtype), aligned(own.shape, own.shape)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        target_class = b.cast(v[1], torch.int64)
-        step = b.compute("neg", b.cast(v[0], compute))
+        values = iter(v)
+        step, target_class = b.compute("neg", b.cast(next(values), compute)), b.cast(next(values), torch.int64)
+        if weight is not None:
+            step = b.compute("mul", step, b.cast(next(values), compute))
         if reduction == _MEAN:
-            step = b.compute("div", step, b.cast(v[2], compute))
+            step = b.compute("div", step, b.cast(next(values), compute))
         counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
         is_target = b.compute("and", b.compare("eq", b.position(1), target_class), counted)
         return [b.cast(b.compute("where", is_target, step, b.constant(0, compute)), own.dtype)]
 
-    rows = None if own.shape[0] == 1 else 0
-    operands = [Operand(gradient, (rows,) if reduction == _NONE else ()), Operand(target, (rows,))]
-    if reduction == _MEAN:
-        operands.append(Operand(total, ()))
-    outputs = (Output((None if own.shape[0] == 1 else 0, None if own.shape[1] == 1 else 1), own.dtype),)
-    return Rule(own.shape, tuple(operands), outputs, formula)
+    kept = everything[:1] + everything[2:]
+    operands = [Operand(gradient, kept if reduction == _NONE else ()), Operand(target, kept)]
+    operands += [] if weight is None else [Operand(weight, everything[1:2])]
+    operands += [Operand(total, ())] if reduction == _MEAN else []
+    return Rule(own.shape, tuple(operands), (Output(everything, own.dtype),), formula)
 
 
 Formula = Callable[[Builder, Values], int]

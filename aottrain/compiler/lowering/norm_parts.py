@@ -111,10 +111,11 @@ def _sums(node: fx.Node) -> list[Rule]:
     gradient, x, mean, rstd = arguments(node)
 
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        g = b.cast(v[0], b.dtype(v[2]))
-        return [g, b.compute("mul", g, _normal(b, v[1], v[2], v[3]))]
+        g = b.cast(v[1], b.dtype(v[2]))
+        return [g, b.compute("mul", g, _normal(b, v[0], v[2], v[3]))]
 
-    return _channel_sums(x, _operands(gradient, x, mean, rstd), formula)
+    # First x, by whose layout it is chosen what is a row: its gradient is made in the same layout.
+    return _channel_sums(x, _operands(x, gradient, mean, rstd), formula)
 
 
 @lowers("aottrain.group_norm_sums.default")

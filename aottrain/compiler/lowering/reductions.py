@@ -137,6 +137,37 @@ def _extremum(node: fx.Node) -> list[Rule] | None:
     return _reduction(node, "max" if "amax" in str(node.target) else "min", dims, argument(node, "keepdim", 2, False))
 
 
+@lowers("aten.linalg_vector_norm.default")
+def _vector_norm(node: fx.Node) -> Rule | None:
+    """sum(|x|^p)^(1/p) of each row; the largest or smallest |x| for p = +-inf, how many are not zero for p = 0."""
+    source, power = arguments(node)[0], argument(node, "ord", 1, 2)
+    if not isinstance(source, fx.Node) or not isinstance(power, (int, float)):
+        return None
+    shape, own = spec(source).shape, spec(node)
+    dims = reduced_dims(source, argument(node, "dim", 2))
+    if not dims or 0 in shape or not own.dtype.is_floating_point:
+        return None
+    compute = wide(own.dtype)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        x = b.cast(v[0], compute)
+        if power == 2:
+            total = b.compute("sqrt", b.reduce("sum", b.compute("mul", x, x)))
+        elif power == 0:
+            total = b.reduce("sum", b.cast(b.compare("ne", x, b.constant(0, compute)), compute))
+        elif math.isinf(power):
+            total = b.reduce("max" if power > 0 else "min", b.compute("abs", x))
+        elif power == 1:
+            total = b.reduce("sum", b.compute("abs", x))
+        else:
+            powers = b.compute("pow", b.compute("abs", x), b.constant(power, compute))
+            total = b.compute("pow", b.reduce("sum", powers), b.constant(1 / power, compute))
+        return [b.cast(total, own.dtype)]
+
+    kept = kept_dims(len(shape), dims, argument(node, "keepdim", 3, False))
+    return Rule(shape, (Operand(source, whole(len(shape))),), (Output(kept, own.dtype),), formula, dims)
+
+
 @lowers("aten.var_mean.correction", "aten.var.correction")
 def _variance(node: fx.Node) -> Rule | None:
     """The mean of squared distances from the mean: two passes, no cancellation."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +35,9 @@ class Operand:
     """Whether it is read at other indices than the domain's own, so that it must be in memory before the kernel."""
     at_hand: bool = False
     """Whether the rule is one for groups that make or read the operand anyway: it reads a row for one element."""
+    moved: bool = False
+    """Of a free operand, whether each element is read about once, at a place of its own; dims then are None where the
+    index is not the domain's. Where its elements are cheap to compute the kernel may do so (`schedule/inlining.py`)."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,13 @@ def aligned(shape: Sequence[int], domain: Sequence[int]) -> tuple[int | None, ..
     return tuple(None if size == 1 else d + shift for d, size in enumerate(shape))
 
 
+def moved(node: fx.Node, dims: Sequence[int | None]) -> Operand:
+    """A free operand each of whose elements is read about once. dims: as in Operand, None also where it is read at
+    other indices than the domain's."""
+    sizes = spec(node).shape
+    return Operand(node, tuple(None if size == 1 else d for size, d in zip(sizes, dims, strict=True)), True, True)
+
+
 def whole(rank: int) -> tuple[int, ...]:
     return tuple(range(rank))
 
@@ -181,6 +192,8 @@ class Builder:
     free: Mapping[int, fx.Node] = field(default_factory=dict)
     """The free operands, by their positions."""
     row_size: int = 1
+    computed: Mapping[int, Callable[..., int]] = field(default_factory=dict)
+    """For operands that are computed where they are read, by their positions, what `load` does instead."""
     _numbers: dict[Instruction, int] = field(default_factory=dict)
     """The value of each instruction of the body."""
 
@@ -246,6 +259,14 @@ class Builder:
         """The index in a dimension of the domain, as int64."""
         return self.emit(Position(self.index[dim]))
 
+    @contextmanager
+    def computing(self, computed: Mapping[int, Callable[..., int]]) -> Iterator[None]:
+        """While a formula is written, these of its operands are computed, as (builder, index, indirect, guard, other)
+        says, instead of loaded."""
+        before, self.computed = self.computed, computed
+        yield
+        self.computed = before
+
     def load(
         self,
         operand: int,
@@ -256,6 +277,8 @@ class Builder:
     ) -> int:
         """An element of a free operand at an affine index; `indirect` adds (dimension, value) to it. Where guard is
         false the result is `other`."""
+        if operand in self.computed:
+            return self.computed[operand](self, index, indirect, guard, other)
         assert self.resolve is not None
         node = self.free[operand]
         buffer, offset = self.resolve(node, index)

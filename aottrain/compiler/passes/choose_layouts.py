@@ -58,6 +58,12 @@ _ANY_LAYOUT = {
     "aottrain.batch_spread.default", "aottrain.batch_normalize.default", "aottrain.batch_norm_sums.default",
     "aottrain.batch_norm_input_gradient.default",
 }  # fmt: skip
+# Pointwise ops of images that torch does not tag as such.
+_UNTAGGED = {
+    f"aten.{name}{part}.default"
+    for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus")
+    for part in ("", "_backward")
+}
 # Views that any strides allow.
 _VIEWS = {
     "aten.expand.default", "aten.permute.default", "aten.transpose.int", "aten.unsqueeze.default", "aten.slice.Tensor",
@@ -325,7 +331,8 @@ def _takes_any_layout(node: fx.Node) -> bool:
 
 def _is_pointwise(node: fx.Node) -> bool:
     has_format = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
-    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and not has_format
+    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ()) or info(node).name in _UNTAGGED
+    return tagged and not has_format
 
 
 def _alike(new: fx.Node, old: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from torch import fx
 
@@ -26,16 +26,16 @@ def read_by(node: fx.Node, rules: Sequence[Rule] | None = None) -> Sequence[fx.N
     return [operand for operand in operands if operand in read]
 
 
-def needed(graph: fx.Graph) -> frozenset[fx.Node]:
+def needed(graph: fx.Graph, sources: Callable[[fx.Node], Sequence[fx.Node]] = read_by) -> frozenset[fx.Node]:
     """All that results and effects need, and what may raise. Nothing else runs: a kernel that no other one reads would
-    write nothing."""
+    write nothing. sources: what a call reads."""
     found: set[fx.Node] = set()
     stack = [*effects_of(graph), *filter(may_raise, calls(graph)), *filter(None, results(graph))]
     while stack:
         node = stack.pop()
         if node not in found:
             found.add(node)
-            stack += read_by(node)
+            stack += sources(node)
     return frozenset(found)
 
 

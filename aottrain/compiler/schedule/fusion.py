@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from aottrain.compiler.lowering import Rule, rules_for
-from aottrain.compiler.schedule.demand import needed, read_by
 from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, start, too_large
+from aottrain.compiler.schedule.inlining import Inlining, inline
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
@@ -34,10 +34,10 @@ class Fusion:
     groups: list[Group] = field(default_factory=list)
     group_of: dict[fx.Node, Group] = field(default_factory=dict)
     """The group of each fused call."""
+    inlined: Inlining = field(default_factory=Inlining)
+    """Calls that are computed where they are read."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Why a call and its producer are not one kernel, by the call's name."""
-    needed: frozenset[fx.Node] = frozenset()
-    """The calls that run."""
 
 
 @dataclass
@@ -100,15 +100,16 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     local: no group goes on across a matrix product or the like. What such a kernel reads and writes would be alive
     together with what the product needs: faster, and at times above the peak that was planned op by op.
     """
-    fusion, dependencies = Fusion(needed=needed(graph)), _Dependencies()
+    fusion, dependencies = Fusion(inlined=inline(graph)), _Dependencies()
+    inlined = fusion.inlined
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
     effects: list[fx.Node] = []
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
     border = 0  # the first unit that may still grow
-    for node in filter(fusion.needed.__contains__, calls(graph)):
-        rules = rules_for(node)
-        sources = {dependencies.unit_of[source] for source in read_by(node, rules) if source in dependencies.unit_of}
+    for node in filter(inlined.needed.__contains__, calls(graph)):
+        rules = inlined.rules_of(node)
+        sources = {dependencies.unit_of[s] for s in inlined.sources(node) if s in dependencies.unit_of}
         if info(node).kind is OpKind.EFFECT:  # these run in program order
             sources |= {dependencies.unit_of[effect] for effect in effects[-1:]}
             effects.append(node)
@@ -150,6 +151,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             if group is None:
                 group = start(len(units), node, rules)
                 if group is not None:
+                    group.readers = inlined.readers
                     fusion.groups.append(group)
                     dependencies.new(dependencies.closure(sources))
                     units.append(group)
@@ -194,7 +196,7 @@ def _merge_pairs(fusion: Fusion, dependencies: _Dependencies, local: bool) -> No
             between = any((above[reader.number] >> u) & (above[u] >> number) & 1 for u in range(len(above)))
             waits = above[reader.number] & ~above[number] & waiting
             if not between and not waits and not any(number < unit < reader.number for unit in borders):
-                merged = _both(groups[number], reader)
+                merged = _both(groups[number], reader, fusion.inlined)
                 if merged is not None:
                     return groups[number], merged
         return None
@@ -219,13 +221,13 @@ def _maker(root: fx.Node) -> fx.Node:
     return root.all_input_nodes[0] if is_item else root
 
 
-def _both(maker: Group, reader: Group) -> Group | None:
+def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
     """One group of all that both have; None where that does not fit."""
     if math.prod(maker.loops.values()) != math.prod(reader.loops.values()):
         return None
     group, apart = maker.copy(), Fusion()
     group.number, group.takes_loose = reader.number, True
-    if not all(_joins(group, member.node, rules_for(member.node), apart) for member in reader.members):
+    if not all(_joins(group, member.node, inlined.rules_of(member.node), apart) for member in reader.members):
         return None
     group.takes_loose = False
     return group
@@ -317,7 +319,7 @@ def _joins_with(group: Group, node: fx.Node, rules: Sequence[Rule], others: Sequ
         return _joins(group, node, rules, fusion)
     before = group.copy()
     members = [member.node for other in others for member in other.members]
-    if all(_joins(group, member, rules_for(member), fusion) for member in members) and _joins(
+    if all(_joins(group, member, fusion.inlined.rules_of(member), fusion) for member in members) and _joins(
         group, node, rules, fusion
     ):
         return True

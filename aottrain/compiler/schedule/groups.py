@@ -8,7 +8,7 @@ the buffer that the group writes in the same iteration. Views need no rules of t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import torch
@@ -82,6 +82,8 @@ class Group:
     """Positions at which members read other buffers."""
     next_loop: int = 0
     """The number that the next loop gets."""
+    readers: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    """As in `inlining.Inlining`."""
     takes_loose: bool = False
     """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
 
@@ -112,7 +114,7 @@ class Group:
         """A group of its own that changes of this one leave as it is."""
         reads = {node: list(positions) for node, positions in self.reads.items()}
         state = dict(self.loops), self.inner, list(self.members), dict(self.values), dict(self.stages)
-        return Group(self.number, *state, set(self.columns), reads, self.next_loop)
+        return Group(self.number, *state, set(self.columns), reads, self.next_loop, self.readers)
 
     def restore(self, before: Group) -> None:
         """Be again what `copy` has kept."""
@@ -250,6 +252,9 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
     loose = all(position is None or position is ZERO for position in partial)
     if loose and group.loops and not group.takes_loose and any(not operand.free for operand in rule.operands):
         return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
+    if rule.operands and all(operand.free for operand in rule.operands):
+        # What is read at other places does not tie it to the loops: as another call of its shape does.
+        partial = next((list(m.index) for m in group.members if m.rule.shape == rule.shape), partial)
     if None in partial and not _fill_rest(partial, node, rule, group):
         return None
     index = tuple(position for position in partial if position is not None)

@@ -107,10 +107,15 @@ def _escaping(group: Group) -> set[fx.Node]:
     escapes: set[fx.Node] = set()
     for member in group.members:
         items = [item for item in results_of(member.node) if item is not None]
-        escapes.update(item for item in items if is_read(item, members))
-        if may_raise(member.node) and not any(map(is_read, items)):
+        escapes.update(item for item in items if _is_read(item, group, members))
+        if may_raise(member.node) and not any(_is_read(item, group, set()) for item in items):
             escapes.update(items)
     return escapes
+
+
+def _is_read(item: fx.Node, group: Group, apart_from: set[fx.Node]) -> bool:
+    known = group.readers.get(item)
+    return is_read(item, apart_from) if known is None else bool(known - apart_from)
 
 
 def _line(node: fx.Node) -> str:

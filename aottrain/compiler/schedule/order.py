@@ -76,7 +76,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             stack.pop()
 
     last = {group.number: group.members[-1].node for group in fusion.groups}
-    for node in filter(fusion.needed.__contains__, calls(graph)):
+    for node in filter(fusion.inlined.needed.__contains__, calls(graph)):
         group = fusion.group_of.get(node)
         if group is not None:
             if last[group.number] is node:

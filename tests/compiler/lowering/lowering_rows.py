@@ -89,6 +89,20 @@ def reductions() -> Iterator[Case]:
         yield from case("mean.dim", tensor(shape, bf16), dims, dtype=f32)
 
 
+def vector_norms() -> Iterator[Case]:
+    for power in (2, 1, 0, math.inf, -math.inf, 3, 0.5):
+        for shape, dims in ROWS:
+            yield from case("linalg_vector_norm.default", tensor(shape, special=power == 0), power, dims, True)
+        for shape, dims in SOME:
+            for dtype in FLOATS[1:]:
+                for layout in LAYOUTS[:4]:
+                    yield from case("linalg_vector_norm.default", layout(tensor(shape, dtype)), power, dims)
+        yield from case("linalg_vector_norm.default", tensor((7, 9), bf16), power, [-1], True, dtype=f32)
+        yield from case("linalg_vector_norm.default", tensor((7, 9)), power)
+        yield from case("linalg_vector_norm.default", tensor((3, 0)), 2, [1])
+    yield from case("linalg_vector_norm.default", tensor((5, 63), special=True), 2, [1])
+
+
 def softmaxes() -> Iterator[Case]:
     for dtype in FLOATS:
         for shape, dims in ROWS if dtype is f32 else SOME:
@@ -211,6 +225,27 @@ def _group_norms(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> Ite
         yield from case("native_group_norm_backward.default", *args)
 
 
+def _weighted(scores: Tensor, target: Tensor, reduction: int) -> Iterator[Case]:
+    kind = "nll_loss" if scores.dim() == 2 else "nll_loss2d"
+    weight = tensor((scores.shape[1],), scores.dtype, 5).abs()
+    for given in (weight, None):
+        args = (scores, target, given, reduction, -100)
+        out, total = overload(f"{kind}_forward.default")(*args)
+        yield from case(f"{kind}_forward.default", *args)
+        g = tensor(out.shape, scores.dtype, 6)
+        yield from case(f"{kind}_backward.default", g, *args, total)
+
+
+def _of_pixels(dtype: torch.dtype) -> Iterator[Case]:
+    for shape in ((2, 5, 3, 7), (1, 3, 1, 4), (3, 1, 5, 2)):
+        for layout in (plain, channels_last):
+            scores = layout(torch.log_softmax(tensor(shape, dtype), 1))
+            target = tensor((shape[0], *shape[2:]), i64, 3).abs() % shape[1]
+            target.view(-1)[::3] = -100
+            for reduction in (0, 1, 2):
+                yield from _weighted(scores, target, reduction)
+
+
 def losses() -> Iterator[Case]:
     for dtype in (f32, f64, bf16):
         for rows, classes in ((7, 63), (1, 5), (300, 129)):
@@ -223,6 +258,8 @@ def losses() -> Iterator[Case]:
                 yield from case("nll_loss_forward.default", scores, target, None, reduction, -100)
                 g = torch.ones_like(out) * 0.7
                 yield from case("nll_loss_backward.default", g, scores, target, None, reduction, -100, total)
+                yield from _weighted(scores, target, reduction)
+        yield from _of_pixels(dtype)
         for shape in ((63,), (7, 9), (300, 129)):
             x, y, t = tensor(shape, dtype), tensor(shape, dtype, 1), tensor(shape, dtype, 2).sigmoid()
             for reduction in (0, 1, 2):
@@ -354,4 +391,6 @@ def draws() -> Iterator[Case]:
                 yield from case("aottrain.philox_randint.default", *args, device=torch.device("cpu"))
 
 
-FAMILIES = (reductions, softmaxes, norms, batch_norm_parts, losses, places, pools, made, draws)
+FAMILIES = (
+    reductions, vector_norms, softmaxes, norms, batch_norm_parts, losses, places, pools, made, draws,
+)  # fmt: skip

@@ -97,6 +97,22 @@ def test_a_block_is_a_few_kernels_and_no_change_of_layout_between_convolutions(r
     assert len(backward) == 7 - residual
 
 
+def _copies(activation: nn.Module) -> int:
+    """Copies between layouts of a program in channels_last."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), activation, nn.Conv2d(4, 4, 3, bias=False))
+    joint = joint_of(model, torch.randn(2, 3, 8, 8))
+    return len(layouts._Rewriting(joint.graph, frozenset()).run().copies)
+
+
+@pytest.mark.parametrize(
+    "activation",
+    (nn.ReLU6, nn.Hardswish, nn.Hardsigmoid, nn.LeakyReLU, nn.ELU, nn.Mish, nn.Softplus, nn.SiLU, nn.GELU, nn.Tanh),
+)
+def test_activations_take_any_layout(activation):
+    """Torch tags some as pointwise, and others, as the gradient of ReLU6, not."""
+    assert _copies(activation()) == _copies(nn.ReLU())
+
+
 def test_results_and_gradients_have_eagers_strides_and_values():
     wanted, got, report = both(Odd(), torch.randn(2, 3, 16, 16, requires_grad=True))
     check_equal(wanted, got)

@@ -1,0 +1,358 @@
+"""inline: calls whose elements are computed where they are read, instead of being stored.
+
+A concatenation, the gradient of a slice, padding and their like read their operands at other places than a loop nest
+computes them, so these must be in memory before. Where such an operand is cheap pointwise work on values that are in
+memory anyway, as the halves of a rotary embedding are, its elements are computed at the places where they are read.
+Numbers that are the same everywhere, as zeros, are constants of whatever reads them. Either rounds as the call itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
+from aottrain.compiler.lowering.rules import Values
+from aottrain.compiler.schedule.demand import needed, read_by
+from aottrain.compiler.schedule.groups import layout_of
+from aottrain.ir.graph import calls, info, known_spec, results, spec_of, storage_bytes, storage_root
+from aottrain.ir.kernels.affine import ZERO, Affine
+from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
+from aottrain.ir.ops import OpKind
+
+# What is done again for each reader, and, in a concatenation, also where another part is taken.
+_CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "max", "min", "sqrt", "rsqrt", "where",
+                    "cast", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "not"})  # fmt: skip
+_DEAR = frozenset({"exp", "log", "tanh", "sigmoid", "erf", "reciprocal", "exp2", "log1p", "expm1"})
+"""Cheap beside memory on a GPU alone."""
+_MOST_STEPS = 48
+# Bytes read instead, of those that the value has: it would be written and read.
+_MOST_READ = 2.25
+_VIEWS = (OpKind.VIEW, OpKind.STRUCTURE)
+
+
+# For each of a value's dimensions (dimension of a view of it, step), and where the view begins.
+_View = tuple[tuple[Sequence[tuple[int, int]], int], ...]
+
+
+@dataclass(frozen=True)
+class Inlining:
+    """What is computed where it is read."""
+
+    rules: Mapping[fx.Node, tuple[Rule, ...]] = field(default_factory=dict)
+    """Of calls that compute an operand themselves."""
+    needed: frozenset[fx.Node] = frozenset()
+    """Calls that run; what nothing reads any more does not."""
+    readers: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
+    """Of values that are read otherwise than the graph says by what they are: calls, and the graph's output."""
+
+    def rules_of(self, node: fx.Node) -> list[Rule]:
+        """As `rules_for`."""
+        return list(self.rules[node]) if node in self.rules else rules_for(node)
+
+    def sources(self, node: fx.Node) -> list[fx.Node]:
+        """What the call reads."""
+        if node not in self.rules:
+            return list(read_by(node))
+        return list(dict.fromkeys(operand.node for operand in self.rules[node][0].operands))
+
+
+@dataclass(frozen=True)
+class _Read:
+    """An operand of what is computed that stays one."""
+
+    operand: Operand
+    dims: tuple[int | None, ...]
+    """Of the computed value's dimensions that which indexes each of the operand's."""
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A value that is computed where it is read."""
+
+    rule: Rule
+    dims: tuple[int | None, ...]
+    """As in _Read."""
+    view: _View
+    """How it is read through a view."""
+    parts: tuple[_Made | _Read, ...]
+
+
+def inline(graph: fx.Graph) -> Inlining:
+    """What of a graph is better computed where it is read. Between both no matrix product or the like runs, so that
+    what is read instead lives hardly longer."""
+    finder = _Finder(graph)
+    rules: dict[fx.Node, tuple[Rule, ...]] = {}
+    for node in calls(graph):
+        if info(node).kind in _VIEWS:
+            continue
+        given = rules_for(node)
+        made = finder.made_by(node, given[0].operands) if given else {}
+        if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
+            rules[node] = tuple(_with_made(rule, made) for rule in given)
+    return _without_unread(graph, rules)
+
+
+def _leaves(made: Iterable[_Made]) -> list[Operand]:
+    """What is read for values that are computed."""
+    found: list[Operand] = []
+    stack: list[_Made | _Read] = list(made)
+    while stack:
+        part = stack.pop(0)
+        if isinstance(part, _Read):
+            found.append(part.operand)
+        else:
+            stack = [*part.parts, *stack]
+    return found
+
+
+def _without_unread(graph: fx.Graph, rules: Mapping[fx.Node, tuple[Rule, ...]]) -> Inlining:
+    """With what runs, and with the readers of values that others read than the graph says."""
+    found = Inlining(rules)
+    run = needed(graph, found.sources)
+    outputs = {storage_root(node) for node in results(graph) if node is not None}
+    readers: dict[fx.Node, set[fx.Node]] = {root: {graph.output_node()} for root in outputs}
+    changed: set[fx.Node] = set()
+    for node in calls(graph):
+        if info(node).kind in _VIEWS:
+            continue
+        before = set(map(storage_root, node.all_input_nodes))
+        now = set(map(storage_root, found.sources(node))) if node in run else set()
+        changed |= before ^ now
+        for root in now:
+            readers.setdefault(root, set()).add(node)
+    kept = {node: made for node, made in rules.items() if node in run}
+    return Inlining(kept, run, {root: frozenset(readers.get(root, ())) for root in changed})
+
+
+class _Finder:
+    """Finds what can be computed where it is read, with what is known of a graph."""
+
+    def __init__(self, graph: fx.Graph):
+        self.products: dict[fx.Node, int] = {}  # how many library calls come before each call
+        self.settled = {storage_root(node) for node in results(graph) if node is not None}  # in memory anyway
+        self.makers: dict[fx.Node, tuple[Rule, int] | None] = {}
+        count = 0
+        for node in graph.nodes:
+            self.products[node] = count
+            if node.op != "call_function" or info(node).kind in _VIEWS:
+                continue
+            rules = rules_for(node)
+            if not rules:
+                self.settled.update((node, *node.users, *map(storage_root, node.all_input_nodes)))
+                count += info(node).kind is OpKind.COMPUTE
+            free = {storage_root(o.node): o for rule in rules[:1] for o in rule.operands if o.free}
+            self.settled.update(root for root, o in free.items() if not o.moved or self._maker(root) is None)
+
+    def made_by(self, reader: fx.Node, operands: Sequence[Operand]) -> dict[fx.Node, _Made]:
+        """Those of a call's operands that it better computes than reads: all that it can, or each that by itself moves
+        less memory so."""
+        made = {o.node: m for o in operands if (m := self._made(reader, o)) is not None}
+        kept = [operand for operand in operands if operand.free and operand.node not in made]
+        if _reads_too_much(made, kept):
+            made = {node: one for node, one in made.items() if not _reads_too_much({node: one}, [])}
+        return made
+
+    def _made(self, reader: fx.Node, operand: Operand) -> _Made | None:
+        """The operand as its reader can compute it; None where it cannot, or would read what need not be in memory."""
+        root = storage_root(operand.node)
+        known = self._maker(root)
+        if known is None or root in self.settled:
+            return None
+        if not known[0].operands:
+            return _Made(known[0], (), (), ()) if layout_of(operand.node) is not None else None
+        if not operand.moved or self.products[root] != self.products[reader]:
+            return None
+        dims = tuple(range(len(operand.dims)))
+        made, _ = self._expanded(operand, dims, known_spec(operand.node).numel, _MOST_STEPS)
+        return made if isinstance(made, _Made) else None
+
+    def _expanded(
+        self, operand: Operand, dims: tuple[int | None, ...], size: int, steps: int
+    ) -> tuple[_Made | _Read | None, int]:
+        """The operand computed or, where that has no way, read; None where it would have to be stored for that. And
+        how many of the steps are left. What is smaller than the whole, of that size, and read where the loops are, as
+        a row's sum, is an operand like others."""
+        root = storage_root(operand.node)
+        read = _Read(operand, dims)
+        spec = known_spec(operand.node)
+        in_place = all(d is not None or size == 1 for d, size in zip(operand.dims, spec.shape, strict=True))
+        if in_place and 2 * spec.numel <= size:
+            return replace(read, operand=replace(operand, free=False)), steps
+        known, view = self._maker(root), _view_of(root, operand.node)
+        if known is None or view is None or known[1] > steps or root in self.settled:
+            is_there = root in self.settled or root.op != "call_function"
+            return (read if is_there else None), steps
+        rule, cost = known
+        steps -= cost
+        places = _places(operand, view, known_spec(root).shape)
+        parts: list[_Made | _Read] = []
+        for inner in rule.operands:
+            inner_dims = tuple(None if d is None else places[d] for d in inner.dims)
+            part, steps = self._expanded(Operand(inner.node, inner_dims, free=True), inner.dims, size, steps)
+            if part is None:
+                return None, steps
+            parts.append(part)
+        return _Made(rule, dims, view, tuple(parts)), steps
+
+    def _maker(self, root: fx.Node) -> tuple[Rule, int] | None:
+        """The rule of a cheap pointwise call, and how many steps it takes."""
+        if root not in self.makers:
+            self.makers[root] = _cheap_rule(root)
+        return self.makers[root]
+
+
+def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | None]:
+    """For each dimension of a computed value the reader's that indexes it as it is; None where it is read elsewhere."""
+    sizes = known_spec(operand.node).shape
+    whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
+             for (terms, _), size in zip(view, shape, strict=True)]  # fmt: skip
+    return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
+
+
+def _cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
+    rules = rules_for(node) if node.op == "call_function" and info(node).kind not in _VIEWS else []
+    spec = spec_of(node)
+    if len(rules) != 1 or spec is None or rules[0].shape != spec.shape or len(rules[0].outputs) != 1:
+        return None
+    (rule,) = rules
+    if rule.reduced or rule.columns or any(operand.free for operand in rule.operands):
+        return None
+    trial = Builder(index=(ZERO,) * len(rule.shape))
+    values = [
+        trial.emit(Load(k, Address(ZERO), known_spec(operand.node).dtype)) for k, operand in enumerate(rule.operands)
+    ]
+    rule.formula(trial, values)
+    allowed = _CHEAP if spec.device.type == "cpu" else _CHEAP | _DEAR
+    for number, step in enumerate(trial.body):
+        if isinstance(step, Compute):
+            divides = step.op == "div" and not step.dtype.is_floating_point
+            if step.op not in allowed or divides:
+                return None
+        elif not isinstance(step, Constant) and number not in values:
+            return None
+    return rule, len(trial.body)
+
+
+def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand]) -> bool:
+    """Whether a call moves more memory than if the values were stored. kept: what it reads in either case."""
+    leaves = [operand for operand in _leaves(made.values()) if operand.free]
+    stored = sum(known_spec(node).nbytes for node, one in made.items() if one.parts)
+    return _read_bytes([*leaves, *kept]) > _MOST_READ * stored + _read_bytes(kept)
+
+
+def _read_bytes(operands: Iterable[Operand]) -> int:
+    """Parts of one buffer count once."""
+    read: dict[fx.Node, int] = {}
+    for node in dict.fromkeys(operand.node for operand in operands):
+        spec, source = known_spec(node), storage_root(node)
+        sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step]
+        read[source] = read.get(source, 0) + math.prod(sizes) * spec.dtype.itemsize
+    return sum(min(size, storage_bytes(source)) for source, size in read.items())
+
+
+def _view_of(root: fx.Node, view: fx.Node) -> _View | None:
+    """Where in a value an element of its view is; None where no index of the view is an index of the value."""
+    layout, spec = layout_of(view), known_spec(root)
+    if layout is None or layout.root is not root:
+        return None
+    order = sorted((d for d, size in enumerate(spec.shape) if size > 1), key=lambda d: -spec.stride[d])
+    if any(spec.stride[d] == 0 for d in order):
+        return None
+    starts, rest = [0] * len(spec.shape), layout.start
+    terms: list[list[tuple[int, int]]] = [[] for _ in spec.shape]
+    for d in order:
+        starts[d], rest = divmod(rest, spec.stride[d])
+    lasts = list(starts)
+    for k, (size, stride) in enumerate(zip(layout.shape, layout.stride, strict=True)):
+        if size == 1 or stride == 0:
+            continue
+        own = next((d for d in order if spec.stride[d] <= stride), None)
+        if own is None or stride % spec.stride[own]:
+            return None
+        terms[own].append((k, stride // spec.stride[own]))
+        lasts[own] += (size - 1) * (stride // spec.stride[own])
+    inside = all(last < size for last, size in zip(lasts, spec.shape, strict=True))
+    return tuple(zip(terms, starts, strict=True)) if inside and rest == 0 else None
+
+
+def _with_made(rule: Rule, made: Mapping[fx.Node, _Made]) -> Rule:
+    """The rule with operands that it computes itself."""
+    operands: list[Operand] = []
+    numbers: dict[int, int] = {}  # of those that are kept
+
+    def number(operand: Operand) -> int:
+        if operand not in operands:
+            operands.append(operand)
+        return operands.index(operand)
+
+    for place, operand in enumerate(rule.operands):
+        if operand.node in made:
+            for leaf in _leaves([made[operand.node]]):
+                number(leaf)
+        else:
+            numbers[place] = number(operand)
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        values: list[int] = []
+        computed: dict[int, Callable[..., int]] = {}
+        for place, operand in enumerate(rule.operands):
+            if place in numbers:
+                values.append(v[numbers[place]])
+            elif operand.free:
+                computed[-1 - place] = _Computed(made[operand.node], operands, v)
+                values.append(-1 - place)
+            else:
+                values.append(_Computed(made[operand.node], operands, v)(b, (), ()))
+        with b.computing(computed):
+            return rule.formula(b, values)
+
+    return replace(rule, operands=tuple(operands), formula=formula)
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """Computes an element of a value for `Builder.load`."""
+
+    made: _Made
+    operands: Sequence[Operand]
+    values: Values
+
+    def __call__(
+        self,
+        b: Builder,
+        index: Sequence[Affine],
+        indirect: Sequence[tuple[int, int]],
+        guard: int | None = None,
+        other: float | int | bool = 0,
+    ) -> int:
+        value = self._element(b, self.made, index, indirect, guard)
+        return value if guard is None else b.compute("where", guard, value, b.constant(other, b.dtype(value)))
+
+    def _element(
+        self, b: Builder, made: _Made, index: Sequence[Affine], indirect: Sequence[tuple[int, int]], guard: int | None
+    ) -> int:
+        position = [
+            sum((index[k] * step for k, step in terms), Affine((), start)) for terms, start in made.view
+        ]
+        looked_up: list[tuple[int, int]] = []
+        for d, (terms, _) in enumerate(made.view):
+            steps = dict(terms)
+            for k, value in indirect:
+                if k in steps:
+                    scaled = value if steps[k] == 1 else b.compute("mul", value, b.constant(steps[k], torch.int64))
+                    looked_up.append((d, scaled))
+        parts = []
+        for part in made.parts:
+            inner = [ZERO if d is None else position[d] for d in part.dims]
+            found = [(k, value) for k, d in enumerate(part.dims) for at, value in looked_up if d == at]
+            if isinstance(part, _Made):
+                parts.append(self._element(b, part, inner, found, guard))
+                continue
+            known = self.values[self.operands.index(part.operand)]
+            parts.append(b.load(known, inner, found, guard) if part.operand.free else known)
+        return made.rule.formula(b, parts)[0]
