@@ -7,6 +7,7 @@ rows are done: the log-probabilities would be written for it. The loss of a row 
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch import fx
@@ -59,7 +60,8 @@ def _split(node: fx.Node) -> None:
             results = [add_call(node, aten.div.Tensor, (loss, number)) if reduction == _MEAN else loss, number]
         results = [_cast(each, dtype) for each, dtype in zip(results, (loss_type, total_type), strict=True)]
         for user in list(node.users):
-            result = laid_out_as(results[user.args[1]], user)
+            position: Any = user.args[1]
+            result = laid_out_as(results[position], user)
             if result is not None:
                 user.replace_all_uses_with(result)
 
