@@ -33,11 +33,11 @@ class Operand:
     """For each of its dimensions the domain's dimension that indexes it; None where its size is 1."""
     free: bool = False
     """Whether it is read at other indices than the domain's own, so that it must be in memory before the kernel."""
-    at_hand: bool = False
-    """Whether the rule is one for groups that make or read the operand anyway: it reads a row for one element."""
     moved: bool = False
     """Of a free operand, whether each element is read about once, at a place of its own; dims then are None where the
     index is not the domain's. Where its elements are cheap to compute the kernel may do so (`schedule/inlining.py`)."""
+    at_hand: bool = False
+    """Whether the rule is one for groups that make or read the operand anyway: it reads a row for one element."""
 
 
 @dataclass(frozen=True)
