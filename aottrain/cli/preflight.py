@@ -101,7 +101,8 @@ def without_use(config: RunConfig) -> list[Mistake]:
     torch."""
     if config.data.target is not None:
         return []
-    recipe, options = recipe_of(config.recipe), config.recipe.model
+    recipe = recipe_of(config.recipe)
+    options = config.recipe.model if isinstance(config.recipe.model, recipe.Options) else recipe.Options
     makes_its_own = config.data.name == DataConfig.name and makes_batches(recipe, options)
     if not makes_its_own and DATA_KINDS[config.data.name] not in kinds_taken(options):
         return [Mistake.from_line(not_taken(config.data.name, options))]

@@ -143,7 +143,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("resume=nowhere", "resume=", "no such file or folder"),
     ("decisions=nowhere", "decisions=", "nowhere: no such file or folder; allowed: measured"),
     ("decisions=some_text.txt", "decisions=", "some_text.txt: "),
-    ("recipe.name=nothing", "recipe.name=nothing:", "recipes: llama, resnet, transformer"),
+    ("recipe.name=nothing", "recipe.name=nothing:", "recipes: hf, llama, resnet, transformer"),
     ("recipe.model.num_heads=5", "recipe.model.num_heads=5:", "width=192"),
     ("recipe.model.dropout=1.5", "recipe.model.dropout=1.5:", "below 1"),
     ("recipe.model.width=wide", "recipe.model.width=wide:", "a whole number"),
