@@ -32,8 +32,8 @@ from aottrain.config.choices import PEERS, TORCH_BACKENDS  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.units import format_bytes, format_seconds  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
-from aottrain.tasks.pareto_points import Point, Ratio, judged, ratio  # noqa: E402
-from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
+from aottrain.tasks.measuring.pareto_points import Point, Ratio, judged, ratio  # noqa: E402
+from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
 from aottrain.trainer.blocks import checkpointed, repeated_modules  # noqa: E402
 from scripts.bench_models import GPT, VOCABULARY, Block  # noqa: E402
 from scripts.figures import record  # noqa: E402

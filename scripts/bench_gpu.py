@@ -34,8 +34,8 @@ import aottrain  # noqa: E402
 from aottrain.config.choices import COMPARED  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
-from aottrain.tasks.pareto_points import Point, ratio  # noqa: E402
-from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
+from aottrain.tasks.measuring.pareto_points import Point, ratio  # noqa: E402
+from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
 from recipes import llama, resnet  # noqa: E402
 from scripts.bench_kernels import WithLoss, products  # noqa: E402
 from scripts.bench_models import GPT, Gates  # noqa: E402

@@ -32,8 +32,8 @@ from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.ops import OpKind, op_info  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
-from aottrain.tasks.pareto_points import Point, ratio  # noqa: E402
-from aottrain.tasks.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
+from aottrain.tasks.measuring.pareto_points import Point, ratio  # noqa: E402
+from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
 from scripts.bench_models import MODELS, TITLES  # noqa: E402
 from scripts.figures import record  # noqa: E402
 

@@ -39,7 +39,8 @@ _AT_START = re.compile(
 )
 _MODULES = ("torch", "torch._dynamo", "torch.testing", "sympy", "networkx", "numpy", "yaml", "hydra", "omegaconf",
             "aottrain", "aottrain.cli.command", "aottrain.compiler.frontends.api", "aottrain.tasks.train",
-            "aottrain.tasks.plan", "aottrain.tasks.runs_in_turns", "aottrain.recipes.transformer")  # fmt: skip
+            "aottrain.tasks.plan", "aottrain.tasks.measuring.runs_in_turns",
+            "aottrain.recipes.transformer")  # fmt: skip
 
 
 _true_popen = subprocess.Popen

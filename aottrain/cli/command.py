@@ -23,13 +23,13 @@ from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
 from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
-from aottrain.cli.reporting import report
+from aottrain.cli.pages.reporting import report
+from aottrain.cli.pages.watching import watch
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.scaffold import new
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of
-from aottrain.cli.watching import watch
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
 from aottrain.trainer.console import copied_to

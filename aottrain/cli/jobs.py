@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from aottrain.ir.units import format_bytes, format_seconds
-from aottrain.report.runs.pages import leave_page
+from aottrain.report.runs.drawing.pages import leave_page
 
 # Of summary.json, with the heading of its column on the screen.
 FIGURES = {

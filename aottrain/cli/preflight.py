@@ -113,8 +113,8 @@ def without_use(config: RunConfig) -> list[Mistake]:
         return [Mistake("data.path", text, config.data.path)]
     if Path(config.data.path).is_file():
         return []
-    from aottrain.data.documents import is_saved_dataset
-    from aottrain.data.text import TEXT_SUFFIXES
+    from aottrain.data.tokens.documents import is_saved_dataset
+    from aottrain.data.tokens.text import TEXT_SUFFIXES
 
     files = (path for path in Path(config.data.path).rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
     if any(files) or is_saved_dataset(Path(config.data.path)):

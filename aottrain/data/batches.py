@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from aottrain.data.order import Numbers, in_epochs, keys_of, step_generator
-from aottrain.data.tokenizer import Bytes
+from aottrain.data.tokens.tokenizer import Bytes
 from aottrain.step import Batch
 
 _HELD_OUT_STREAM = 1 << 62  # step numbers never get here, so held-out draws are not training draws

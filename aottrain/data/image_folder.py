@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from aottrain.data.documents import imported
 from aottrain.data.images import Labelled, divided, whole
 from aottrain.data.order import Numbers
+from aottrain.data.tokens.documents import imported
 from aottrain.errors import ConfigError
 from aottrain.toolchain.cache import table
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from aottrain.data.documents import imported
 from aottrain.data.order import Numbers, fixed_split, mixed
+from aottrain.data.tokens.documents import imported
 from aottrain.errors import ConfigError
 from aottrain.step import Batch
 

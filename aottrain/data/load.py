@@ -10,8 +10,8 @@ from aottrain.config.recipes import kinds_taken, not_taken
 from aottrain.data.arrays import load_arrays
 from aottrain.data.batches import Source
 from aottrain.data.image_files import load_images
-from aottrain.data.text import load_text
-from aottrain.data.token_files import load_tokens
+from aottrain.data.tokens.text import load_text
+from aottrain.data.tokens.token_files import load_tokens
 from aottrain.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from aottrain.metrics.memory import distinct_bytes, total_bytes
 from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
-from aottrain.tasks.capacity import check_weights
-from aottrain.tasks.determinism import decisions_asked, num_threads
+from aottrain.tasks.measuring.capacity import check_weights
+from aottrain.tasks.measuring.determinism import decisions_asked, num_threads
 from aottrain.tasks.optimizer import choose_optimizer
 from aottrain.trainer.blocks import checkpointed, repeated_modules
 from aottrain.trainer.engines import LossModule, ModuleStep

@@ -24,8 +24,8 @@ from typing import Any
 from aottrain.config.run import LoggerConfig, RunConfig
 from aottrain.explain.tables import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
-from aottrain.report.runs.pages import leave_page
-from aottrain.tasks.worker import run_apart
+from aottrain.report.runs.drawing.pages import leave_page
+from aottrain.tasks.measuring.worker import run_apart
 from aottrain.trainer.signals import interruptible
 
 Summary = Mapping[str, Any]

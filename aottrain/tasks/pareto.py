@@ -24,7 +24,7 @@ from aottrain.ir.units import format_bytes, format_count, format_percent, format
 from aottrain.report.curve import render_curve
 from aottrain.report.scatter import PlotMark
 from aottrain.tasks.compare import for_engine, measured_on, shown
-from aottrain.tasks.pareto_points import (
+from aottrain.tasks.measuring.pareto_points import (
     EQUAL_PEAK,
     Curve,
     Point,
@@ -33,8 +33,8 @@ from aottrain.tasks.pareto_points import (
     planned_peak,
     predicted_line,
 )
-from aottrain.tasks.runs_in_turns import RunError, TimedRun, timed_training
-from aottrain.tasks.worker import run_apart
+from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, timed_training
+from aottrain.tasks.measuring.worker import run_apart
 from aottrain.trainer.signals import interruptible
 
 HEADER = ("name", "predicted peak", "measured peak", "prediction off by", "step (median)", "speed", "saved", "remark")

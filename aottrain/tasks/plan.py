@@ -18,7 +18,7 @@ from aottrain.ir.settings.decisions import FILE
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.build import build_job, raise_own_error
-from aottrain.tasks.determinism import as_deterministic_as_asked
+from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.signals import interruptible
 

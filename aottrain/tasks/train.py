@@ -22,10 +22,10 @@ from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
-from aottrain.report.runs.pages import write_page
+from aottrain.report.runs.drawing.pages import write_page
 from aottrain.tasks.build import build_job, raise_own_error
-from aottrain.tasks.capacity import allocator_errors, check_peak
-from aottrain.tasks.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
+from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
+from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import ignored, resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures, train_graph
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity

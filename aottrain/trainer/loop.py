@@ -34,8 +34,8 @@ from aottrain.trainer.meters import History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.signals import Stop, graceful_stop
-from aottrain.trainer.updates import verify_update
-from aottrain.trainer.verification import Outcome, run_compiled, verify_outcome
+from aottrain.trainer.verify.updates import verify_update
+from aottrain.trainer.verify.verification import Outcome, run_compiled, verify_outcome
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig

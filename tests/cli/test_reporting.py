@@ -16,9 +16,9 @@ import pytest
 from aottrain.cli import main
 from aottrain.cli.jobs import SweepJob, run_sweep
 from aottrain.cli.lock import is_taken, only_run_in
-from aottrain.cli.serving import PageServer
+from aottrain.cli.pages.serving import PageServer
+from aottrain.cli.pages.watching import Remembered, drawing, follow, is_running
 from aottrain.cli.sweeps import record
-from aottrain.cli.watching import Remembered, drawing, follow, is_running
 from aottrain.report.runs.folders import collect
 from tests.report.fake_runs import write_comparison, write_run, write_sweep
 
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_watching_without_a_traceback(here, capsys, monkeypatch):
         raise KeyboardInterrupt
 
     write_run(here / "run", steps=3)
-    monkeypatch.setattr("aottrain.cli.watching.follow", interrupted)
+    monkeypatch.setattr("aottrain.cli.pages.watching.follow", interrupted)
     assert main(["watch", "run"]) == 130 and capsys.readouterr().err == ""
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from aottrain.config.run import DataConfig
 from aottrain.data.batches import Source
 from aottrain.data.load import load
-from aottrain.data.token_files import HEADER_BYTES, MAGIC, VERSION
+from aottrain.data.tokens.token_files import HEADER_BYTES, MAGIC, VERSION
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,7 @@ def _(folder):
 
 @bad("tokenizer: more tokens than the model", "tokens, but the model's vocab_size is 100", "tokenizers")
 def _(folder):
-    from aottrain.data.tokenizer import trained_bpe
+    from aottrain.data.tokens.tokenizer import trained_bpe
 
     made = trained_bpe(TEXT.encode(), 300, "text")
     kept = write(folder / "t.json", made.to_str())

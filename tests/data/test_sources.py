@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from aottrain.data import token_files
 from aottrain.data.ahead import STEPS_AHEAD, ReadAhead
 from aottrain.data.batches import Source, SourceBatches
 from aottrain.data.images import augmented
-from aottrain.data.windows import Windows
+from aottrain.data.tokens import token_files
+from aottrain.data.tokens.windows import Windows
 from aottrain.errors import ConfigError
 from aottrain.toolchain.cache import forget_tables
 from tests.data.making import (

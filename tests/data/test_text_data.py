@@ -8,8 +8,8 @@ import torch
 
 from aottrain.data.batches import MadeBatches, Source, SourceBatches
 from aottrain.data.order import step_generator
-from aottrain.data.text import builtin_text, load_text, read_text
-from aottrain.data.windows import Windows
+from aottrain.data.tokens.text import builtin_text, load_text, read_text
+from aottrain.data.tokens.windows import Windows
 from aottrain.errors import ConfigError
 
 CPU = torch.device("cpu")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from aottrain.compiler.optimizers import formulas, plan, step
-from aottrain.data import ahead, batches, images, order, token_files, tokenizer, windows
-from aottrain.trainer import checkpoint, optim, rounding, updates, verification
+from aottrain.data import ahead, batches, images, order
+from aottrain.data.tokens import token_files, tokenizer, windows
+from aottrain.trainer import checkpoint, optim
+from aottrain.trainer.verify import rounding, updates, verification
 from tests.planted_bugs.planting import Area, TestsOf
 
 VERIFYING = Area("verification")

@@ -10,7 +10,7 @@ import torch
 from aottrain.cli import main
 from aottrain.config.documentation import model_keys
 from aottrain.data.batches import PreparedBatches, SourceBatches
-from aottrain.data.text import load_text
+from aottrain.data.tokens.text import load_text
 from recipes import _hf_data as data
 from recipes import hf
 

@@ -16,8 +16,8 @@ from aottrain.config import own_code, recipes
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake
-from aottrain.tasks import runs_in_turns
-from aottrain.tasks.worker import dump
+from aottrain.tasks.measuring import runs_in_turns
+from aottrain.tasks.measuring.worker import dump
 from tests.sampling import crossed
 
 GOOD = """from dataclasses import dataclass

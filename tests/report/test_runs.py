@@ -7,13 +7,13 @@ import re
 
 import pytest
 
-from aottrain.report.runs import overview
-from aottrain.report.runs.curves import Axes, Curve, Key, Mark, line_plot, thinned
+from aottrain.report.runs.drawing import overview
+from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot, thinned
+from aottrain.report.runs.drawing.one import spikes
+from aottrain.report.runs.drawing.pages import leave_page, render, write_page
+from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.folders import collect, natural
-from aottrain.report.runs.one import spikes
-from aottrain.report.runs.pages import leave_page, render, write_page
 from aottrain.report.runs.reading import read_metrics, read_run, timed
-from aottrain.report.runs.script import SCRIPT
 from aottrain.report.runs.settings import changing, differences, first_keys, short
 from aottrain.report.runs.spread import quartiles, time_ratio
 from aottrain.report.runs.verdicts import fastest, least_memory, losses, verdicts

@@ -11,7 +11,7 @@ import pytest
 from aottrain.config.reading import read_model
 from aottrain.config.run import RunConfig
 from aottrain.tasks import compare
-from aottrain.tasks.worker import dump, load
+from aottrain.tasks.measuring.worker import dump, load
 
 
 @pytest.fixture

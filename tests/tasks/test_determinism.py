@@ -10,8 +10,8 @@ import torch
 
 from aottrain.config.run import RunConfig, TrainerConfig
 from aottrain.errors import UnsupportedError
-from aottrain.tasks import determinism
-from aottrain.tasks.determinism import as_deterministic_as_asked, what_hangs_on_the_model
+from aottrain.tasks.measuring import determinism
+from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, what_hangs_on_the_model
 from tests.explain.example import train_graph
 
 ASKED = RunConfig(trainer=TrainerConfig(deterministic=True))

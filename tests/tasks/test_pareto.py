@@ -10,8 +10,7 @@ from aottrain.errors import BudgetError
 from aottrain.measure.machine import describe_machine
 from aottrain.report.charts import WIDTHS
 from aottrain.tasks import pareto
-from aottrain.tasks.pareto import matching, peers, point_config
-from aottrain.tasks.pareto_points import (
+from aottrain.tasks.measuring.pareto_points import (
     Point,
     Ratio,
     beaten,
@@ -22,7 +21,8 @@ from aottrain.tasks.pareto_points import (
     planned_peak,
     predicted_line,
 )
-from aottrain.tasks.runs_in_turns import RunError, timed_training
+from aottrain.tasks.measuring.runs_in_turns import RunError, timed_training
+from aottrain.tasks.pareto import matching, peers, point_config
 from tests.tasks.test_compare_runs import ROOT, run_here, small
 
 

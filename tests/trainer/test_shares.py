@@ -16,7 +16,7 @@ from aottrain.errors import RecipeError
 from aottrain.ops.random.mode import philox_eager
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.loop import evaluate
-from aottrain.trainer.verification import run_compiled, verify_outcome
+from aottrain.trainer.verify.verification import run_compiled, verify_outcome
 from tests.numerics.tolerance import RTOL_ATOL
 
 PADDING = -100

@@ -12,7 +12,7 @@ import aottrain
 from aottrain.config.run import OptimizerConfig
 from aottrain.errors import NumericsError
 from aottrain.trainer.optim import decay_groups, hyperparameters
-from aottrain.trainer.updates import verify_update
+from aottrain.trainer.verify.updates import verify_update
 
 MADE = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}
 

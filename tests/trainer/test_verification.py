@@ -17,8 +17,8 @@ from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
 from aottrain.trainer import loop
 from aottrain.trainer.engines import LossModule, ModuleStep
-from aottrain.trainer.rounding import Surroundings, distance, place_of, relative_norm, unexplained
-from aottrain.trainer.verification import run_compiled, verify_outcome
+from aottrain.trainer.verify.rounding import Surroundings, distance, place_of, relative_norm, unexplained
+from aottrain.trainer.verify.verification import run_compiled, verify_outcome
 
 BATCH = (torch.randn(6, 4, generator=torch.Generator().manual_seed(0)),)
 

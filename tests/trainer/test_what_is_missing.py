@@ -12,10 +12,11 @@ import torch
 
 from aottrain.compiler.link import backends
 from aottrain.config.run import EngineConfig, KernelConfig, PartitionConfig, RunConfig
-from aottrain.data.text import load_text
+from aottrain.data.tokens.text import load_text
 from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
 from aottrain.metrics.sinks import CsvSink, write_summary
-from aottrain.tasks import build, capacity, train
+from aottrain.tasks import build, train
+from aottrain.tasks.measuring import capacity
 from aottrain.tasks.notes import ignored
 
 FULL = OSError(28, "No space left on device")

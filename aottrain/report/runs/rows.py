@@ -11,7 +11,7 @@ from typing import TypeVar
 from aottrain.ir.units import format_bytes
 from aottrain.report.charts import breakable
 from aottrain.report.page import folded
-from aottrain.report.runs.curves import Key
+from aottrain.report.runs.drawing.curves import Key
 from aottrain.report.runs.spread import quartiles
 from aottrain.report.style import MEMORY, SERIES
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.charts import size
 from aottrain.report.page import Column, card, folded, heading, joined, page, table
-from aottrain.report.runs.curves import Axes, Curve, Key, Mark, line_plot
+from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot
+from aottrain.report.runs.drawing.look import STYLE
+from aottrain.report.runs.drawing.runs_table import link
+from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.look import STYLE
 from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run, text_of
-from aottrain.report.runs.runs_table import link
-from aottrain.report.runs.script import SCRIPT
 from aottrain.report.runs.settings import text
 
 NORM = "train/grad_norm"

@@ -11,14 +11,14 @@ from html import escape
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.charts import breakable
 from aottrain.report.page import Column, folded, heading, joined, page, table
-from aottrain.report.runs.budgets import budget_plot
-from aottrain.report.runs.curves import NUM_LOOKS, Axes, Curve, Key, line_plot
+from aottrain.report.runs.drawing.budgets import budget_plot
+from aottrain.report.runs.drawing.curves import NUM_LOOKS, Axes, Curve, Key, line_plot
+from aottrain.report.runs.drawing.look import STYLE
+from aottrain.report.runs.drawing.runs_table import runs_table
+from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.look import STYLE
 from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Points, Run
 from aottrain.report.runs.rows import Bar, Figures, Parts, bar_rows, part_rows, spread_rows, swatch
-from aottrain.report.runs.runs_table import runs_table
-from aottrain.report.runs.script import SCRIPT
 from aottrain.report.runs.settings import differences
 from aottrain.report.runs.verdicts import spread_note, verdicts
 from aottrain.report.style import SERIES

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aottrain.errors import ConfigError
+from aottrain.report.runs.drawing.pages import write_page
 from aottrain.report.runs.folders import collect
-from aottrain.report.runs.pages import write_page
 
 USAGE = """\
 python -m aottrain report FOLDER... [-o FILE]

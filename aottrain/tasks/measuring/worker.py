@@ -1,4 +1,4 @@
-"""A run in a process of its own: `python -m aottrain.tasks.worker config.json`.
+"""A run in a process of its own: `python -m aottrain.tasks.measuring.worker config.json`.
 
 Memory peaks, compile caches and threads of one engine must not reach the next, and a crash must not end the comparison.
 The configuration travels as it was resolved, not as overrides that would be resolved again.
@@ -34,7 +34,7 @@ def run_apart(config: RunConfig) -> str:
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     dump(config, directory / CONFIG_FILE)
-    command = [sys.executable, "-m", "aottrain.tasks.worker", str(directory / CONFIG_FILE)]
+    command = [sys.executable, "-m", "aottrain.tasks.measuring.worker", str(directory / CONFIG_FILE)]
     with (directory / LOG_FILE).open("w", encoding="utf-8") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:

@@ -15,10 +15,10 @@ import numpy as np
 
 from aottrain.config.choices import BPE
 from aottrain.data.batches import Source
-from aottrain.data.documents import BETWEEN, is_saved_dataset, of_json_lines, of_table
 from aottrain.data.order import Numbers
-from aottrain.data.tokenizer import Bytes, Tokenizer, cut_at_character, encoded, read_tokenizer, trained_bpe
-from aottrain.data.windows import Windows, check_lengths, strides
+from aottrain.data.tokens.documents import BETWEEN, is_saved_dataset, of_json_lines, of_table
+from aottrain.data.tokens.tokenizer import Bytes, Tokenizer, cut_at_character, encoded, read_tokenizer, trained_bpe
+from aottrain.data.tokens.windows import Windows, check_lengths, strides
 from aottrain.errors import ConfigError
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")

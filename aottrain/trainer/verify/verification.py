@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from aottrain.errors import NumericsError
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, TrainStep
-from aottrain.trainer.rounding import FACTOR, distance, explained_by_sums, relative_norm, unexplained
+from aottrain.trainer.verify.rounding import FACTOR, distance, explained_by_sums, relative_norm, unexplained
 
 if TYPE_CHECKING:
     from aottrain.config.run import VerifyConfig

@@ -18,8 +18,8 @@ import numpy as np
 from aottrain.config.choices import TOKEN_TYPES
 from aottrain.data.batches import Codec, Source
 from aottrain.data.order import Numbers
-from aottrain.data.tokenizer import Tokenizer, read_tokenizer
-from aottrain.data.windows import Windows, check_lengths, held_out_end, strides
+from aottrain.data.tokens.tokenizer import Tokenizer, read_tokenizer
+from aottrain.data.tokens.windows import Windows, check_lengths, held_out_end, strides
 from aottrain.errors import ConfigError
 from aottrain.toolchain.cache import table
 

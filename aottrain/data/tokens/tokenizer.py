@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from aottrain.config.choices import BPE
-from aottrain.data.documents import imported
 from aottrain.data.order import Numbers
+from aottrain.data.tokens.documents import imported
 from aottrain.errors import ConfigError
 from aottrain.toolchain.cache import cache_folder, is_own
 

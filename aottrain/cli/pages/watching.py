@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from aottrain.cli.lock import is_taken
-from aottrain.cli.reporting import obstacle, parsed
-from aottrain.cli.serving import PageServer
+from aottrain.cli.pages.reporting import obstacle, parsed
+from aottrain.cli.pages.serving import PageServer
 from aottrain.explain.tables import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.runs.folders import Collection, collect

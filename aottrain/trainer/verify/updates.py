@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from aottrain.errors import NumericsError
 from aottrain.trainer.optim import PLAIN
-from aottrain.trainer.rounding import distance, place_of, relative_norm
+from aottrain.trainer.verify.rounding import distance, place_of, relative_norm
 
 if TYPE_CHECKING:
     from aottrain.config.run import OptimizerConfig

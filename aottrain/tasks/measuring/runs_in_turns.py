@@ -24,9 +24,9 @@ from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
 from aottrain.report import html
 from aottrain.tasks.build import build_job
-from aottrain.tasks.determinism import as_deterministic_as_asked
+from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
+from aottrain.tasks.measuring.worker import CONFIG_FILE, LOG_FILE, dump, end, end_with_parent, last_words, load
 from aottrain.tasks.summary import compile_figures, first_summary, report_figures
-from aottrain.tasks.worker import CONFIG_FILE, LOG_FILE, dump, end, end_with_parent, last_words, load
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import prepare, schedule_steps, start_streams, take_step
 from aottrain.trainer.meters import History, StepMeter
@@ -102,9 +102,8 @@ def timed_training(config: RunConfig) -> TimedRun:
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     dump(config, directory / CONFIG_FILE)
-    return TimedRun(
-        [sys.executable, "-m", "aottrain.tasks.runs_in_turns", str(directory / CONFIG_FILE)], directory / LOG_FILE
-    )
+    command = [sys.executable, "-m", "aottrain.tasks.measuring.runs_in_turns", str(directory / CONFIG_FILE)]
+    return TimedRun(command, directory / LOG_FILE)
 
 
 def serve(begin: Callable[[], tuple[Mapping[str, Any], Callable[[int], list[float]]]]) -> int:

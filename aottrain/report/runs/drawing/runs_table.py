@@ -11,7 +11,7 @@ from urllib.parse import quote
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.charts import breakable
 from aottrain.report.page import heading
-from aottrain.report.runs.curves import Key
+from aottrain.report.runs.drawing.curves import Key
 from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.reading import REPORT, Run
 from aottrain.report.runs.rows import swatch

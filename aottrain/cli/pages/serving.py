@@ -6,8 +6,8 @@ import dataclasses
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from aottrain.report.runs.drawing.pages import render
 from aottrain.report.runs.folders import Collection
-from aottrain.report.runs.pages import render
 
 HOST = "127.0.0.1"
 _AGAIN = '<meta http-equiv="refresh" content="5">\n'

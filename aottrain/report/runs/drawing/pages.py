@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
+from aottrain.report.runs.drawing.one import render_run
+from aottrain.report.runs.drawing.overview import render_overview
 from aottrain.report.runs.folders import Collection, collect
-from aottrain.report.runs.one import render_run
-from aottrain.report.runs.overview import render_overview
 
 OF_SEVERAL = "runs.html"  # of several folders together, in the current one
 

@@ -1,0 +1,1 @@
+"""Text and files of tokens: read, checked, cut into windows."""

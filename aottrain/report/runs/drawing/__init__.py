@@ -1,0 +1,1 @@
+"""Pages of runs as HTML: curves, tables, one run, several."""
