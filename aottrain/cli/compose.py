@@ -103,7 +103,7 @@ class Composer:
         recipe_is_wrong = any(item.key.startswith("recipe") for item in wrong)
         if not recipe_is_wrong and (finish or self._is_changed(values, "recipe")):
             config, mistaken = read_model(config)
-            wrong += mistaken + (without_use(config) if finish else [])
+            wrong += mistaken or (without_use(config) if finish else [])
         mistakes += [self._with_file(item, composed, overridden) for item in wrong]
         return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
 

@@ -10,7 +10,8 @@ import torch
 
 import aottrain
 from aottrain.compiler.frontends.dynamo import backend
-from tests.conformance import harness, test_guards, test_guards_of_modules
+from tests.conformance import harness
+from tests.conformance.guards import test_guards, test_guards_of_modules
 
 CASES = [
     "hook_added_and_removed",
