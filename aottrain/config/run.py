@@ -229,6 +229,12 @@ class TrainerConfig:
     """Batches of one evaluation."""
     save_every: int = setting(0, low=0)
     """Steps between two checkpoints; 0 is at the end only."""
+    keep_last: int = setting(2, low=1)
+    """How many of the newest checkpoints stay: one to go on from, the others where that one is damaged."""
+    keep_every: int = setting(0, low=0)
+    """Checkpoints of these steps stay for ever, a multiple of trainer.save_every; 0 is none."""
+    keep_best: bool = False
+    """The one with the lowest held-out loss stays, too, linked as checkpoints/best; each is evaluated for it."""
     sample_bytes: int = setting(300, low=0)
     """Bytes of text that the model writes at the end; 0 is none."""
     num_threads: int | None = setting(None, low=1)

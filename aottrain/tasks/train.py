@@ -108,7 +108,7 @@ def _train(record: RunRecord) -> int:
     config, summary = record.config, record.summary
     for line in (*ignored(config), *without_cache()):
         say(line)
-    checkpoints = CheckpointFolder(record.directory / "checkpoints")
+    checkpoints = CheckpointFolder(record.directory / "checkpoints", config.trainer)
     resume = find(config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     job = record.job = build_job(config, decisions_of(config, resume))

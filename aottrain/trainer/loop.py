@@ -92,13 +92,15 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                 progress.advance()
 
                 ends = step == trainer.steps or stop.signum is not None
+                saves = ends or (trainer.save_every and step % trainer.save_every == 0)
                 evaluates = ends or (trainer.eval_every and step % trainer.eval_every == 0)
+                evaluates = evaluates or (saves and trainer.keep_best)
                 val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
                 if logs or evaluates:
                     history.read()
                     write_rows(job, history, meter, output, progress, val_loss)
-                if ends or (trainer.save_every and step % trainer.save_every == 0):
-                    save(job, step, config, total_steps, output, progress, must=ends)
+                if saves:
+                    save(job, step, config, total_steps, output, progress, val_loss, must=ends)
                 if ends:
                     break
         finally:
@@ -303,7 +305,15 @@ def write_rows(
 
 
 def save(
-    job: Job, step: int, config: RunConfig, total_steps: int, output: Output, progress: Progress, *, must: bool
+    job: Job,
+    step: int,
+    config: RunConfig,
+    total_steps: int,
+    output: Output,
+    progress: Progress,
+    val_loss: float | None,
+    *,
+    must: bool,
 ) -> None:
     """Write a checkpoint. One that fails on the way is said and passed over; CheckpointError if it is the last."""
     state = {
@@ -317,7 +327,7 @@ def save(
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
     try:
-        output.summary["checkpoint"] = str(output.checkpoints.save(step, state))
+        output.summary["checkpoint"] = str(output.checkpoints.save(step, state, val_loss, progress.say))
     except CheckpointError as error:
         if must:
             raise
