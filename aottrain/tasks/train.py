@@ -243,7 +243,7 @@ def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder
         if config.resume is not None:
             say(f"resume={config.resume}: no checkpoint in {checkpoints.directory} yet, so this starts at step 1")
         return
-    check_identity(resume.state["identity"], identity(config, job.batches.fingerprint), resume.path)
+    check_identity(resume.state.get("identity", {}), identity(config, job.batches.fingerprint), resume.path)
     say(f"going on after step {resume.step} from {resume.path}")
     if resume.step >= config.trainer.steps:
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")

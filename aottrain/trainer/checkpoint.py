@@ -285,6 +285,24 @@ def _check_sums(path: Path) -> None:
             raise ResumeError(f"{path}: is damaged: the checksum of its member {member} is wrong")
 
 
+def load_model(model: torch.nn.Module, loaded: Loaded) -> None:
+    """Its parameters and buffers from the checkpoint. ResumeError: that is of another model."""
+    _load_into(model, loaded, "model")
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, loaded: Loaded) -> None:
+    """Its state from the checkpoint. ResumeError: that is of another optimizer."""
+    _load_into(optimizer, loaded, "optimizer")
+
+
+def _load_into(owner: torch.nn.Module | torch.optim.Optimizer, loaded: Loaded, part: str) -> None:
+    try:
+        owner.load_state_dict(loaded.state[part])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # torch checks one thing or other
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+        raise ResumeError(f"{loaded.path}: is not of this {part}: {' '.join(lines[:2])}") from error
+
+
 def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None]) -> Loaded | None:
     """What `resume` names: None; "auto" (this run's newest, or None); a checkpoint file; a run's or checkpoint folder.
 

@@ -26,6 +26,8 @@ from aottrain.trainer.checkpoint import (
     Loaded,
     check_storable,
     identity,
+    load_model,
+    load_optimizer,
     random_state,
     set_random_state,
 )
@@ -151,9 +153,10 @@ def start_streams(seed: int, resume: Loaded | None) -> None:
 
 
 def restore(job: Job, resume: Loaded) -> None:
-    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams."""
-    job.module.model.load_state_dict(resume.state["model"])
-    job.optimizer.load_state_dict(resume.state["optimizer"])
+    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. ResumeError:
+    it is of another model or optimizer."""
+    load_model(job.module.model, resume)
+    load_optimizer(job.optimizer, resume)
 
 
 def prepare(job: Job, check: Callable[[], None] = lambda: None) -> tuple[float, int | None]:
