@@ -94,7 +94,8 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                 progress.advance()
 
                 ends = step == trainer.steps or stop.signum is not None
-                saves = ends or (trainer.save_every and step % trainer.save_every == 0)
+                is_asked = stop.takes_save()
+                saves = ends or is_asked or (trainer.save_every and step % trainer.save_every == 0)
                 evaluates = ends or (trainer.eval_every and step % trainer.eval_every == 0)
                 evaluates = evaluates or (saves and trainer.keep_best)
                 val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
@@ -102,7 +103,9 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                     history.read()
                     write_rows(job, history, meter, output, progress, val_loss)
                 if saves:
-                    save(job, step, config, total_steps, output, progress, val_loss, must=ends)
+                    path = save(job, step, config, total_steps, output, progress, val_loss, must=ends)
+                    if is_asked and path is not None:
+                        progress.say(f"SIGUSR1: a checkpoint was written after step {step}: {path}")
                 if ends:
                     break
         finally:
@@ -317,8 +320,9 @@ def save(
     val_loss: float | None,
     *,
     must: bool,
-) -> None:
-    """Write a checkpoint. One that fails on the way is said and passed over; CheckpointError if it is the last."""
+) -> Path | None:
+    """Write a checkpoint. One that fails on the way is said and passed over: None; CheckpointError if it is the last.
+    """
     state = {
         "identity": identity(config, job.batches.fingerprint),
         "schedule_steps": total_steps,
@@ -330,11 +334,14 @@ def save(
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
     try:
-        output.summary["checkpoint"] = str(output.checkpoints.save(step, state, val_loss, progress.say))
+        path = output.checkpoints.save(step, state, val_loss, progress.say)
     except CheckpointError as error:
         if must:
             raise
         progress.say(f"going on without a checkpoint: {error}")
+        return None
+    output.summary["checkpoint"] = str(path)
+    return path
 
 
 def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
