@@ -123,6 +123,7 @@ def _train(record: RunRecord) -> int:
     if resume:
         restore(job, resume)
         summary["steps"] = resume.step
+        summary["skipped_steps"] = resume.state.get("skipped_steps", 0)
     record.write_summary()
     _prepare(record, job)
     for line in banner(config, job, summary):

@@ -33,6 +33,7 @@ from aottrain.trainer.checkpoint import (
 )
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
+from aottrain.trainer.nonfinite import BeforeStep
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.signals import Stop, graceful_stop
@@ -74,9 +75,11 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     trainer, start = config.trainer, resume.step if resume else 0
     total_steps = schedule_steps(config, resume)
     start_streams(config.seed, resume)
-    history, meter = History(), StepMeter(job, config.measure, start + 1, trainer.steps)
+    max_skips = trainer.max_skips if trainer.on_nonfinite == "skip" else 0
+    meter = StepMeter(job, config.measure, start + 1, trainer.steps)
 
     with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
+        history = History(max_skips, output.summary["skipped_steps"], progress.say)
         try:
             for step in range(start + 1, trainer.steps + 1):
                 lr = learning_rate(step, config.optimizer.lr, config.lr_schedule, total_steps)
@@ -99,8 +102,10 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                 evaluates = ends or (trainer.eval_every and step % trainer.eval_every == 0)
                 evaluates = evaluates or (saves and trainer.keep_best)
                 val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
-                if logs or evaluates:
+                if logs or evaluates or saves:
                     history.read()
+                    output.summary["skipped_steps"] = history.num_skipped
+                if logs or evaluates:
                     write_rows(job, history, meter, output, progress, val_loss)
                 if saves:
                     path = save(job, step, config, total_steps, output, progress, val_loss, must=ends)
@@ -125,13 +130,21 @@ def take_step(
 ) -> None:
     """Gradients, clipping, update. Where a loss or norm is not finite, the update leaves itself out.
 
-    On a GPU reading a loss would wait for the device, so whether it is finite is read at log steps only.
+    On a GPU reading a loss would wait for the device, so whether it is finite is read at log steps only. Where the run
+    goes on after it, parameters, the optimizer's state and buffers are those from before it on every device; random
+    numbers are drawn again on the CPU alone.
     """
+    before = BeforeStep(job.module) if history.max_skips else None
     result = job.step(micro_batches)
     grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, result.loss)
+    if before is not None:
+        before.put_buffers_back(result.loss, grad_norm)
     history.add(step, lr, result, grad_norm)
-    if logs or job.device.type == "cpu":
+    on_cpu, num_skipped = job.device.type == "cpu", history.num_skipped
+    if logs or on_cpu:
         history.read()
+    if before is not None and on_cpu and history.num_skipped > num_skipped:
+        before.put_random_numbers_back()
     job.optimizer.zero_grad(set_to_none=True)
 
 
@@ -330,6 +343,7 @@ def save(
         "optimizer": job.optimizer.state_dict(),
         "random": random_state(),
         "wandb_id": output.wandb_id(),
+        "skipped_steps": output.summary["skipped_steps"],
         "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
@@ -346,6 +360,7 @@ def save(
 
 def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
     """The figures that need the whole run."""
+    output.summary["skipped_steps"] = history.num_skipped
     step_ms = meter.timer.read()
     samples_per_step = job.batches.batch_size * config.trainer.accumulate
     output.summary.update(
