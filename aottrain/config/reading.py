@@ -45,6 +45,10 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         mistakes.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
     if not engines or len(set(engines)) < len(engines):
         mistakes.append(Mistake("compare.engines", "must name at least one engine, and none twice", show(engines)))
+    save_every, keep_every = config.trainer.save_every, config.trainer.keep_every
+    if keep_every and (not save_every or keep_every % save_every):
+        text = f"must be a multiple of trainer.save_every={save_every}, the steps that have a checkpoint, or 0"
+        mistakes.append(Mistake("trainer.keep_every", text, show(keep_every)))
     mistakes += _pareto_mistakes(config.pareto)
     if config.task == "export" and config.export.run is None:
         mistakes.append(Mistake("export.run", "task=export needs the output directory of a run", "null"))

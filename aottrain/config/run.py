@@ -19,6 +19,7 @@ from aottrain.config.choices import (
     LOGGER_MODES,
     LOGGERS,
     LR_SCHEDULE_FILES,
+    ON_NONFINITE,
     OPTIMIZER_FILES,
     OPTIMIZER_KERNELS,
     ORDERS,
@@ -229,6 +230,16 @@ class TrainerConfig:
     """Batches of one evaluation."""
     save_every: int = setting(0, low=0)
     """Steps between two checkpoints; 0 is at the end only."""
+    keep_last: int = setting(2, low=1)
+    """How many of the newest checkpoints stay: one to go on from, the others where that one is damaged."""
+    keep_every: int = setting(0, low=0)
+    """Checkpoints of these steps stay for ever, a multiple of trainer.save_every; 0 is none."""
+    keep_best: bool = False
+    """The one with the lowest held-out loss stays, too, linked as checkpoints/best; each is evaluated for it."""
+    on_nonfinite: str = setting("raise", one_of=ON_NONFINITE)
+    """Of a step whose loss or gradient norm is not finite: raise ends the run, skip goes on as if it had not been."""
+    max_skips: int = setting(10, low=1)
+    """The most steps of a run that skip leaves out; on CUDA they are counted at steps that are logged or saved."""
     sample_bytes: int = setting(300, low=0)
     """Bytes of text that the model writes at the end; 0 is none."""
     num_threads: int | None = setting(None, low=1)

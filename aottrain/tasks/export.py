@@ -7,7 +7,7 @@ from pathlib import Path
 from aottrain.config.recipes import load_recipe, program_errors, recipe_names, recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError, OutputError, ResumeError
-from aottrain.trainer.checkpoint import CheckpointFolder, find
+from aottrain.trainer.checkpoint import CheckpointFolder, find, load_model
 
 
 def run(config: RunConfig) -> int:
@@ -26,10 +26,7 @@ def run(config: RunConfig) -> int:
         raise ResumeError(f"export.run={config.export.run}: the folder has no checkpoint")
     with program_errors(config):
         model = recipe.build(config.recipe.model if config.recipe.model is not None else recipe.Options())
-        try:
-            model.load_state_dict(loaded.state["model"])
-        except (KeyError, RuntimeError) as error:
-            raise ResumeError(f"{loaded.path}: is not of this model: {str(error).splitlines()[0]}") from error
+        load_model(model, loaded)
         folder = Path(config.export.path or Path(config.output_dir, "model"))
         try:
             recipe.export(model.eval(), folder)

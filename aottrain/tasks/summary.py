@@ -37,6 +37,7 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "partition": config.partition.strategy if compiled else None,
         "budget": config.partition.budget if compiled else None,
         "steps": 0,
+        "skipped_steps": 0,
         "first_loss": None,
         "last_loss": None,
         "val_loss": None,

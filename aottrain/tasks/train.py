@@ -108,7 +108,7 @@ def _train(record: RunRecord) -> int:
     config, summary = record.config, record.summary
     for line in (*ignored(config), *without_cache()):
         say(line)
-    checkpoints = CheckpointFolder(record.directory / "checkpoints")
+    checkpoints = CheckpointFolder(record.directory / "checkpoints", config.trainer)
     resume = find(config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     job = record.job = build_job(config, decisions_of(config, resume))
@@ -123,6 +123,7 @@ def _train(record: RunRecord) -> int:
     if resume:
         restore(job, resume)
         summary["steps"] = resume.step
+        summary["skipped_steps"] = resume.state.get("skipped_steps", 0)
     record.write_summary()
     _prepare(record, job)
     for line in banner(config, job, summary):
@@ -243,7 +244,7 @@ def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder
         if config.resume is not None:
             say(f"resume={config.resume}: no checkpoint in {checkpoints.directory} yet, so this starts at step 1")
         return
-    check_identity(resume.state["identity"], identity(config, job.batches.fingerprint), resume.path)
+    check_identity(resume.state.get("identity", {}), identity(config, job.batches.fingerprint), resume.path)
     say(f"going on after step {resume.step} from {resume.path}")
     if resume.step >= config.trainer.steps:
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")

@@ -1,18 +1,24 @@
 """Checkpoints: everything a run needs to go on as if it had never stopped, and files that survive a crash.
 
-A checkpoint is written to a temporary file, flushed to the disk and renamed; `latest.json`, which lists the complete
-ones with their checksums, comes last. Whatever is not listed there does not count. Only tensors and plain values are
-stored, and loading runs no code from the file (`weights_only=True`).
+A checkpoint is written to a temporary file, flushed to the disk and renamed; then `latest.json`, which lists the
+complete ones with their checksums; then the link `best`. What is old is removed after all of these are on the disk.
+Whatever is not listed does not count. Where the list is lost or damaged, every file is a candidate, and the checksums
+within it are compared. Only tensors and plain values are stored, and loading runs no code from the file
+(`weights_only=True`).
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import math
 import os
 import random
+import re
+import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +26,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from aottrain.config.run import RunConfig
+from aottrain.config.run import RunConfig, TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
 
 FORMAT = 1
-NUM_KEPT = 2  # the newest, and one to fall back to
 INDEX = "latest.json"
+BEST = "best"
+_NAME = re.compile(r"step_(\d{8,})\.pt")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_KEEP = TrainerConfig()
 _CONTAINERS = (dict, OrderedDict, list, tuple, set)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.dtype, torch.device, str, int, float, complex, bool, type(None))
 
@@ -110,31 +119,85 @@ class Loaded:
     """What was given to `save`."""
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A checkpoint of a folder."""
+
+    step: int
+    sha256: str | None = None
+    """Of its file; None where latest.json does not say it."""
+    held_out_loss: float | None = None
+    """After that step; None where it was not measured, or is not finite."""
+
+    @property
+    def file(self) -> str:
+        return f"step_{self.step:08d}.pt"
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Entry:
+        """What latest.json says of it. KeyError, TypeError, ValueError: that is not what `save` writes."""
+        entry = cls(values["step"], values["sha256"], values.get("held_out_loss"))
+        is_step = type(entry.step) is int and entry.step >= 0
+        is_loss = entry.held_out_loss is None or type(entry.held_out_loss) is float
+        if not is_step or not is_loss or values["file"] != entry.file or not _SHA256.fullmatch(entry.sha256 or ""):
+            raise ValueError("damaged")
+        return entry
+
+
+def best_of(entries: Sequence[Entry]) -> Entry | None:
+    """The one with the lowest held-out loss, of equal ones the earliest; None where no loss is known."""
+    known = [(entry.held_out_loss, entry.step, entry) for entry in entries if entry.held_out_loss is not None]
+    return min(known)[-1] if known else None
+
+
+def kept_of(entries: Sequence[Entry], keep: TrainerConfig) -> list[Entry]:
+    """Those of `entries`, the newest first, that stay as trainer.keep_last, keep_every and keep_best say."""
+    best = best_of(entries) if keep.keep_best else None
+    every = keep.keep_every
+    return [
+        entry
+        for age, entry in enumerate(entries)
+        if age < keep.keep_last or entry == best or (every and entry.step % every == 0)
+    ]
+
+
 class CheckpointFolder:
-    """The checkpoints of one run: step_00000300.pt, ... and latest.json."""
+    """The checkpoints of one run: step_00000300.pt, ..., latest.json, and with trainer.keep_best a link `best`."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, keep: TrainerConfig = _KEEP):
+        """keep: its keep_last, keep_every and keep_best say which checkpoints stay."""
         self.directory = directory
+        self.keep = keep
+        self._complaints: set[str] = set()
 
-    def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Write a checkpoint and drop the older ones but NUM_KEPT - 1, and later ones: an earlier run left those.
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        held_out_loss: float | None = None,
+        say: Callable[[str], None] = print,
+    ) -> Path:
+        """Write a checkpoint, then drop those that are not kept, and later ones: an earlier run left those.
 
-        CheckpointError (disk full, no permission): the checkpoints that were there still are.
+        CheckpointError (disk full, no permission): the checkpoints that were there still are. What cannot be removed or
+        linked is said, once for each file.
         """
-        path = self.directory / f"step_{step:08d}.pt"
+        path = self.directory / Entry(step).file
+        if held_out_loss is not None and not math.isfinite(held_out_loss):
+            held_out_loss = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             _write(path, lambda temporary: _save({"format": FORMAT, "step": step, **state}, temporary))
-            newest = {"file": path.name, "step": step, "sha256": _digest(path)}
-            kept = [newest, *(entry for entry in self._entries() if entry["step"] < step)][:NUM_KEPT]
-            index = json.dumps({"checkpoints": kept}, indent=2)
+            newest = Entry(step, _digest(path), held_out_loss)
+            kept = kept_of([newest, *(entry for entry in self._entries() if entry.step < step)], self.keep)
+            index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
             _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
-            for file in set(self.directory.glob("step_*.pt")) - {self.directory / entry["file"] for entry in kept}:
-                file.unlink()
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
             message = (cause.strerror if isinstance(cause, OSError) else None) or str(cause)
             raise CheckpointError(f"{path}: cannot be written: {message}") from error
+        self._link_best(best_of(kept) if self.keep.keep_best else None, say)
+        self._remove_all_but({entry.file for entry in kept}, say)
         return path
 
     def newest(self, say: Callable[[str], None]) -> Loaded | None:
@@ -145,30 +208,56 @@ class CheckpointFolder:
         entries = self._entries()
         for entry in entries:
             try:
-                return load(self.directory / entry["file"])
+                return load(self.directory / entry.file)
             except ResumeError as error:
                 say(f"passing over a damaged checkpoint: {error}")
         if entries:
             raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
         return None
 
-    def _entries(self) -> list[dict[str, Any]]:
+    def _entries(self) -> list[Entry]:
         """What latest.json lists, newest first; without a readable one, every checkpoint file that is there."""
         try:
-            entries = json.loads((self.directory / INDEX).read_text(encoding="utf-8"))["checkpoints"]
-            return sorted(entries, key=lambda entry: entry["step"], reverse=True)
+            listed = json.loads((self.directory / INDEX).read_text(encoding="utf-8"))["checkpoints"]
+            entries = [Entry.of(values) for values in listed]
         except (OSError, ValueError, KeyError, TypeError):
-            files = sorted(self.directory.glob("step_*.pt"), reverse=True)
-            return [{"file": file.name, "step": int(file.stem.removeprefix("step_"))} for file in files]
+            names = [_NAME.fullmatch(path.name) for path in self.directory.glob("step_*.pt")]
+            entries = [Entry(int(name[1])) for name in names if name]
+        return sorted(entries, key=lambda entry: entry.step, reverse=True)
+
+    def _link_best(self, best: Entry | None, say: Callable[[str], None]) -> None:
+        """Point the link at it, or take the link away; a file or folder of another's that has this name stays."""
+        link = self.directory / BEST
+        try:
+            if best is not None:
+                if link.exists() and not link.is_symlink():
+                    raise FileExistsError(errno.EEXIST, "there is something else of this name")
+                _write(link, lambda temporary: _link(temporary, best.file))
+            elif link.is_symlink():
+                link.unlink()
+        except OSError as error:
+            self._complain(link, f"cannot be linked to {best.file}" if best else "cannot be removed", error, say)
+
+    def _remove_all_but(self, kept: set[str], say: Callable[[str], None]) -> None:
+        """And what saves that were killed left."""
+        for path in (*self.directory.glob("step_*.pt"), *self.directory.glob("step_*.pt.tmp")):
+            if path.name not in kept:
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    self._complain(path, "an old checkpoint cannot be removed", error, say)
+
+    def _complain(self, path: Path, what: str, error: OSError, say: Callable[[str], None]) -> None:
+        if path.name not in self._complaints:
+            self._complaints.add(path.name)
+            say(f"warning: {path}: {what}: {error.strerror or error}; going on")
 
 
 def load(path: Path) -> Loaded:
     """Read one checkpoint file. ResumeError: it is missing, damaged, or not one of ours."""
+    path = path.resolve() if path.is_symlink() else path  # `best`: its checksum is listed under the name it links to
     try:
-        expected = CheckpointFolder(path.parent)._entries()
-        digest = next((entry.get("sha256") for entry in expected if entry["file"] == path.name), None)
-        if digest is not None and digest != _digest(path):
-            raise ResumeError(f"{path}: is damaged: its checksum is not the one in {INDEX}")
+        _check_sums(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ResumeError(f"{path}: there is no such checkpoint") from error
@@ -176,9 +265,42 @@ def load(path: Path) -> Loaded:
         raise
     except Exception as error:  # zip, pickle and torch each have their own for a file that is not whole
         raise ResumeError(f"{path}: is damaged, or no checkpoint of aottrain ({type(error).__name__})") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT or type(content.get("step")) is not int:
         raise ResumeError(f"{path}: is not a checkpoint of aottrain (format {FORMAT})")
+    if _NAME.fullmatch(path.name) and path.name != Entry(content["step"]).file:
+        raise ResumeError(f"{path}: is the checkpoint of step {content['step']} under another's name")
     return Loaded(path, content["step"], content)
+
+
+def _check_sums(path: Path) -> None:
+    """ResumeError: the file is not the one that was written. Without a list, torch's archive has a checksum of each
+    member; torch itself does not compare them."""
+    digests = {entry.file: entry.sha256 for entry in CheckpointFolder(path.parent)._entries()}
+    if (digest := digests.get(path.name)) is not None:
+        if digest != _digest(path):
+            raise ResumeError(f"{path}: is damaged: its checksum is not the one in {INDEX}")
+        return
+    with zipfile.ZipFile(path) as archive:
+        if (member := archive.testzip()) is not None:
+            raise ResumeError(f"{path}: is damaged: the checksum of its member {member} is wrong")
+
+
+def load_model(model: torch.nn.Module, loaded: Loaded) -> None:
+    """Its parameters and buffers from the checkpoint. ResumeError: that is of another model."""
+    _load_into(model, loaded, "model")
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, loaded: Loaded) -> None:
+    """Its state from the checkpoint. ResumeError: that is of another optimizer."""
+    _load_into(optimizer, loaded, "optimizer")
+
+
+def _load_into(owner: torch.nn.Module | torch.optim.Optimizer, loaded: Loaded, part: str) -> None:
+    try:
+        owner.load_state_dict(loaded.state[part])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:  # torch checks one thing or other
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+        raise ResumeError(f"{loaded.path}: is not of this {part}: {' '.join(lines[:2])}") from error
 
 
 def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None]) -> Loaded | None:
@@ -209,13 +331,19 @@ def _save(content: Mapping[str, Any], path: Path) -> None:
         torch.save(content, file)
 
 
+def _link(path: Path, target: str) -> None:
+    path.unlink(missing_ok=True)  # of a process that was killed
+    path.symlink_to(target)
+
+
 def _write(path: Path, write: Callable[[Path], Any]) -> None:
     """Whole or not at all, and on the disk when this returns: a rename may get there before the data it names."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         write(temporary)
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        if not temporary.is_symlink():
+            with temporary.open("rb") as file:
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -26,11 +26,14 @@ from aottrain.trainer.checkpoint import (
     Loaded,
     check_storable,
     identity,
+    load_model,
+    load_optimizer,
     random_state,
     set_random_state,
 )
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
+from aottrain.trainer.nonfinite import BeforeStep
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.signals import Stop, graceful_stop
@@ -72,9 +75,11 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     trainer, start = config.trainer, resume.step if resume else 0
     total_steps = schedule_steps(config, resume)
     start_streams(config.seed, resume)
-    history, meter = History(), StepMeter(job, config.measure, start + 1, trainer.steps)
+    max_skips = trainer.max_skips if trainer.on_nonfinite == "skip" else 0
+    meter = StepMeter(job, config.measure, start + 1, trainer.steps)
 
     with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
+        history = History(max_skips, output.summary["skipped_steps"], progress.say)
         try:
             for step in range(start + 1, trainer.steps + 1):
                 lr = learning_rate(step, config.optimizer.lr, config.lr_schedule, total_steps)
@@ -92,13 +97,20 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                 progress.advance()
 
                 ends = step == trainer.steps or stop.signum is not None
+                is_asked = stop.takes_save()
+                saves = ends or is_asked or (trainer.save_every and step % trainer.save_every == 0)
                 evaluates = ends or (trainer.eval_every and step % trainer.eval_every == 0)
+                evaluates = evaluates or (saves and trainer.keep_best)
                 val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
-                if logs or evaluates:
+                if logs or evaluates or saves:
                     history.read()
+                    output.summary["skipped_steps"] = history.num_skipped
+                if logs or evaluates:
                     write_rows(job, history, meter, output, progress, val_loss)
-                if ends or (trainer.save_every and step % trainer.save_every == 0):
-                    save(job, step, config, total_steps, output, progress, must=ends)
+                if saves:
+                    path = save(job, step, config, total_steps, output, progress, val_loss, must=ends)
+                    if is_asked and path is not None:
+                        progress.say(f"SIGUSR1: a checkpoint was written after step {step}: {path}")
                 if ends:
                     break
         finally:
@@ -118,13 +130,21 @@ def take_step(
 ) -> None:
     """Gradients, clipping, update. Where a loss or norm is not finite, the update leaves itself out.
 
-    On a GPU reading a loss would wait for the device, so whether it is finite is read at log steps only.
+    On a GPU reading a loss would wait for the device, so whether it is finite is read at log steps only. Where the run
+    goes on after it, parameters, the optimizer's state and buffers are those from before it on every device; random
+    numbers are drawn again on the CPU alone.
     """
+    before = BeforeStep(job.module) if history.max_skips else None
     result = job.step(micro_batches)
     grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, result.loss)
+    if before is not None:
+        before.put_buffers_back(result.loss, grad_norm)
     history.add(step, lr, result, grad_norm)
-    if logs or job.device.type == "cpu":
+    on_cpu, num_skipped = job.device.type == "cpu", history.num_skipped
+    if logs or on_cpu:
         history.read()
+    if before is not None and on_cpu and history.num_skipped > num_skipped:
+        before.put_random_numbers_back()
     job.optimizer.zero_grad(set_to_none=True)
 
 
@@ -149,9 +169,10 @@ def start_streams(seed: int, resume: Loaded | None) -> None:
 
 
 def restore(job: Job, resume: Loaded) -> None:
-    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams."""
-    job.module.model.load_state_dict(resume.state["model"])
-    job.optimizer.load_state_dict(resume.state["optimizer"])
+    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. ResumeError:
+    it is of another model or optimizer."""
+    load_model(job.module.model, resume)
+    load_optimizer(job.optimizer, resume)
 
 
 def prepare(job: Job, check: Callable[[], None] = lambda: None) -> tuple[float, int | None]:
@@ -303,9 +324,18 @@ def write_rows(
 
 
 def save(
-    job: Job, step: int, config: RunConfig, total_steps: int, output: Output, progress: Progress, *, must: bool
-) -> None:
-    """Write a checkpoint. One that fails on the way is said and passed over; CheckpointError if it is the last."""
+    job: Job,
+    step: int,
+    config: RunConfig,
+    total_steps: int,
+    output: Output,
+    progress: Progress,
+    val_loss: float | None,
+    *,
+    must: bool,
+) -> Path | None:
+    """Write a checkpoint. One that fails on the way is said and passed over: None; CheckpointError if it is the last.
+    """
     state = {
         "identity": identity(config, job.batches.fingerprint),
         "schedule_steps": total_steps,
@@ -313,19 +343,24 @@ def save(
         "optimizer": job.optimizer.state_dict(),
         "random": random_state(),
         "wandb_id": output.wandb_id(),
+        "skipped_steps": output.summary["skipped_steps"],
         "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
     try:
-        output.summary["checkpoint"] = str(output.checkpoints.save(step, state))
+        path = output.checkpoints.save(step, state, val_loss, progress.say)
     except CheckpointError as error:
         if must:
             raise
         progress.say(f"going on without a checkpoint: {error}")
+        return None
+    output.summary["checkpoint"] = str(path)
+    return path
 
 
 def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
     """The figures that need the whole run."""
+    output.summary["skipped_steps"] = history.num_skipped
     step_ms = meter.timer.read()
     samples_per_step = job.batches.batch_size * config.trainer.accumulate
     output.summary.update(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,10 @@ class StepMeter:
 class History:
     """Loss and gradient norm of each step, left on the device until a log step reads them all at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_skips: int = 0, num_skipped: int = 0, say: Callable[[str], None] = print) -> None:
+        """max_skips: how many steps of a run may be left out; with 0 the first one raises. num_skipped: of these, how
+        many there were before; say: takes a line about each."""
+        self.max_skips, self.num_skipped, self.say = max_skips, num_skipped, say
         self.losses: list[float] = []
         self._unread: list[tuple[int, float, torch.Tensor, torch.Tensor, StepResult]] = []
         self._read: list[dict] = []
@@ -66,7 +69,8 @@ class History:
         self._unread.append((step, lr, result.loss, grad_norm.detach().to(result.loss), result))
 
     def read(self) -> None:
-        """Fetch what has been added. NumericsError names the first step whose loss or gradient norm is not finite."""
+        """Fetch what has been added. NumericsError names the first step whose loss or gradient norm is not finite and
+        that is one too many to be left out."""
         unread, self._unread = self._unread, []
         if not unread:
             return
@@ -78,7 +82,15 @@ class History:
         for (step, *_), (loss, norm) in zip(unread, values, strict=True):
             for name, value in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(value):
-                    raise NumericsError(f"step {step}: the {name} is {value}; the parameters are those from before it")
+                    self._leave_out(step, f"the {name} is {value}")
+                    break
+
+    def _leave_out(self, step: int, why: str) -> None:
+        if self.num_skipped >= self.max_skips:
+            many = f"; trainer.max_skips={self.max_skips} steps have been left out already" if self.max_skips else ""
+            raise NumericsError(f"step {step}: {why}; the parameters are those from before it{many}")
+        self.num_skipped += 1
+        self.say(f"step {step} is left out: {why} ({self.num_skipped} of at most {self.max_skips})")
 
     def take_rows(self, step_ms: dict[int, float]) -> list[Row]:
         """One row for each step that was read since the last call, with its time where it has one."""

@@ -219,5 +219,17 @@ def update(optimizer: torch.optim.Optimizer, *needed: torch.Tensor) -> None:
             optimizer.step()
         return
     optimizer.found_inf = (~finite).to(torch.float32)
+    fresh = _without_momentum(optimizer)
     optimizer.step()
     del optimizer.found_inf
+    for parameter in fresh:
+        if (momentum := optimizer.state.get(parameter, {}).get("momentum_buffer")) is not None:
+            momentum.copy_(torch.where(finite, momentum, torch.zeros_like(momentum)))
+
+
+def _without_momentum(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Parameters whose momentum torch's SGD makes in this step: memory that a step which is left out does not fill."""
+    if not isinstance(optimizer, torch.optim.SGD) or isinstance(optimizer, ClipsItself):
+        return []
+    parameters = [parameter for group in optimizer.param_groups if group["momentum"] for parameter in group["params"]]
+    return [p for p in parameters if optimizer.state.get(p, {}).get("momentum_buffer") is None]

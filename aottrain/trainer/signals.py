@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM: while steps are taken they end the run after the step at hand, with a checkpoint, and a second
-one at once; before that, while it is built and compiled, the first one does."""
+one at once; before that, while it is built and compiled, the first one does. SIGUSR1 asks for a checkpoint
+after the step at hand, and the run goes on."""
 
 from __future__ import annotations
 
@@ -13,6 +14,9 @@ from types import FrameType
 from aottrain.trainer.console import say_at_once
 
 STOPPING = "stopping after this step; again to stop now"
+NOTHING_TO_SAVE = "SIGUSR1: no step is in progress, so no checkpoint is written"
+SAVE = getattr(signal, "SIGUSR1", None)  # Windows has none
+Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -25,10 +29,17 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Stop:
-    """Whether the run is to end."""
+    """What signals have asked of a run: whether it is to end, or to write a checkpoint."""
 
     signum: int | None = None
-    """The signal that asked for it; None while nobody has."""
+    """The signal that asked for its end; None while nobody has."""
+    is_save_asked: bool = False
+    """Whether SIGUSR1 has come since `takes_save` was last called."""
+
+    def takes_save(self) -> bool:
+        """Whether a checkpoint has been asked for; once for each request, of which several in one step are one."""
+        asked, self.is_save_asked = self.is_save_asked, False
+        return asked
 
     @property
     def exit_code(self) -> int:
@@ -39,7 +50,7 @@ class Stop:
 @contextmanager
 def graceful_stop() -> Iterator[Stop]:
     """Catches SIGINT and SIGTERM inside the block: the first is answered at once and remembered, a second raises
-    Interrupted."""
+    Interrupted. SIGUSR1 is remembered, too."""
     stop = Stop()
 
     def handle(signum: int, frame: FrameType | None) -> None:
@@ -48,28 +59,36 @@ def graceful_stop() -> Iterator[Stop]:
         stop.signum = signum
         say_at_once(STOPPING)
 
-    with _handled_by(handle):
+    def note(signum: int, frame: FrameType | None) -> None:
+        stop.is_save_asked = True
+
+    with _handled_by(handle, note):
         yield stop
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise Interrupted, so that what is underway is ended and written down."""
+    """Inside, SIGINT and SIGTERM raise Interrupted, so that what is underway is ended and written down. SIGUSR1, which
+    would end a process that does not expect it, is answered."""
 
     def handle(signum: int, frame: FrameType | None) -> None:
         raise Interrupted(signum)
 
-    with _handled_by(handle):
+    def answer(signum: int, frame: FrameType | None) -> None:
+        say_at_once(NOTHING_TO_SAVE)
+
+    with _handled_by(handle, answer):
         yield
 
 
 @contextmanager
-def _handled_by(handle: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+def _handled_by(end: Handler, save: Handler) -> Iterator[None]:
     """Restores the handlers after it. Python delivers signals to the main thread only: elsewhere nothing is caught."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {signal.SIGINT: end, signal.SIGTERM: end, **({} if SAVE is None else {SAVE: save})}
+    previous = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
     try:
         yield
     finally:

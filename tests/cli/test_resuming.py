@@ -94,6 +94,9 @@ def test_what_cannot_be_gone_on_from_is_bad_input(first, capsys):
     checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
     assert main([f"resume={first}", "hydra.run.dir=third"]) == 2
     assert "none of its 1 checkpoints can be read" in capsys.readouterr().err
+    assert main([f"resume={checkpoint}", "hydra.run.dir=fourth"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert f"{checkpoint}: is damaged: its checksum is not the one in latest.json" in line
 
 
 def test_going_on_in_parts_is_bitwise_going_on_at_once(first):

@@ -132,31 +132,31 @@ CHECKPOINTS.edit(
 CHECKPOINTS.edit(
     "checksums are not compared",
     FILES.a_damaged_one_is_passed_over_and_named,
-    checkpoint.load,
-    "if digest is not None and digest != _digest(path):",
-    "if digest is None and digest != _digest(path):",
+    checkpoint._check_sums,
+    "if digest != _digest(path):",
+    "if not _digest(path):",
 )
 CHECKPOINTS.edit(
     "the oldest is taken for the newest",
     FILES.the_newest_is_found_and_old_ones_go,
     checkpoint.CheckpointFolder._entries,
-    'key=lambda entry: entry["step"], reverse=True',
-    'key=lambda entry: entry["step"], reverse=False',
+    "key=lambda entry: entry.step, reverse=True",
+    "key=lambda entry: entry.step, reverse=False",
     quick=True,
 )
 CHECKPOINTS.edit(
     "every checkpoint is kept",
     FILES.the_newest_is_found_and_old_ones_go,
-    checkpoint.CheckpointFolder.save,
-    "file.unlink()",
+    checkpoint.CheckpointFolder._remove_all_but,
+    "path.unlink(missing_ok=True)",
     "pass",
 )
 CHECKPOINTS.edit(
     "later checkpoints of an earlier run count",
     FILES.a_new_run_in_an_old_folder_is_the_one_that_counts,
     checkpoint.CheckpointFolder.save,
-    'if entry["step"] < step)',
-    'if entry["step"] != step)',
+    "if entry.step < step)",
+    "if entry.step != step)",
 )
 CHECKPOINTS.edit(
     "another format is read all the same",

@@ -100,7 +100,8 @@ def fit_job():
         directory.mkdir(parents=True, exist_ok=True)
         summary = first_summary(config, job)
         sinks = [CsvSink(directory / "metrics.csv")]
-        output = Output(sinks, summary, directory / "summary.json", CheckpointFolder(directory / "checkpoints"))
+        checkpoints = CheckpointFolder(directory / "checkpoints", config.trainer)
+        output = Output(sinks, summary, directory / "summary.json", checkpoints)
         prepare(job)
         fit(job, config, output)
         return job, summary
