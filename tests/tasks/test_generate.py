@@ -76,3 +76,15 @@ def test_a_sweep_lists_prompts_as_any_other_values(runs, tmp_path, monkeypatch, 
     line = ["-m", "task=generate", f"generate.run={runs['text']}", "generate.prompt=a,b", "generate.top_k=0"]
     assert main(line) == 2
     assert "sweep of 2 jobs" in capsys.readouterr().out
+
+
+def test_top_k_needs_a_recipe_that_takes_it(write, monkeypatch, capsys):
+    source = "from recipes.transformer import *\nfrom recipes.transformer import build\n"
+    source += "def generate(model, prompt, num_tokens, temperature, generator):\n    return prompt[:1] * num_tokens\n"
+    Path("own.py").write_text(source)
+    monkeypatch.syspath_prepend(Path.cwd())
+    options = [f"recipe.model.{option}" for option in (*TEXT, "vocab_size=128")]
+    line = ["recipe=custom", "recipe.target=own", *options, "generate.prompt=ab", "generate.length=3"]
+    assert write(*line)[1] == "abaaa\n"
+    assert write(*line, "generate.top_k=2", "hydra.run.dir=other")[0] == 2
+    assert "generate.top_k=2: the generate of recipe=own takes no top_k; use null" in capsys.readouterr().err
