@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from . import _hf_data as data
 from . import _hf_models as models
+from ._sampling import continuation
 
 # Beyond it, a step by which FLOPs are counted would take long.
 MOST_PARAMETERS_COUNTED_WITH = 50_000_000
@@ -163,34 +164,24 @@ def flops_per_sample(options: Options) -> int | None:
     return None
 
 
-@torch.no_grad()
 def generate(
     model: nn.Module,
     prompt: bytes | list[int],
     num_tokens: int,
     temperature: float = 0.8,
     generator: torch.Generator | None = None,
+    top_k: int | None = None,
 ) -> bytes | list[int]:
-    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list; temperature 0
-    takes the likeliest each time.
+    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list.
 
-    generator: a CPU generator to draw from. Dropout is off meanwhile; the model is left in the mode it was in.
+    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. top_k: how many of the
+    likeliest tokens are drawn from; None is all. Dropout is off meanwhile; the model is left in the mode it was in.
     """
-    if not prompt:
-        raise ValueError("prompt: must have at least one token")
-    allowed = models.VOCABULARY if isinstance(prompt, bytes) else None
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    tokens = torch.tensor([list(prompt)], dtype=torch.int64)
-    for _ in range(num_tokens):
-        logits = model(tokens[:, -model.longest :].to(device)).logits[:, -1, :allowed].float().cpu()
-        if temperature == 0:
-            token = logits.argmax(dim=-1, keepdim=True)
-        else:
-            token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
-        tokens = torch.cat((tokens, token), dim=1)
-    model.train(was_training)
-    return type(prompt)(tokens[0, len(prompt) :].tolist())
+
+    def next_logits(tokens: torch.Tensor) -> torch.Tensor:
+        return model(tokens[:, -model.longest :]).logits[:, -1]
+
+    return continuation(model, next_logits, prompt, num_tokens, temperature, generator, top_k)
 
 
 def export(model: nn.Module, folder: Path) -> None:

@@ -111,8 +111,14 @@ def build(options: Options) -> nn.Module:
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
     """Mean cross-entropy in nats per image; batch = (images, labels), see `make_batch`."""
+    logits, labels = predict(model, batch)
+    return F.cross_entropy(logits, labels)
+
+
+def predict(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(logits, of (batch_size, num_classes); labels, int64 of (batch_size,))."""
     images, labels = batch
-    return F.cross_entropy(model(images), labels)
+    return model(images), labels
 
 
 def make_batch(options: Options, batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:

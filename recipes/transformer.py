@@ -12,7 +12,11 @@ and, where they make sense,
     flops_per_token(options)         for the model FLOP/s in summary.json, or flops_per_sample(options); None: unknown
     weight(batch)                    of how many tokens or samples the batch's loss is the mean, a number; where padding
                                      or `ignore_index` makes that differ, so that accumulation and averages stay right
-    generate(model, prompt, ...)     for the sample that is printed after training
+    generate(model, prompt, num_tokens, temperature, generator) -> tokens that follow
+                                     for the sample that is printed after training, and task=generate; top_k=..., a
+                                     keyword, where the draw can be limited to the likeliest tokens
+    predict(model, batch) -> (scores, float of (n, num_classes); labels, int64 of (n,))
+                                     of a recipe that classifies, for the accuracy that task=eval measures
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own, unless `data=` names other data that the recipe takes
     prepare(options, batch, generator) -> tuple of tensors
@@ -42,6 +46,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from ._sampling import continuation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,30 +182,21 @@ def flops_per_token(options: Options) -> int:
     return 3 * (2 * weights + attention)
 
 
-@torch.no_grad()
 def generate(
     model: nn.Module,
     prompt: bytes | list[int],
     num_tokens: int,
     temperature: float = 0.8,
     generator: torch.Generator | None = None,
+    top_k: int | None = None,
 ) -> bytes | list[int]:
     """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list.
 
-    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. Dropout is off
-    meanwhile; the model is left in the mode it was in.
+    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. top_k: how many of the
+    likeliest tokens are drawn from; None is all. Dropout is off meanwhile; the model is left in the mode it was in.
     """
-    if not prompt:
-        raise ValueError("prompt: must have at least one token")
-    was_training, device = model.training, next(model.parameters()).device
-    model.eval()
-    tokens = torch.tensor([list(prompt)], dtype=torch.int64)
-    for _ in range(num_tokens):
-        logits = model(tokens[:, -model.context :].to(device))[:, -1].float().cpu()
-        if temperature == 0:
-            token = logits.argmax(dim=-1, keepdim=True)
-        else:
-            token = torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)
-        tokens = torch.cat((tokens, token), dim=1)
-    model.train(was_training)
-    return type(prompt)(tokens[0, len(prompt) :].tolist())
+
+    def next_logits(tokens: torch.Tensor) -> torch.Tensor:
+        return model(tokens[:, -model.context :])[:, -1]
+
+    return continuation(model, next_logits, prompt, num_tokens, temperature, generator, top_k)

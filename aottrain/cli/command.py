@@ -29,7 +29,7 @@ from aottrain.cli.resuming import with_recorded
 from aottrain.cli.scaffold import new
 from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
-from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of
+from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of, verbatim
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
 from aottrain.trainer.console import copied_to
@@ -46,6 +46,8 @@ def run(arguments: list[str]) -> int:
     """Do what the arguments say; the exit code. Raises AottrainError."""
     if arguments and arguments[0] in SUBCOMMANDS:
         return SUBCOMMANDS[arguments[0]](arguments[1:])
+    if not {"-m", "--multirun"} & {*arguments}:  # where commas separate values
+        arguments = [verbatim(text) for text in arguments]
     flags = parse_flags(arguments)
     named = {"--config-dir": flags.config_dir, "--config-path": flags.config_path}
     absent = [f"{flag} {path}: no such folder" for flag, path in named.items() if path and not Path(path).is_dir()]

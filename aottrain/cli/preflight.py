@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.choices import BPE, DATA_KINDS, PATH_NEEDED
+from aottrain.config.choices import BPE, DATA_KINDS, PATH_NEEDED, RUN_TASKS
 from aottrain.config.recipes import kinds_taken, makes_batches, not_taken, recipe_of
 from aottrain.config.run import DataConfig, OptimizerConfig, RunConfig
 from aottrain.config.schema import Mistake
@@ -33,8 +33,10 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
     if config.resume not in (None, "auto") and not Path(config.resume).exists():
         text = "no such file or folder; give the output directory of an earlier run, or auto"
         mistakes.append(Mistake("resume", text, config.resume))
-    if config.export.run is not None and not Path(config.export.run).exists():
-        mistakes.append(Mistake("export.run", "no such folder; give the output directory of a run", config.export.run))
+    for task in RUN_TASKS:
+        run = getattr(config, task).run
+        if run is not None and not Path(run).exists():
+            mistakes.append(Mistake(f"{task}.run", "no such folder; give the output directory of a run", run))
     if config.export.path is not None and Path(config.export.path).exists():
         text = "is there already; give the path of a new folder"
         mistakes.append(Mistake("export.path", text, config.export.path))

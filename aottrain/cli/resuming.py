@@ -1,4 +1,4 @@
-"""`resume=<run>` and `export.run=<run>`: that run's own settings go before what is given on the command line.
+"""`resume=<run>`, `export.run=<run>` and its like: the run's own settings go before what is given on the command line.
 
 They become overrides as a person would type them, so that they are checked, recorded and passed on as any others are.
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
-from aottrain.config.choices import BPE
+from aottrain.config.choices import BPE, RUN_TASKS
 from aottrain.config.schema import command_line, find, leaves, show
 from aottrain.config.targets import KINDS, is_open, is_well_formed
 from aottrain.errors import ConfigError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aottrain.cli.compose import Composer
 
 RECORD = Path(".hydra", "config.yaml")
-NOT_TAKEN = ("task", "resume", "hydra", "decisions", "export")  # a checkpoint has the decisions themselves
+NOT_TAKEN = ("task", "resume", "hydra", "decisions", *RUN_TASKS)  # a checkpoint has the decisions themselves
 GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups, which are recorded there
 
 
@@ -73,7 +73,8 @@ def with_recorded(composer: Composer, texts: Sequence[str], *, sweep: bool = Fal
 
 def _key_of_run(composed: DictConfig) -> str | None:
     """The key that names a run whose settings are taken."""
-    key = "export.run" if OmegaConf.select(composed, "task") == "export" else "resume"
+    task = OmegaConf.select(composed, "task")
+    key = f"{task}.run" if task in RUN_TASKS else "resume"
     return key if OmegaConf.select(composed, key) is not None else None
 
 

@@ -96,9 +96,8 @@ def _keys() -> list[str]:
     """A line for each of the keys most used: its default, or the names that it takes, and the head of its sentence."""
     documented = {**keys(), **model_keys(RunConfig().recipe.name)}
     shown = {key.name: "|".join(key.one_of) or show(key.default) for key in documented.values()}
-    return [
-        f"  {f'{name}={shown[name]}':<34}{documented[name].meaning.partition(';')[0].rstrip('.')}" for name in MOST_USED
-    ]
+    heads = {name: documented[name].meaning.partition(";")[0].rstrip(".") for name in MOST_USED}
+    return [f"  {f'{name}={shown[name]}  ':<34}{head}" for name, head in heads.items()]
 
 
 def defaults_of(path: Path) -> dict[str, str]:

@@ -15,6 +15,8 @@ from aottrain.config.schema import Mistake, join, show
 
 # Sections whose keys another package defines, which checks them: Hydra knows none of them.
 FOREIGN = ("recipe.model.config.",)
+# Keys whose value is any text.
+FREE_TEXT = ("generate.prompt",)
 
 
 def text_of(item: Override) -> str:
@@ -75,6 +77,14 @@ def one_line(error: BaseException) -> str:
 
 def quoted(text: str) -> str:
     return QuotedString(text, Quote.double).with_quotes()
+
+
+def verbatim(text: str) -> str:
+    """An argument whose value is any text, quoted as Hydra wants it, so that blanks at its ends, commas and brackets
+    are kept; as it is where the value is quoted already or null."""
+    key, equals, value = text.partition("=")
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return text if not equals or key not in FREE_TEXT or is_quoted or value == "null" else f"{key}={quoted(value)}"
 
 
 def override(key: str, value: Any) -> str:

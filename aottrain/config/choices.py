@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aottrain.ir.settings.choices import GENERATED, KERNELS, STRATEGIES
 
-TASKS = ("train", "compare", "plan", "pareto", "export")
+TASKS = ("train", "compare", "plan", "pareto", "export", "eval", "generate")
+# Those of a run that has been trained, which <task>.run names.
+RUN_TASKS = ("export", "eval", "generate")
 # In the order in which task=compare runs them where nothing else is said; the first is what the others are compared to.
 COMPARED = ("eager", "torch_compile", "aot")
 # Those that keep to no budget of ours.

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aottrain.config.choices import BPE
+from aottrain.config.choices import BPE, RUN_TASKS
 from aottrain.config.own_code import shown
 from aottrain.config.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
@@ -50,8 +50,11 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         text = f"must be a multiple of trainer.save_every={save_every}, the steps that have a checkpoint, or 0"
         mistakes.append(Mistake("trainer.keep_every", text, show(keep_every)))
     mistakes += _pareto_mistakes(config.pareto)
-    if config.task == "export" and config.export.run is None:
-        mistakes.append(Mistake("export.run", "task=export needs the output directory of a run", "null"))
+    if config.task in RUN_TASKS and getattr(config, config.task).run is None:
+        text = f"task={config.task} needs the output directory of a run"
+        mistakes.append(Mistake(f"{config.task}.run", text, "null"))
+    if not config.generate.prompt:
+        mistakes.append(Mistake("generate.prompt", "must not be empty", ""))
     if config.task == "pareto" and config.partition.strategy != "budget":
         text = "task=pareto varies the budget; use partition=budget"
         mistakes.append(Mistake("partition", text, config.partition.strategy))
@@ -157,7 +160,9 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     tokenizer = config.data.tokenizer
     tokenizer = tokenizer if tokenizer == BPE else absolute(tokenizer)
     data = dataclasses.replace(config.data, path=absolute(config.data.path), tokenizer=tokenizer)
-    export = dataclasses.replace(config.export, run=absolute(config.export.run), path=absolute(config.export.path))
+    of_runs = {task: getattr(config, task) for task in RUN_TASKS}
+    of_runs = {task: dataclasses.replace(section, run=absolute(section.run)) for task, section in of_runs.items()}
+    of_runs["export"] = dataclasses.replace(of_runs["export"], path=absolute(config.export.path))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    return dataclasses.replace(config, data=data, resume=resume, decisions=named, export=export)
+    return dataclasses.replace(config, data=data, resume=resume, decisions=named, **of_runs)

@@ -38,6 +38,8 @@ MAY_HAVE = {
     "flops_per_token": ("options",),
     "flops_per_sample": ("options",),
     "weight": ("batch",),
+    "generate": ("model", "prompt", "num_tokens", "temperature", "generator"),
+    "predict": ("model", "batch"),
     "export": ("model", "folder"),
 }
 

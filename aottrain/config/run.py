@@ -321,11 +321,39 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Used by task=eval only."""
+
+    run: str | None = setting(None, form="a path")
+    """Output directory of the run whose newest checkpoint is measured on held-out data."""
+    batches: int | None = setting(None, low=1)
+    """How many held-out batches; null is trainer.eval_batches, so that they are those that training measures."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateConfig:
+    """Used by task=generate only."""
+
+    run: str | None = setting(None, form="a path")
+    """Output directory of the run whose newest checkpoint writes text."""
+    prompt: str = "The "
+    """What the text begins with, at least one token."""
+    length: int = setting(200, low=1)
+    """Tokens to write after the prompt."""
+    temperature: float = setting(0.8, low=0)
+    """What logits are divided by before a token is drawn; 0 takes the likeliest each time."""
+    top_k: int | None = setting(None, low=1)
+    """How many of the likeliest tokens one is drawn from; null is all."""
+    seed: int | None = setting(None, low=0, below=2**63)
+    """Of the draws; null is the run's seed."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What belongs to no section."""
 
     task: str = setting("train", one_of=TASKS)
-    """What to do; compare runs engines, plan runs no step, pareto is memory against speed, export writes a model."""
+    """What to do; compare, plan and pareto try settings out, the last three are about a run that has been trained."""
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)
@@ -348,4 +376,6 @@ class RunConfig:
     compare: CompareConfig = field(default_factory=CompareConfig)
     pareto: ParetoConfig = field(default_factory=ParetoConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)
     output_dir: str = "."

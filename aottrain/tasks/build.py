@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -17,7 +16,7 @@ from aottrain.config.recipes import makes_batches, recipe_of
 from aottrain.config.run import DataConfig, RunConfig
 from aottrain.config.targets import load_target
 from aottrain.data.ahead import ReadAhead
-from aottrain.data.batches import Batches, Codec, MadeBatches, PreparedBatches, SourceBatches
+from aottrain.data.batches import Batches, MadeBatches, PreparedBatches, SourceBatches
 from aottrain.data.examples import ExampleBatches, split
 from aottrain.data.load import load
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
@@ -29,30 +28,24 @@ from aottrain.step import Batch, TrainStep
 from aottrain.tasks.measuring.capacity import check_weights
 from aottrain.tasks.measuring.determinism import decisions_asked, num_threads
 from aottrain.tasks.optimizer import choose_optimizer
+from aottrain.tasks.samples import sampler
 from aottrain.trainer.blocks import checkpointed, repeated_modules
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import start_streams
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
 
-SAMPLE_PROMPT = "The "
-
 
 def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
     """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data.
 
     decisions: those that a run goes on with, instead of what `config.decisions` says."""
-    recipe = recipe_of(config.recipe)
-    options = config.recipe.model if config.recipe.model is not None else recipe.Options()
+    recipe, options = recipe_of(config.recipe), model_options(config)
     if mistakes := options.check():
         raise ConfigError([f"recipe.model.{mistake}" for mistake in mistakes])
     if (threads := num_threads(config)) is not None:
         torch.set_num_threads(threads)
-    device = find_device(config.device)
-    if device.type == "cuda":
-        # By its number, as tensors name it. Events and streams belong to the current device.
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        torch.cuda.set_device(device)
+    device = chosen_device(config)
     batches = build_batches(config, recipe, options, device)
     learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
@@ -78,8 +71,23 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         batches=batches,
         device=device,
         flops_per_sample=flops_per_sample(recipe, options, batches),
-        sample=_sampler(recipe, options, model, config.seed, batches.codec),
+        sample=sampler(recipe, options, model, config.seed, batches.codec),
     )
+
+
+def model_options(config: RunConfig) -> Any:
+    """The recipe's Options, as they are given or its own."""
+    return config.recipe.model if config.recipe.model is not None else recipe_of(config.recipe).Options()
+
+
+def chosen_device(config: RunConfig) -> torch.device:
+    """The run's device, which is the current one from now on. ConfigError: see `find_device`."""
+    device = find_device(config.device)
+    if device.type == "cuda":
+        # By its number, as tensors name it. Events and streams belong to the current device.
+        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        torch.cuda.set_device(device)
+    return device
 
 
 def accumulation_bytes(module: LossModule, batches: Batches) -> int:
@@ -223,19 +231,3 @@ def load_partition(config: RunConfig) -> str | Callable[..., Any]:
     """The strategy's name, or for partition=policy the function that `partition.target` names."""
     partition = config.partition
     return partition.strategy if partition.target is None else load_target("partition", partition.target)
-
-
-def _sampler(
-    recipe: ModuleType, options: Any, model: torch.nn.Module, seed: int, codec: Codec | None
-) -> Callable[[int], str] | None:
-    """None where the recipe writes nothing, or its tokens stand for no text that is known."""
-    if not hasattr(recipe, "generate") or not getattr(options, "writes_text", True) or codec is None:
-        return None
-
-    def sample(num_bytes: int) -> str:
-        """Text by the model as it is now, of about that many bytes."""
-        generator, prompt = torch.Generator().manual_seed(seed), codec.encode(SAMPLE_PROMPT)
-        written = recipe.generate(model, prompt, math.ceil(num_bytes / codec.bytes_per_token), 0.8, generator)
-        return codec.decode(prompt + written)
-
-    return sample

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aottrain.config.recipes import load_recipe, program_errors, recipe_names, recipe_of
+from aottrain.config.recipes import program_errors, recipe_of
 from aottrain.config.run import RunConfig
-from aottrain.errors import ConfigError, OutputError, ResumeError
-from aottrain.trainer.checkpoint import CheckpointFolder, find, load_model
+from aottrain.errors import ConfigError, OutputError
+from aottrain.tasks.build import model_options
+from aottrain.tasks.loading import able_recipes, newest_of_run
+from aottrain.trainer.checkpoint import load_model
 
 
 def run(config: RunConfig) -> int:
@@ -18,14 +20,11 @@ def run(config: RunConfig) -> int:
     """
     recipe = recipe_of(config.recipe)
     if not hasattr(recipe, "export"):
-        able = ", ".join(other for other in recipe_names() if hasattr(load_recipe(other), "export"))
         lacks = "has no export(model, folder), which task=export needs"
-        raise ConfigError(f"recipe={config.recipe.title}: {lacks}; there is {able}")
-    loaded = find(config.export.run, CheckpointFolder(Path(str(config.export.run), "checkpoints")), print)
-    if loaded is None:
-        raise ResumeError(f"export.run={config.export.run}: the folder has no checkpoint")
+        raise ConfigError(f"recipe={config.recipe.title}: {lacks}; there is {able_recipes('export')}")
+    loaded = newest_of_run("export.run", config.export.run)
     with program_errors(config):
-        model = recipe.build(config.recipe.model if config.recipe.model is not None else recipe.Options())
+        model = recipe.build(model_options(config))
         load_model(model, loaded)
         folder = Path(config.export.path or Path(config.output_dir, "model"))
         try:

@@ -27,9 +27,10 @@ from aottrain.tasks.build import build_job, raise_own_error
 from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import ignored, resume_command, unmeasured, without_cache, without_kernels
+from aottrain.tasks.samples import FILE as SAMPLE
+from aottrain.tasks.samples import write_sample
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures, train_graph
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
-from aottrain.trainer.console import shown
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit, prepare, restore
 from aottrain.trainer.progress import Status
@@ -320,19 +321,12 @@ def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> N
     say(", ".join(figures))
     num_bytes = record.config.trainer.sample_bytes
     if job.sample is not None and num_bytes and summary["status"] == "finished":
-        sample = shown(job.sample(num_bytes))
-        say(f"--- it writes (sample.txt):\n{sample}\n---")
-        _write_sample(directory / "sample.txt", sample)
+        sample = job.sample(num_bytes)
+        say(f"--- it writes ({SAMPLE}):\n{sample}\n---")
+        write_sample(directory, sample)
     say(f"results: {directory.resolve()}")
     if wandb_sink is not None and wandb_sink.mode == "offline" and wandb_sink.directory:
         say(f"wandb: wandb sync {wandb_sink.directory}")
-
-
-def _write_sample(path: Path, text: str) -> None:
-    try:
-        path.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 LOSSES = (("loss", "last_loss"), ("held-out loss", "val_loss"))

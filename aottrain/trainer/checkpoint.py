@@ -303,10 +303,12 @@ def _load_into(owner: torch.nn.Module | torch.optim.Optimizer, loaded: Loaded, p
         raise ResumeError(f"{loaded.path}: is not of this {part}: {' '.join(lines[:2])}") from error
 
 
-def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None]) -> Loaded | None:
+def find(
+    resume: str | None, folder: CheckpointFolder, say: Callable[[str], None], key: str = "resume"
+) -> Loaded | None:
     """What `resume` names: None; "auto" (this run's newest, or None); a checkpoint file; a run's or checkpoint folder.
 
-    ResumeError: what was named is not there, or cannot be read.
+    key: which setting names it. ResumeError: what was named is not there, or cannot be read.
     """
     if resume is None:
         return None
@@ -321,7 +323,7 @@ def find(resume: str | None, folder: CheckpointFolder, say: Callable[[str], None
         within = path.glob(f"*/{folder.directory.name}/step_*.pt")
         other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
         hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
-        raise ResumeError(f"resume={resume}: the folder has no checkpoint{hint}")
+        raise ResumeError(f"{key}={resume}: the folder has no checkpoint{hint}")
     return newest
 
 

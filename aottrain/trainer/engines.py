@@ -35,11 +35,15 @@ class LossModule(nn.Module):
         self.weight = weight
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        with torch.autocast(batch[0].device.type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext():
+        with self.casts(batch):
             loss = self.loss(self.model, batch)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as it is traced, too
             _checked_loss(loss)
         return loss
+
+    def casts(self, batch: Batch) -> AbstractContextManager:
+        """In which the model is called: that of the run's precision."""
+        return torch.autocast(batch[0].device.type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def shares(self, batches: Sequence[Batch]) -> list[float]:
         """How much the loss of each batch counts in their mean; together 1. With `weight` the device is waited for.

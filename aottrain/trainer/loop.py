@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ import torch
 from aottrain.config.choices import EAGER_ENGINES
 from aottrain.errors import CheckpointError, NumericsError, OutputError, UnsupportedError
 from aottrain.metrics import memory
-from aottrain.metrics.preserve import preserved, preserved_rng
+from aottrain.metrics.preserve import preserved
 from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.metrics.throughput import summarise
 from aottrain.ops.random.mode import philox_eager
@@ -31,6 +30,7 @@ from aottrain.trainer.checkpoint import (
     random_state,
     set_random_state,
 )
+from aottrain.trainer.evaluation import bits_per_byte, evaluating, mean_loss
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import History, StepMeter
 from aottrain.trainer.nonfinite import BeforeStep
@@ -280,22 +280,12 @@ def _verify_update(
     )
 
 
-@torch.no_grad()
 def evaluate(job: Job, num_batches: int) -> float | None:
-    """Mean loss over the same held-out batches each time, by their shares: eager, without dropout, whatever engine
-    trains."""
+    """Mean loss over the same held-out batches each time, eager, whatever engine trains."""
     if num_batches == 0:
         return None
-    was_training = job.module.training
-    job.module.eval()
-    try:
-        with preserved_rng():
-            batches = job.batches.held_out(num_batches)
-            shares = zip(batches, job.module.shares(batches), strict=True)
-            losses = [job.module(*batch).double() * share for batch, share in shares if share]
-    finally:
-        job.module.train(was_training)
-    return torch.stack(losses).sum().item()
+    with evaluating(job.module):
+        return mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches))
 
 
 def write_rows(
@@ -313,9 +303,8 @@ def write_rows(
     }
     if val_loss is not None:
         output.summary["val_loss"] = val_loss
-        codec = job.batches.codec if job.batches.tokens_per_batch else None
-        if codec is not None:  # so that tokenizers compare: the loss is nats a token
-            output.summary["val_bits_per_byte"] = val_loss / codec.bytes_per_token / math.log(2)
+        if (bits := bits_per_byte(val_loss, job.batches)) is not None:
+            output.summary["val_bits_per_byte"] = bits
     for sink in output.sinks:
         sink.write(rows)
     if progress is not None:

@@ -13,6 +13,7 @@ import torch
 import yaml
 
 from aottrain.cli import main
+from aottrain.config.choices import RUN_TASKS
 from aottrain.config.targets import KINDS
 from aottrain.errors import ResumeError
 from aottrain.ir.settings.decisions import read_record
@@ -192,7 +193,12 @@ def evil(here):
     assert not Path("ran").exists() and "evil" not in sys.modules
 
 
-@pytest.mark.parametrize("line", ["resume=run", "resume=auto hydra.run.dir=run", "--cfg job resume=run/checkpoints"])
+OF_A_RUN = [f"task={task} {task}.run=run" for task in RUN_TASKS]
+
+
+@pytest.mark.parametrize(
+    "line", ["resume=run", "resume=auto hydra.run.dir=run", "--cfg job resume=run/checkpoints", *OF_A_RUN]
+)
 def test_a_run_s_folder_starts_no_code(evil, capsys, line):
     (mistake,) = refused(capsys, *line.split())
     again = [f"{group}.target={target}" for group, target in EVIL.items()]

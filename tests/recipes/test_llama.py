@@ -186,4 +186,4 @@ def test_a_recipe_imports_torch_alone():
     tree = ast.parse(Path(llama.__file__).read_text())
     imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported <= {"__future__", "math", "dataclasses", "torch", "torch.nn.functional"}
+    assert imported <= {"__future__", "math", "dataclasses", "torch", "torch.nn.functional", "_sampling"}

@@ -15,6 +15,7 @@ from aottrain.config.run import DataConfig, RecipeConfig
 from aottrain.data.batches import MadeBatches
 from aottrain.errors import CheckpointError, ConfigError
 from aottrain.tasks import build, train
+from aottrain.tasks.samples import sampler
 from tests.data.making import images, npz, tokens, write
 
 
@@ -115,4 +116,4 @@ def test_a_recipe_makes_its_own_data_unless_other_is_named(on_images):
 
 def test_a_sample_of_what_is_written_needs_a_codec():
     recipe = SimpleNamespace(generate=None)
-    assert build._sampler(recipe, None, torch.nn.Identity(), 0, None) is None
+    assert sampler(recipe, SimpleNamespace(), torch.nn.Identity(), 0, None) is None

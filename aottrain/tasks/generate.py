@@ -1,0 +1,69 @@
+"""task=generate: text that the model of a run writes, printed and in sample.txt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from aottrain.config.recipes import program_errors, recipe_of
+from aottrain.config.run import RunConfig
+from aottrain.config.targets import could_take
+from aottrain.data.batches import Codec
+from aottrain.errors import ConfigError
+from aottrain.tasks.build import build_batches, chosen_device, model_options
+from aottrain.tasks.loading import able_recipes, newest_of_run
+from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
+from aottrain.tasks.samples import unknown_token, write_sample, writes_text, written
+from aottrain.trainer.checkpoint import load_model
+
+
+def run(config: RunConfig) -> int:
+    """Write on from `generate.prompt` by the model of the newest checkpoint of `generate.run`.
+
+    ConfigError: the recipe writes no text, its tokens stand for none that is known, or the prompt has others than the
+    model. ResumeError: there is no checkpoint, or it is of another model. OutputError: sample.txt cannot be written.
+    """
+    asked = config.generate
+    recipe, options = recipe_of(config.recipe), model_options(config)
+    limits = {} if asked.top_k is None else {"top_k": asked.top_k}
+    with program_errors(config), as_deterministic_as_asked(config):
+        _check_writes(config, recipe, limits)
+        loaded = newest_of_run("generate.run", asked.run)
+        device = chosen_device(config)
+        codec = build_batches(config, recipe, options, device).codec
+        if codec is None:
+            text = "nothing says which text its tokens stand for; give data.tokenizer, the path of a tokenizer.json"
+            raise ConfigError(f"data={config.data.name}: {text}")
+        prompt = _prompt(config, codec)
+        model = recipe.build(options)
+        load_model(model, loaded)
+        seed = config.seed if asked.seed is None else asked.seed
+        text = written(recipe, model.to(device), codec, prompt, asked.length, asked.temperature, seed, **limits)
+    path = write_sample(Path(config.output_dir), text)
+    print(f"after step {loaded.step} of {asked.run}:\n---\n{text}\n---\n{path}", flush=True)
+    return 0
+
+
+def _check_writes(config: RunConfig, recipe: ModuleType, limits: dict[str, int]) -> None:
+    """ConfigError: the recipe has no `generate`, or none with these keywords, or its model writes no text."""
+    title = f"recipe={config.recipe.title}"
+    if not hasattr(recipe, "generate"):
+        lacks = "has no generate(model, prompt, num_tokens, temperature, generator), which task=generate needs"
+        raise ConfigError(f"{title}: {lacks}; there is {able_recipes('generate')}")
+    if not writes_text(recipe, model_options(config)):
+        raise ConfigError(f"{title}: with the options of that run (recipe.model) it writes no text")
+    if limits and not could_take(recipe.generate, None, b"", 1, 1.0, torch.Generator(), **limits):
+        raise ConfigError(f"generate.top_k={config.generate.top_k}: the generate of {title} takes no top_k; use null")
+
+
+def _prompt(config: RunConfig, codec: Codec) -> bytes | list[int]:
+    """The prompt's tokens. ConfigError: there are none, or the model lacks one."""
+    tokens, options = codec.encode(config.generate.prompt), model_options(config)
+    if not tokens:
+        raise ConfigError("generate.prompt: has no token")
+    if (token := unknown_token(tokens, options)) is not None:
+        text = f"has token {token}, but the model's tokens are below recipe.model.vocab_size={options.vocab_size}"
+        raise ConfigError(f"generate.prompt={config.generate.prompt!r}: {text}")
+    return tokens

@@ -1,0 +1,74 @@
+"""Text that a model writes: what its recipe's `generate` gives, as text and in a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from aottrain.data.batches import Codec
+from aottrain.errors import OutputError
+from aottrain.trainer.console import shown
+
+FILE = "sample.txt"
+PROMPT = "The "
+TEMPERATURE = 0.8
+
+
+def writes_text(recipe: ModuleType, options: Any) -> bool:
+    """Whether the recipe with these options has text to show."""
+    return hasattr(recipe, "generate") and getattr(options, "writes_text", True)
+
+
+def unknown_token(prompt: bytes | list[int], options: Any) -> int | None:
+    """The first token of the prompt that the model has none of; None where it has all, or does not say."""
+    size = getattr(options, "vocab_size", None)
+    return None if size is None else next((token for token in prompt if token >= size), None)
+
+
+def written(
+    recipe: ModuleType,
+    model: torch.nn.Module,
+    codec: Codec,
+    prompt: bytes | list[int],
+    num_tokens: int,
+    temperature: float,
+    seed: int,
+    **limits: int,
+) -> str:
+    """The prompt and what the model makes of it, for a terminal. limits: keywords of `generate` that not every recipe
+    has."""
+    generator = torch.Generator().manual_seed(seed)
+    return shown(codec.decode(prompt + recipe.generate(model, prompt, num_tokens, temperature, generator, **limits)))
+
+
+def sampler(
+    recipe: ModuleType, options: Any, model: torch.nn.Module, seed: int, codec: Codec | None
+) -> Callable[[int], str] | None:
+    """None where the recipe writes nothing, its tokens stand for no text that is known, or the prompt has others."""
+    if not writes_text(recipe, options) or codec is None:
+        return None
+    prompt = codec.encode(PROMPT)
+    if unknown_token(prompt, options) is not None:
+        return None
+
+    def sample(num_bytes: int) -> str:
+        """Text by the model as it is now, of about that many bytes."""
+        num_tokens = math.ceil(num_bytes / codec.bytes_per_token)
+        return written(recipe, model, codec, prompt, num_tokens, TEMPERATURE, seed)
+
+    return sample
+
+
+def write_sample(folder: Path, text: str) -> Path:
+    """Where it has been written. OutputError: it cannot be."""
+    path = folder / FILE
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
+    return path

@@ -1,0 +1,120 @@
+"""Held-out data: the loss of a module on it, whoever runs it, and how many of its answers are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from aottrain.errors import RecipeError
+from aottrain.metrics.preserve import preserved_rng
+from aottrain.step import Batch
+from aottrain.trainer.engines import LossModule
+
+if TYPE_CHECKING:
+    from aottrain.data.batches import Batches
+
+TOP = 5
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Inside there are no gradients and no dropout; after it mode and random streams are those from before."""
+    was_training = module.training
+    module.eval()
+    try:
+        with torch.no_grad(), preserved_rng():
+            yield
+    finally:
+        module.train(was_training)
+
+
+def mean_loss(
+    call: Callable[..., torch.Tensor], shares: Callable[[Sequence[Batch]], Sequence[float]], batches: Sequence[Batch]
+) -> float:
+    """The mean of `call(*batch)`, a scalar, over the batches by their shares (`LossModule.shares`). What has no share
+    is not run: the mean of nothing is no number."""
+    pairs = zip(batches, shares(batches), strict=True)
+    return torch.stack([call(*batch).double() * share for batch, share in pairs if share]).sum().item()
+
+
+def perplexity(loss: float, batches: Batches) -> float | None:
+    """Of a loss in nats a token; infinity where no number is as large; None where there are no tokens."""
+    if not batches.tokens_per_batch:
+        return None
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
+def bits_per_byte(loss: float, batches: Batches) -> float | None:
+    """Of a loss in nats a token, so that tokenizers compare; None where nothing says how many bytes a token stands
+    for."""
+    codec = batches.codec if batches.tokens_per_batch else None
+    return None if codec is None else loss / codec.bytes_per_token / math.log(2)
+
+
+class Scored(nn.Module):
+    """A loss module, and what its recipe predicts, as one module: forward(*batch) -> (loss, what `predict` gives)."""
+
+    def __init__(self, module: LossModule, predict: Callable[[nn.Module, Batch], Any]):
+        super().__init__()
+        self.module = module
+        self.predict = predict
+
+    def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        loss = self.module(*batch)
+        with self.module.casts(batch):
+            return loss, self.predict(self.module.model, batch)
+
+
+@dataclass
+class Tally:
+    """Right answers among those that were given."""
+
+    num_labels: int = 0
+    num_right: int = 0
+    num_near: int = 0
+    """Labels among the TOP of the highest scores."""
+    num_classes: int = 0
+
+    def add(self, predicted: Any) -> None:
+        """Count (scores of (n, num_classes), labels int64 of (n,)); a label below 0 stands for none. RecipeError: it is
+        something else."""
+        scores, labels = _checked_scores(predicted)
+        there = labels >= 0
+        scores, labels = scores[there], labels[there]
+        self.num_classes = scores.shape[1]
+        near = scores.topk(min(TOP, self.num_classes), dim=1).indices == labels[:, None]
+        self.num_labels += len(labels)
+        self.num_right += int((scores.argmax(dim=1) == labels).sum())
+        self.num_near += int(near.any(dim=1).sum())
+
+    @property
+    def accuracy(self) -> float | None:
+        """Fraction of the labels that have the highest score; None where there are none."""
+        return self.num_right / self.num_labels if self.num_labels else None
+
+    @property
+    def top_accuracy(self) -> float | None:
+        """Fraction among the TOP of the highest scores; None where there are no more classes."""
+        return self.num_near / self.num_labels if self.num_labels and self.num_classes > TOP else None
+
+
+def _checked_scores(value: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    pair = tuple(value) if isinstance(value, tuple | list) else ()
+    if len(pair) == 2 and all(isinstance(part, torch.Tensor) for part in pair):
+        scores, labels = pair
+        if scores.ndim == 2 and labels.shape == scores.shape[:1] and not labels.is_floating_point():
+            return scores, labels
+        kind = f"tensors of shape {list(scores.shape)} and {list(labels.shape)}, {labels.dtype}"
+    else:
+        kind = type(value).__name__
+    must = "a tensor of scores (n, num_classes) and one of labels (n,), whole numbers"
+    raise RecipeError(f"predict(model, batch) must return {must}; it returned {kind}")
