@@ -168,8 +168,9 @@ def analyse(step: CapturedStep) -> Analysis:
         viewed=frozenset(viewed),
     )
     fresh = analysis.computed_outputs(leaves)
-    links = find_links(outputs, tensors, fresh, [primals[i] for i in replaced])
-    return _isolate(replace(analysis, links=links), isolated(fresh, leaves_in))
+    updated = [primals[i] for i in replaced]
+    links = find_links(outputs, tensors, fresh, updated)
+    return _isolate(replace(analysis, links=links), isolated(fresh, leaves_in, updated, [*primals, *tensors]))
 
 
 def _isolate(analysis: Analysis, indices: set[int]) -> Analysis:

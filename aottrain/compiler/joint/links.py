@@ -13,7 +13,7 @@ passed through a link is known from what has not, whatever is rewritten later. I
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,29 +66,70 @@ def find_links(
     return Links(tuple(candidates[edge] for edge in links), reached_links)
 
 
-def isolated(values: Sequence[Tensor], leaves: Sequence[Tensor]) -> set[int]:
+def isolated(
+    values: Sequence[Tensor], leaves: Sequence[Tensor], replaced: Sequence[Tensor], seen: Collection[Tensor]
+) -> set[int]:
     """The values that require gradients, none of which comes to a leaf: made of views that were made under no_grad.
-    Raises UnsupportedError where a backward from one raises, since the program has none that could."""
-    leaf_ids = {id(leaf) for leaf in leaves}
-    alone = {i for i, value in enumerate(values) if value.grad_fn is not None and not _reaches(value.grad_fn, leaf_ids)}
-    for i in sorted(alone):
-        try:
-            torch.autograd.backward(values[i], torch.ones_like(values[i]), retain_graph=True)
-        except Exception as error:  # what it saved was written to, or the backward of a user's own Function raises
-            raise UnsupportedError(f"the backward of a result that reaches no input: {error}") from error
-    return alone
+
+    replaced: other tensors that gradients flow through; seen: all that a caller can write to. A program has no backward
+    of what leads to no leaf, where eager's may raise: UnsupportedError where it does, or will once the caller writes.
+    """
+    sources = [value for value in (*values, *replaced) if value.grad_fn is not None]
+    following = _graph([value.grad_fn for value in sources])
+    live = _reaching(following, {id(leaf) for leaf in leaves})
+    # Nodes that compute something that no leaf needs: they, and those before them, unpack for it what they have saved.
+    vain = [node for node, nodes in following.items() if node not in live or any(next not in live for next in nodes)]
+    if vain:
+        _check_vain(vain, sources, leaves, {value.untyped_storage()._cdata for value in seen})
+    return {i for i, value in enumerate(values) if value.grad_fn is not None and value.grad_fn not in live}
 
 
-def _reaches(start: Any, leaves: set[int]) -> bool:
-    seen, stack = {start}, [start]
+def _check_vain(vain: Sequence[Any], sources: Sequence[Tensor], leaves: Sequence[Tensor], storages: set[int]) -> None:
+    try:
+        saved = [value for node in vain for value in _saved_tensors(node)]
+        ones = [torch.ones_like(source) for source in sources]
+        torch.autograd.backward(sources, ones, retain_graph=True)
+    except Exception as error:  # what it saved was written to, or the backward of a user's own Function raises
+        raise UnsupportedError(f"the backward of a result that reaches no input: {error}") from error
+    for leaf in leaves:
+        leaf.grad = None
+    if any(value.untyped_storage()._cdata in storages for value in saved):
+        # Eager's backward would raise once that has changed; a program has nothing that could.
+        raise UnsupportedError("a gradient that reaches no input needs an input or a result as it is now")
+
+
+def _saved_tensors(node: Any) -> Iterator[Tensor]:
+    """What a node has saved. Raises RuntimeError where that has been written to since."""
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    for value in [getattr(node, name) for name in names] + [getattr(node, "saved_tensors", ())]:
+        yield from (part for part in (value if isinstance(value, tuple) else (value,)) if isinstance(part, Tensor))
+
+
+def _graph(sources: Sequence[Any]) -> dict[Any, list[Any]]:
+    """Of each node that gradients of the sources come to, the nodes that it hands gradients to."""
+    following: dict[Any, list[Any]] = {}
+    stack = list(sources)
     while stack:
         node = stack.pop()
-        if hasattr(node, "variable") and id(node.variable) in leaves:
-            return True
-        new = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= new
+        if node not in following:
+            following[node] = [next for next, _ in node.next_functions if next is not None]
+            stack += following[node]
+    return following
+
+
+def _reaching(following: dict[Any, list[Any]], leaves: set[int]) -> set[Any]:
+    """The nodes from which gradients come to one of the leaves, which are given by their ids."""
+    preceding: dict[Any, list[Any]] = {}
+    for node, nodes in following.items():
+        for next in nodes:
+            preceding.setdefault(next, []).append(node)
+    stack = [node for node in following if id(getattr(node, "variable", None)) in leaves]
+    live = set(stack)
+    while stack:
+        new = [node for node in preceding.get(stack.pop(), ()) if node not in live]
+        live.update(new)
         stack += new
-    return False
+    return live
 
 
 def _edge(value: Tensor) -> Edge:

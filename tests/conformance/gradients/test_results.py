@@ -485,6 +485,71 @@ def saved_value_of_such_a_result_is_written(comp):
 
 
 @case
+def saved_value_beside_such_a_gradient_is_written(comp):
+    """The sum hands gradients to the input, and to a node whose backward raises in eager."""
+    x = leaf(4, 3)
+
+    def f(x):
+        y = x * 2
+        with torch.no_grad():
+            part = y[:2]
+        waves = part.sin()
+        with torch.no_grad():
+            part.add_(1)
+        return waves.sum() + x.sum()
+
+    total = comp(f)(x)
+    return raises(lambda: total.backward()), total
+
+
+@case
+def input_that_such_a_result_needs_is_written(comp):
+    x = leaf(4, 3)
+
+    def f(x):
+        with torch.no_grad():
+            part = x[:2]
+        return part.sin(), part.cos().sum() + x.sum()
+
+    root, total = comp(f)(x)
+    with torch.no_grad():
+        x.mul_(2)
+    return raises(lambda: root.sum().backward()), raises(lambda: total.backward()), root, total
+
+
+@case
+def such_a_result_that_its_own_gradient_needs_is_written(comp):
+    x = leaf(4, 3)
+
+    def f(x):
+        y = x.sin()
+        with torch.no_grad():
+            part = y[:2]
+        return part.exp(), y
+
+    root, waves = comp(f)(x)
+    root.mul_(2)
+    waves.sum().backward()
+    return raises(lambda: root.sum().backward()), root, grads(x)
+
+
+@case
+def result_that_a_product_needs_for_such_a_gradient_is_written(comp):
+    """Eager's product unpacks both of its factors, though one gradient is all that comes to the input."""
+    x = leaf(4, 3)
+
+    def f(x):
+        y = x.sin()
+        with torch.no_grad():
+            part = y[:2]
+        return part.exp() * y[:2], y
+
+    product, waves = comp(f)(x)
+    waves.mul_(2)
+    return raises(lambda: product.sum().backward()), product, waves
+
+
+@case
 def saved_result_behind_a_part_of_an_input(comp):
     """What tanh saves is its result: it is unpacked at the node that links it to the part."""
     x, y = leaf(4, 3), leaf(4, 3)
