@@ -8,6 +8,7 @@ aottrain/config/run.py after.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from aottrain.cli.preflight import missing_paths, unusable, without_use
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.choices import TASKS
+from aottrain.config.documentation import keys
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
@@ -68,6 +70,9 @@ class Composer:
         """Every override that can be read, and a mistake for every one that cannot."""
         overrides, mistakes = [], []
         for text in texts:
+            if re.match(r"=|[\w.]+\s+=", text):
+                mistakes.append(Mistake(text, "is not key=value; write it without spaces, as in trainer.steps=100"))
+                continue
             try:
                 overrides += self.parser.parse_overrides([text])
             except HydraException as error:
@@ -81,6 +86,8 @@ class Composer:
         """What is wrong with a word that sets nothing: a name that wants a value, or one that is a value or a flag."""
         if text in self.groups:
             return f"is a group; write {text}=option (options: {', '.join(self.options(text))}) or {text}.key=value"
+        if text in keys():
+            return f"is a key; write {text}=value, without spaces"
         meant = f"; did you mean task={text}?" if text in TASKS else suggest(text, self.groups)
         meant = "; did you mean --help?" if text == "help" else meant
         return f"is neither a flag nor group=option nor key=value{meant}"
