@@ -8,6 +8,7 @@ aottrain/config/run.py after.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from omegaconf import DictConfig, OmegaConf
 from aottrain.cli.preflight import missing_paths, unusable, without_use
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
+from aottrain.config.choices import TASKS
+from aottrain.config.documentation import keys
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
@@ -67,14 +70,27 @@ class Composer:
         """Every override that can be read, and a mistake for every one that cannot."""
         overrides, mistakes = [], []
         for text in texts:
+            if re.match(r"=|[\w.]+\s+=", text):
+                mistakes.append(Mistake(text, "is not key=value; write it without spaces, as in trainer.steps=100"))
+                continue
             try:
                 overrides += self.parser.parse_overrides([text])
             except HydraException as error:
                 reason = f"not a valid override: {one_line(error)}; {QUOTING}"
                 if "=" not in text:
-                    reason = f"is neither a flag nor group=option nor key=value{suggest(text, self.groups)}"
+                    reason = self._word_alone(text)
                 mistakes.append(Mistake(text, reason))
         return overrides, mistakes
+
+    def _word_alone(self, text: str) -> str:
+        """What is wrong with a word that sets nothing: a name that wants a value, or one that is a value or a flag."""
+        if text in self.groups:
+            return f"is a group; write {text}=option (options: {', '.join(self.options(text))}) or {text}.key=value"
+        if text in keys():
+            return f"is a key; write {text}=value, without spaces"
+        meant = f"; did you mean task={text}?" if text in TASKS else suggest(text, self.groups)
+        meant = "; did you mean --help?" if text == "help" else meant
+        return f"is neither a flag nor group=option nor key=value{meant}"
 
     def check(
         self, texts: Sequence[str], *, look: bool = True, sweep: bool = False, announce: Announce | None = None
@@ -239,6 +255,9 @@ class Composer:
         _, names, section = find(base_values, key)
         within = {"hydra": base_values["hydra"]} if key.startswith("hydra") else {**base_values, "hydra": None}
         near = suggest(key, [*(name for name, _ in leaves(within)), *self.groups])
+        kind = KINDS.get(section)
+        if kind is not None and kind.options and "target" in (base_values.get(section) or {}):
+            near += f"; what {kind.key} takes itself is {kind.options_key}.{key.rpartition('.')[2]}"
         option = base_values["hydra"]["runtime"]["choices"].get(section)
         text = f"unknown key with {section}={option}" if option else "unknown key"
         there = f"keys of {section}: {', '.join(names)}" if section else f"groups: {', '.join(self.groups)}"

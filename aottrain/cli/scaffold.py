@@ -147,7 +147,8 @@ def new(arguments: Sequence[str]) -> int:
             raise ConfigError(f"new recipe {name}: {path}: cannot be written: {error.strerror}") from error
         print(f"written: {path}")
     print(f"train it: {command_line(['--config-dir', 'conf', f'recipe={name}', 'debug=fast'])}")
-    print(f"test it:  python -m pytest test_{name}.py")
+    first = "" if importlib.util.find_spec("pytest") else "pip install pytest && "
+    print(f"test it:  {first}python -m pytest test_{name}.py")
     return 0
 
 

@@ -97,7 +97,7 @@ def _keys() -> list[str]:
     documented = {**keys(), **model_keys(RunConfig().recipe.name)}
     shown = {key.name: "|".join(key.one_of) or show(key.default) for key in documented.values()}
     heads = {name: documented[name].meaning.partition(";")[0].rstrip(".") for name in MOST_USED}
-    return [f"  {f'{name}={shown[name]}  ':<34}{head}" for name, head in heads.items()]
+    return [f"  {f'{name}={shown[name]}':<33} {head}" for name, head in heads.items()]
 
 
 def defaults_of(path: Path) -> dict[str, str]:

@@ -107,7 +107,9 @@ def _target_mistakes(kind: Kind, section: Any) -> list[Mistake]:
         text = f"unknown recipe{suggest(name, recipe_names())} (recipes: {', '.join(recipe_names())})"
         return [Mistake("recipe.name", f"{text}; one of your own is named by {kind.key}", name)]
     if takes_one and not is_well_formed(group, target):
-        return [Mistake(kind.key, f"{group}={name} needs {kind.form}, {_meaning(kind)}", show(target))]
+        near = kind.near(target)
+        meant = f"; did you mean {kind.key}={near}?" if near else ""
+        return [Mistake(kind.key, f"{group}={name} needs {kind.form}, {_meaning(kind)}{meant}", show(target))]
     if not takes_one and target is not None:
         return [Mistake(kind.key, f"{group}={name} takes no target; use {group}={kind.option}", show(target))]
     options = getattr(section, kind.options) if kind.options else None

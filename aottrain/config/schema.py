@@ -227,7 +227,7 @@ def allowed_values(hint: Any, limits: Range) -> str:
 def _describe(kind: Any, limits: Range) -> str:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
-        names = str(limits) if limits.one_of else "names"
+        names = ", ".join(limits.one_of) if limits.one_of else "names"
         inner = limits.form or (f"numbers {limits}" if item is float else names)
         return f"a list of {inner}, written [a,b]"
     if limits.one_of or limits.form:

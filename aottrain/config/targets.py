@@ -31,6 +31,8 @@ from aottrain.errors import ConfigError
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
 
+_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -53,6 +55,12 @@ class Kind:
     def options_key(self) -> str:
         return f"{self.group}.{self.options}"
 
+    def near(self, target: Any) -> str:
+        """The form of a target that is written as Python names it, `torch.optim.SGD`; "" where it cannot be that."""
+        if self.takes is None or not isinstance(target, str) or not re.fullmatch(_NAME, target) or "." not in target:
+            return ""
+        return ":".join(target.rsplit(".", 1))
+
 
 # Of each group that takes a target. What a target must be is the sentence of its key in aottrain/config/run.py.
 KINDS = {
@@ -66,7 +74,6 @@ KINDS = {
         Kind("lr_schedule", takes=("step", "total_steps"), options="options"),
     )
 }
-_NAME = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 
 
 def is_open(key: str, values: Any) -> bool:

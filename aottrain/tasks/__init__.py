@@ -1,1 +1,1 @@
-"""What the command line can run: train, compare, plan."""
+"""What the command line can run: a module for each name of aottrain.config.choices.TASKS."""

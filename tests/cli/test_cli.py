@@ -82,7 +82,17 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("kernel={name:aten}", "kernel={name:aten}:", "set its keys one by one"),
     ("experiment=nope", "experiment=nope:", "budget_sweep"),
     ("engine=egaer", "engine=egaer:", "did you mean eager?"),
-    ("train", "train:", "neither a flag"),
+    ("plan", "plan:", "neither a flag nor group=option nor key=value; did you mean task=plan?"),
+    ("help", "help:", "did you mean --help?"),
+    ("trainer.steps", "trainer.steps:", "is a key; write trainer.steps=value"),
+    ("=", "=:", "write it without spaces"),
+    ("compare.engines=eager", "compare.engines=eager:",
+     "must be a list of aot, eager, eager_checkpoint, torch_compile, written"),
+    ("optimizer", "optimizer:", "is a group; write optimizer=option (options: adamw"),
+    ("optimizr", "optimizr:", "neither a flag nor group=option nor key=value; did you mean optimizer?"),
+    ("optimizer.target=torch.optim.SGD", "optimizer.target=", "; did you mean optimizer.target=torch.optim:SGD?"),
+    ("optimizer.target=torch.optim:SGD optimizer.momentum=0.9", "optimizer.momentum=0.9:",
+     "; what optimizer.target takes itself is optimizer.options.momentum"),
     ("--steps=3", "--steps=3:", "without dashes"),
     ("--multi", "--multi:", "unknown flag"),
     ("partition.zzz=1", "partition.zzz=1:", "keys of partition: "),
@@ -228,6 +238,7 @@ def test_help_is_one_screen(here, capsys):
     text = "\n".join(lines)
     words = ("budget* checkpoint min_cut", "aot* eager", "adamw* custom lion sgd", "trainer.steps", "--config-dir")
     assert all(word in text for word in words)
+    assert "|pareto|export What to do" in text  # a name that fills its column ran into the sentence
 
 
 def test_the_values_that_the_help_shows_are_the_defaults(here, capsys):

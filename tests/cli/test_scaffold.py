@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -32,6 +32,15 @@ def test_a_new_recipe_trains_and_passes_its_test_as_it_is(here, capsys):
     tests = importlib.import_module("test_ring_of_mine")
     for name in [name for name in dir(tests) if name.startswith("test_")]:
         getattr(tests, name)()
+
+
+@pytest.mark.parametrize(("is_there", "first"), [(True, ""), (False, "pip install pytest && ")])
+def test_who_lacks_pytest_is_told_how_to_get_it(here, capsys, monkeypatch, is_there, first):
+    find_spec = importlib.util.find_spec
+    known = {} if is_there else {"pytest": None}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: known[name] if name in known else find_spec(name))
+    assert main(["new", "recipe", "ring_of_mine"]) == 0
+    assert capsys.readouterr().out.endswith(f"\ntest it:  {first}python -m pytest test_ring_of_mine.py\n")
 
 
 def test_it_writes_over_nothing(here, capsys):

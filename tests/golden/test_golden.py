@@ -14,7 +14,7 @@ SHOWN_LINES = 40
 TORCH = "2.13."
 
 
-@pytest.mark.skipif(not torch.__version__.startswith(TORCH), reason=f"the texts are those of torch {TORCH}x")
+@pytest.mark.skipif(not torch.__version__.startswith(TORCH), reason=f"the texts are those of torch {TORCH.rstrip('.')}")
 @pytest.mark.parametrize("name", NAMES)
 def test_compiled_as_it_was(name):
     kept, made = (FOLDER / f"{name}.txt").read_text(encoding="utf-8"), text_of(name)

@@ -88,7 +88,7 @@ def test_a_wandb_that_fails_is_said_once_and_left_alone(tmp_path, monkeypatch, p
 
         def finish(self, **__): ...
 
-    wandb = pytest.importorskip("wandb")
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
     said, run = [], Run()
     monkeypatch.setattr(wandb, "init", fail if point == "init" else lambda **_: run)
     if point in ("define_metric", "log", "finish"):
@@ -139,7 +139,7 @@ def finished_records(directory: Path) -> list:
 
 
 def test_an_offline_run_can_be_read_back(tmp_path, monkeypatch):
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="wandb is not installed")
     for name in ("WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_NAME", "WANDB_TAGS", "WANDB_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_RUN_GROUP", "from the environment")

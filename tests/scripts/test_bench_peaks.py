@@ -74,7 +74,7 @@ def test_every_model_has_a_name_in_the_texts(bench_peaks):
 @pytest.mark.parametrize("name", ["deit-base", "t5-small"])
 def test_a_model_is_made_from_its_configuration(bench_peaks, name, monkeypatch):
     """Of deit transformers has two classes, and of t5 the configuration names no token to start with."""
-    pytest.importorskip("transformers")
+    pytest.importorskip("transformers", reason="transformers is not installed")
     small = {"deit": {"hidden_size": 12, "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 8},
              "t5": {"d_model": 8, "d_kv": 4, "num_heads": 2, "num_layers": 1, "d_ff": 8, "vocab_size": 64}}  # fmt: skip
     group, kind, changes, _ = bench_peaks.MODELS[name]
