@@ -169,6 +169,7 @@ class CheckpointFolder:
         self.directory = directory
         self.keep = keep
         self._complaints: set[str] = set()
+        self._damaged: set[str] = set()
 
     def save(
         self,
@@ -177,7 +178,8 @@ class CheckpointFolder:
         held_out_loss: float | None = None,
         say: Callable[[str], None] = print,
     ) -> Path:
-        """Write a checkpoint, then drop those that are not kept, and later ones: an earlier run left those.
+        """Write a checkpoint, then drop those that are not kept, those that `newest` found damaged, and later ones,
+        which an earlier run left.
 
         CheckpointError (disk full, no permission): the checkpoints that were there still are. What cannot be removed or
         linked is said, once for each file.
@@ -189,7 +191,8 @@ class CheckpointFolder:
             self.directory.mkdir(parents=True, exist_ok=True)
             _write(path, lambda temporary: _save({"format": FORMAT, "step": step, **state}, temporary))
             newest = Entry(step, _digest(path), held_out_loss)
-            kept = kept_of([newest, *(entry for entry in self._entries() if entry.step < step)], self.keep)
+            before = [entry for entry in self._entries() if entry.step < step]
+            kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
             index = json.dumps({"checkpoints": [{"file": entry.file, **asdict(entry)} for entry in kept]}, indent=2)
             _write(self.directory / INDEX, lambda temporary: temporary.write_text(index + "\n", encoding="utf-8"))
         except (OSError, RuntimeError) as error:  # torch's zip writer turns a full disk into a RuntimeError
@@ -210,6 +213,7 @@ class CheckpointFolder:
             try:
                 return load(self.directory / entry.file)
             except ResumeError as error:
+                self._damaged.add(entry.file)
                 say(f"passing over a damaged checkpoint: {error}")
         if entries:
             raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
@@ -318,7 +322,9 @@ def find(
     if not path.is_dir():
         return load(path)
     nested = path / folder.directory.name
-    newest = CheckpointFolder(nested if nested.is_dir() else path).newest(say)
+    directory = nested if nested.is_dir() else path
+    is_own = directory.resolve() == folder.directory.resolve()
+    newest = (folder if is_own else CheckpointFolder(directory)).newest(say)
     if newest is None:
         within = path.glob(f"*/{folder.directory.name}/step_*.pt")
         other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)

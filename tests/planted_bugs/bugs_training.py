@@ -155,8 +155,8 @@ CHECKPOINTS.edit(
     "later checkpoints of an earlier run count",
     FILES.a_new_run_in_an_old_folder_is_the_one_that_counts,
     checkpoint.CheckpointFolder.save,
-    "if entry.step < step)",
-    "if entry.step != step)",
+    "if entry.step < step]",
+    "if entry.step != step]",
 )
 CHECKPOINTS.edit(
     "another format is read all the same",

@@ -214,6 +214,19 @@ def test_a_checkpoint_of_another_model_or_optimizer_is_one_line(folder):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("resume", ["auto", "the folder"])
+def test_one_that_was_passed_over_is_neither_kept_nor_the_best(folder, resume):
+    flip(newest(folder))
+    again = CheckpointFolder(folder.directory, TrainerConfig(keep_last=2, keep_best=True))
+    assert find("auto" if resume == "auto" else str(folder.directory.parent), again, lambda line: None).step == 20
+    again.save(40, state_of(40), 2.5)
+    assert sorted(path.name for path in folder.directory.glob("step_*")) == [
+        "step_00000010.pt", "step_00000020.pt", "step_00000040.pt",
+    ]  # fmt: skip
+    flip(folder.directory / "step_00000040.pt")
+    assert find("auto", CheckpointFolder(folder.directory), lambda line: None).step == 20
+
+
 def test_from_a_run_s_newest_but_one_it_goes_on_bitwise(tiny, left_by, tmp_path, capsys):
     settings = {"lr_schedule": {"total_steps": 6}}
     straight = tiny(trainer={"steps": 6}, output_dir=str(tmp_path / "straight"), **settings)
