@@ -97,7 +97,8 @@ def _keys() -> list[str]:
     documented = {**keys(), **model_keys(RunConfig().recipe.name)}
     shown = {key.name: "|".join(key.one_of) or show(key.default) for key in documented.values()}
     return [
-        f"  {f'{name}={shown[name]}  ':<34}{documented[name].meaning.partition(';')[0].rstrip('.')}" for name in MOST_USED
+        f"  {f'{name}={shown[name]}  ':<34}" + documented[name].meaning.partition(";")[0].rstrip(".")
+        for name in MOST_USED
     ]
 
 
