@@ -17,6 +17,7 @@ from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
 from aottrain.trainer import loop
 from aottrain.trainer.engines import LossModule, ModuleStep
+from aottrain.trainer.verify.operands import changed_operands
 from aottrain.trainer.verify.rounding import Surroundings, distance, place_of, relative_norm, unexplained
 from aottrain.trainer.verify.verification import run_compiled, verify_outcome
 
@@ -338,3 +339,22 @@ def test_a_step_whose_check_does_not_fit_goes_on_unchecked_and_its_memory_is_giv
     note = "what it is compared with does not fit in memory"
     assert emptied == [True] and output.summary == {"verify_note": note}
     assert said == [f"step 3 could not be verified: {note}"]
+
+
+def test_what_cancels_whatever_the_inputs_are_is_off_by_a_rounding_of_its_operands():
+    """Where a softmax has one place its gradient is g - g: zero in eager, a rounding of g in another kernel."""
+    scores = torch.randn(64, 1, requires_grad=True)
+    gradient = torch.rand(64, 1) + 1
+    scores.softmax(-1).backward(gradient)
+    assert not scores.grad.any()
+    with changed_operands(torch.Generator().manual_seed(0)):
+        (changed,) = torch.autograd.grad(scores.softmax(-1), scores, gradient)
+    assert changed.any() and (changed.abs() <= 4 * torch.finfo(torch.float32).eps * gradient).all()
+
+
+def test_what_compares_and_selects_has_its_operands_as_they_are():
+    values = torch.randn(8, 8, requires_grad=True)
+    (expected,) = torch.autograd.grad(values.amax(1), values, torch.ones(8))
+    with changed_operands(torch.Generator().manual_seed(0)):
+        (gradient,) = torch.autograd.grad(values.amax(1), values, torch.ones(8))
+    assert torch.equal(gradient, expected)

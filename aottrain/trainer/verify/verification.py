@@ -3,9 +3,10 @@
 Two right programs round differently, and some steps magnify that: an activation that rounding carries across zero has
 another gradient, and in bfloat16 or TF32 every product is off by a per mille. So what is beyond the tolerance is
 compared with eager's own error: eager runs again, several times, with each parameter and number of the batch changed by
-about one rounding of the arithmetic (as in the stochastic error estimates of Vignes, 1993, "A stochastic arithmetic for
-reliable scientific computation"). A result is wrong where it is off by several times as much as eager is from itself: a
-tensor's norm, and each element in what surrounds it (see rounding.py).
+about one rounding of the arithmetic, and so are the operands of what sums (as in the stochastic error estimates of
+Vignes, 1993, "A stochastic arithmetic for reliable scientific computation"; see operands.py). A result is wrong where
+it is off by several times as much as eager is from itself: a tensor's norm, and each element in what surrounds it (see
+rounding.py).
 
 What a verified step costs beside itself: its micro-batches once more compiled, once in eager, and where anything is
 beyond the tolerance NOISE_SAMPLES times more in eager; two more sets of gradients, and of those that are beyond it half
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from aottrain.errors import NumericsError
 from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, TrainStep
+from aottrain.trainer.verify.operands import changed_operands
 from aottrain.trainer.verify.rounding import FACTOR, distance, explained_by_sums, relative_norm, unexplained
 
 if TYPE_CHECKING:
@@ -232,7 +234,7 @@ def _worst(errors: Iterable[float]) -> float:
 
 
 def _samples(module: nn.Module, reference: Reference, eager: Outcome, names: set[str]) -> Iterator[Outcome]:
-    """How far eager is from itself when its inputs are changed by about one rounding, several times: of the loss
+    """How far eager is from itself when inputs and operands change by about one rounding, several times: of the loss
     relative to it, of the values `names` each element's distance, in bfloat16. Parameters are put back bit for bit.
     """
     unit = _rounding_unit(module)
@@ -245,7 +247,7 @@ def _samples(module: nn.Module, reference: Reference, eager: Outcome, names: set
         return (value.double() * (1 + factor.double())).to(value.dtype)
 
     for _ in range(NOISE_SAMPLES):
-        with _changed_parameters(module, changed):
+        with _changed_parameters(module, changed), changed_operands(generator):
             sample = reference.run([tuple(map(changed, batch)) for batch in reference.micro_batches])
         differences: dict[str, Tensor | None] = {}
         for what in names:
