@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -89,8 +90,10 @@ def test_a_damaged_checkpoint_is_passed_over(runs, measured, tmp_path, capsys):
     folder = shutil.copytree(runs["text"], tmp_path / "copy")
     (newest,) = (folder / "checkpoints").glob("*.pt")
     index = json.loads((folder / "checkpoints" / "latest.json").read_text())
-    older = shutil.copy(newest, newest.with_name("step_00000002.pt"))
-    index["checkpoints"].append({**index["checkpoints"][0], "file": older.name, "step": 2})
+    older = newest.with_name("step_00000002.pt")
+    torch.save({**torch.load(newest, weights_only=True), "step": 2}, older)
+    digest = hashlib.sha256(older.read_bytes()).hexdigest()
+    index["checkpoints"].append({**index["checkpoints"][0], "file": older.name, "step": 2, "sha256": digest})
     (folder / "checkpoints" / "latest.json").write_text(json.dumps(index))
     newest.write_bytes(newest.read_bytes()[:500])
     code, found = measured(folder)
