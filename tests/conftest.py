@@ -11,21 +11,24 @@ import sys
 
 import pytest
 
-from tests import sampling
-from tests.children import quick_children  # noqa: F401  # for all
-from tests.remembering import remember_yaml
-from tests.skips import (  # noqa: F401  # what a run left out is said at its end
+# Before the imports: tests.children notes what a process finds when it starts.
+os.environ["AOTTRAIN_RATES"] = "default"
+os.environ["AOTTRAIN_FAULTS"] = "raise"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
+
+from tests import sampling  # noqa: E402
+from tests.children import quick_children  # noqa: E402, F401  # for all
+from tests.remembering import remember_yaml  # noqa: E402
+from tests.skips import (  # noqa: E402, F401  # what a run left out is said at its end
     pytest_collectreport,
     pytest_sessionfinish,
     pytest_terminal_summary,
     pytest_testnodedown,
 )
 
-os.environ["AOTTRAIN_RATES"] = "default"
-os.environ["AOTTRAIN_FAULTS"] = "raise"
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # there is a worker for each processor; before torch is imported
 remember_yaml()
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # What a shell starts in the background inherits that interrupts are ignored, and so does all that it starts itself.
     signal.signal(signal.SIGINT, signal.default_int_handler)
