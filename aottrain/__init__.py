@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from aottrain.explain.report import set_renderer
+from aottrain.ir.shown import set_value_renderer
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ _PUBLIC = {
     "link": "aottrain.compiler.link.linking",
     "ForwardValue": "aottrain.ir.plan",
     "CompileReport": "aottrain.explain.report",
+    "draw_autograd": "aottrain.report.graph.standalone",
     "AdamW": "aottrain.compiler.optimizers",
     "SGD": "aottrain.compiler.optimizers",
     "Lion": "aottrain.compiler.optimizers",
@@ -65,4 +67,9 @@ def _draw(report: Any, alone: bool) -> str:
     return page.render(report) if alone else page.fragment(report)
 
 
+def _draw_value(value: Any) -> str:
+    return import_module("aottrain.report.rich").render(value)
+
+
 set_renderer(_draw)
+set_value_renderer(_draw_value)

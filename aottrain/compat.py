@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch._prims_common import suggest_memory_format as suggest_memory_format
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP
 from torch.overrides import _get_current_function_mode_stack
@@ -318,6 +319,14 @@ def size_text(value: Any) -> tuple[str, tuple[str, ...]]:
 
     expression = value.node.expr
     return PythonPrinter().doprint(expression), tuple(sorted(str(symbol) for symbol in expression.free_symbols))
+
+
+def size_range(value: Any) -> tuple[int, int | None]:
+    """Least and greatest value of a symbolic number, which guards hold it to; None where there is no greatest."""
+    bounds = value.node.shape_env.bound_sympy(value.node.expr)
+    least, greatest = bounds.lower, bounds.upper
+    at_most = int(greatest) if greatest.is_Integer and greatest < 1 << 62 else None
+    return int(least) if least.is_Integer else -(1 << 62), at_most  # a number that is no size has no least
 
 
 def dynamic_marks(tensor: torch.Tensor) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,7 +72,11 @@ class CompilerError(UnsupportedError):
     """The machine's C++ compiler cannot be had, failed or did not answer; the message has its own words."""
 
 
-class OverlapError(UnsupportedError):
+class PythonOnlyError(UnsupportedError):
+    """TorchDynamo's graph does not do what the program does: Python is to run the call."""
+
+
+class OverlapError(PythonOnlyError):
     """The program writes memory that it also reads, or writes twice: where eager raises, the program may catch it."""
 
 
@@ -118,6 +123,24 @@ class CapacityError(AottrainError):
 
 class OutOfMemoryError(AottrainError):
     """An allocator had no more memory; the message says what was being done."""
+
+
+# How allocators of the CPU say that they have no more; CUDA's has a class of its own.
+ALLOCATOR_TEXTS = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator raised this, of the CPU or of a device."""
+    if isinstance(error, MemoryError) or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in ALLOCATOR_TEXTS)
+
+
+def allocator_text(error: BaseException) -> str:
+    """The line in which the allocator says it."""
+    lines = str(error).strip().splitlines() or ["no memory"]
+    line = next((line for line in lines if any(text in line for text in ALLOCATOR_TEXTS)), lines[0])
+    return re.sub(r"^\[enforce fail at [^]]*\] (err == 0\. )?", "", line)[:160]
 
 
 class OutputError(AottrainError):

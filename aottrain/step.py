@@ -5,9 +5,9 @@ The trainer never imports the compiler, and the compiler never imports the train
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 
@@ -42,6 +42,26 @@ class ClipsItself(Protocol):
     def prepare(self) -> None: ...
 
 
+class Rungs(Protocol):
+    """The programs that a step can go down to. Each move replaces the program, and gives a sentence that says what is
+    another now; None where nothing is left."""
+
+    changes: dict[str, Any]
+    """What is otherwise than at the start, as options of the engine; plain values."""
+
+    def lower_peak(self, batch: Batch) -> str | None:
+        """The plan of next lower peak, compiled for this batch."""
+        ...
+
+    def safer(self) -> str | None:
+        """The next program that has fewer parts of ours, up to eager."""
+        ...
+
+    def take(self, changes: Mapping[str, Any]) -> None:
+        """Go to where another run was."""
+        ...
+
+
 class TrainStep(Protocol):
     """Forward and backward over the micro-batches of one optimizer step; gradients are left in `.grad`."""
 
@@ -49,5 +69,7 @@ class TrainStep(Protocol):
     report: CompileReport | None
     explain: Callable[[Batch], str] | None
     compile_for: Callable[[Batch], None] | None  # compile without running; None where that cannot be
+    rungs: Rungs | None  # None where there is one program alone
+    splits: int  # into how many parts each micro-batch is cut; 1 is none
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult: ...

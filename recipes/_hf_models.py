@@ -148,6 +148,8 @@ def mistakes(options: Options) -> list[str]:
         if unknown:
             return unknown
         config = configuration(options)
+        if task_of(options) in ("masked", "seq2seq"):
+            mask_token(options)
         found = list(_wrong_sizes(options, config))
         return found or _refusal(options, config)
     except Unfit as error:
@@ -168,6 +170,43 @@ def _check_type(options: Options) -> None:
         raise Unfit(f"{about}: {what} that {PACKAGE} trains for {', '.join(AUTO)}{near}")
     if options.task is not None and options.task not in types()[name]:
         raise Unfit(f"task={options.task}: {PACKAGE} has no such model of type {name}, but {', '.join(types()[name])}")
+
+
+TOKENIZER = "tokenizer.json"
+# What a folder has beside it that says how text becomes tokens.
+TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+# Tokens that stand for what is hidden, the first that a tokenizer has: BERT's, RoBERTa's, T5's.
+MASKS = ("[MASK]", "<mask>", "<extra_id_0>")
+
+
+def tokenizer_file(options: Options) -> str | None:
+    """The tokenizer.json of the model's folder; None where there is none."""
+    file = None if options.path is None else Path(options.path, TOKENIZER)
+    return str(file) if file is not None and file.is_file() else None
+
+
+def tokenizer_files(options: Options) -> dict[str, bytes]:
+    """What the folder has of its tokenizer, by the files' names."""
+    files = [] if options.path is None else [Path(options.path, name) for name in TOKENIZER_FILES]
+    return {file.name: file.read_bytes() for file in files if file.is_file()}
+
+
+def mask_token(options: Options) -> int:
+    """The token that stands for a hidden one. Unfit: the folder's tokenizer has none."""
+    if options.path is None or tokenizer_file(options) is None:
+        return MASK
+    if (found := _mask_of(options.path)) is None:
+        text = f"its {TOKENIZER} adds none of {', '.join(MASKS)}, one of which task={task_of(options)} needs"
+        raise Unfit(f"path={options.path}: {text}")
+    return found
+
+
+@functools.cache
+def _mask_of(folder: str) -> int | None:
+    """Asked at each step, and no folder changes."""
+    added = _read_json(Path(folder), TOKENIZER).get("added_tokens", [])
+    known = {entry["content"]: int(entry["id"]) for entry in added}
+    return next((known[name] for name in MASKS if name in known), None)
 
 
 def _check_folder(options: Options) -> None:
@@ -307,7 +346,7 @@ def _wrong_sizes(options: Options, config: Any) -> Iterable[str]:
     if task_of(options) not in TEXT_TASKS:
         return
     text = config.get_text_config()
-    if text.vocab_size < VOCABULARY:
+    if text.vocab_size < VOCABULARY and tokenizer_file(options) is None:
         yield f"config.vocab_size={text.vocab_size}: tokens are bytes, so at least {VOCABULARY} are needed"
     for name in POSITIONS:
         longest = vars(text).get(name)

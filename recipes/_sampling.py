@@ -1,4 +1,5 @@
-"""How recipes of text write it: token by token, each drawn from what the model makes of those before it."""
+"""What recipes of text share: how they write it, token by token, each drawn from what the model makes of those before
+it; and how many tokens a batch's loss is the mean of."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+IGNORED = -100  # the target that torch's losses leave out
 NUM_BYTES = 256  # a model of bytes may have more tokens, which stand for none
 
 
@@ -54,3 +56,8 @@ def next_token(
     below = likeliest.double() - likeliest[:, :1]  # so that even a tiny temperature makes no infinity of the largest
     chosen = torch.multinomial((below / temperature).softmax(dim=-1), 1, generator=generator)
     return tokens.gather(-1, chosen)
+
+
+def num_targets(batch: tuple[torch.Tensor, ...]) -> int | torch.Tensor:
+    """Of (inputs, targets) all of them; of packed documents, (inputs, targets, starts), those that are not IGNORED."""
+    return batch[1].numel() if len(batch) == 2 else (batch[1] != IGNORED).sum()

@@ -3,10 +3,11 @@
     recipe=hf recipe.model.type=bert recipe.model.config.num_hidden_layers=4
     recipe=hf recipe.model.path=models/qwen3
 
-Text is bytes. The loss is the one that the model's own forward computes from labels: of the next byte (`causal`, where
-the model itself compares each prediction with the label after it), of the hidden ones (`masked`), of all of the text
-where the source has some hidden (`seq2seq`), or of the class of images and sounds that are made here. This recipe alone
-imports something beside torch: transformers, which `pip install 'aottrain[hf]'` installs, when a model is asked for.
+Text is bytes, or for a folder that has a tokenizer.json what that makes of it. The loss is the one that the model's own
+forward computes from labels: of the next token (`causal`, where the model itself compares each prediction with the
+label after it), of the hidden ones (`masked`), of all of the text where the source has some hidden (`seq2seq`), or of
+the class of images and sounds that are made here. This recipe alone imports something beside torch: transformers, which
+`pip install 'aottrain[hf]'` installs, when a model is asked for.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Options:
     config: dict | None = None
     """Keys of the type's configuration class, set one by one as config.hidden_size=256; the others are small."""
     context: int = 128
-    """Length of a text in bytes, from 2."""
+    """Length of a text in tokens, from 2."""
     dropout: float | None = 0.0
     """Probability of every dropout in the configuration, from 0 to below 1; null is as the configuration has them."""
     num_classes: int = 10
@@ -77,6 +78,11 @@ class Options:
         return models.task_of(self) == "causal"
 
     @property
+    def tokenizer(self) -> str | None:
+        """The tokenizer.json of the folder, where it has one."""
+        return models.tokenizer_file(self)
+
+    @property
     def vocab_size(self) -> int:
         """Distinct tokens of the model."""
         return models.configuration(self).get_text_config().vocab_size
@@ -89,6 +95,7 @@ def build(options: Options) -> nn.Module:
         raise ValueError("\n".join(mistakes))
     model = models.model(options)
     model.longest = options.context  # which `generate` reads at a time
+    model.tokenizer_files = models.tokenizer_files(options)  # which `export` writes, too
     if torch.get_default_device().type != "meta":
         _call_once(model, _example(options, 1))
     return model
@@ -125,11 +132,14 @@ def weight(batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def prepare(options: Options, batch: tuple[torch.Tensor, ...], generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """What the model reads of a batch of text, (tokens, the ones after them): see the head of this module."""
+    """What the model reads of a batch of text, (tokens, the ones after them): see the head of this module. Another
+    batch stays as it is."""
+    if not options.reads_text:
+        return batch
     tokens, task = batch[0], models.task_of(options)
     if task == "causal":
         return (tokens,)
-    hidden, where = data.hide(tokens, models.MASK, generator)
+    hidden, where = data.hide(tokens, models.mask_token(options), generator)
     return hidden, tokens if task == "seq2seq" else tokens.masked_fill(~where, data.IGNORED)
 
 
@@ -185,8 +195,11 @@ def generate(
 
 
 def export(model: nn.Module, folder: Path) -> None:
-    """Write a folder that transformers' `from_pretrained` reads: config.json and model.safetensors."""
+    """Write a folder that transformers' `from_pretrained` reads: config.json, model.safetensors, and the tokenizer of
+    the folder that the model is from."""
     model.save_pretrained(folder)
+    for name, content in model.tokenizer_files.items():
+        (folder / name).write_bytes(content)
 
 
 def _configuration(options: Options) -> Any:

@@ -17,15 +17,21 @@ No layer has a bias and there is no dropout, as in the paper.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._sampling import continuation
+from ._causal import generate, loss, weight
+from ._checks import checked, divides, rates, whole_numbers
+
+__all__ = ["Options", "build", "flops_per_token", "generate", "loss", "weight"]
 
 NORM_EPS = 1e-5
+# Positions within documents, int64 of (batch, time), and which places a place sees, bool of (batch, 1, time, time).
+Packed = tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,19 +56,17 @@ class Options:
     """Whether the output head is the embedding's matrix."""
     vocab_size: int = 256
     """Distinct tokens, from 1; 256 holds every byte."""
+    label_smoothing: float = 0.0
+    """Part of each target that is spread over all tokens in training, from 0 to below 1."""
 
     def check(self) -> list[str]:
         """Every mistake as "field=value: what is allowed"; an empty list if there is none."""
-        mistakes = []
-        for name in ("num_layers", "width", "num_heads", "num_kv_heads", "mlp_width", "context", "vocab_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                mistakes.append(f"{name}={value!r}: must be a whole number of at least 1")
-        if not mistakes:
-            mistakes += self._check_heads()
+        sizes = ("num_layers", "width", "num_heads", "num_kv_heads", "mlp_width", "context", "vocab_size")
+        mistakes = whole_numbers(self, *sizes) or self._check_heads()
         base = self.rope_base
         if isinstance(base, bool) or not isinstance(base, (int, float)) or not 1 < base < math.inf:
             mistakes.append(f"rope_base={base!r}: must be a finite number above 1")
+        mistakes += rates(self, "label_smoothing")
         if not isinstance(self.tie_head, bool):
             mistakes.append(f"tie_head={self.tie_head!r}: must be true or false")
         return mistakes
@@ -72,9 +76,12 @@ class Options:
         if self.width % (2 * self.num_heads) != 0:
             text = f"twice it must divide width={self.width}, because rotary embedding turns pairs of a head's numbers"
             mistakes.append(f"num_heads={self.num_heads}: {text}")
-        if self.num_heads % self.num_kv_heads != 0:
-            mistakes.append(f"num_kv_heads={self.num_kv_heads}: must divide num_heads={self.num_heads}")
-        return mistakes
+        return mistakes + divides(self, "num_kv_heads", "num_heads")
+
+    @property
+    def reads_packed(self) -> bool:
+        """Whether `loss` takes packed documents."""
+        return True
 
     @property
     def head_width(self) -> int:
@@ -97,9 +104,13 @@ class Rotary(nn.Module):
         self.register_buffer("cos", angles.cos().float(), persistent=False)
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """positions: int64 of (batch, time), where they are not 0, 1, ..."""
         time = x.shape[-2]
-        cos, sin = self.cos[:time], self.sin[:time]
+        if positions is None:
+            cos, sin = self.cos[:time], self.sin[:time]
+        else:
+            cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         first, second = x.chunk(2, dim=-1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         return turned.type_as(x)  # under autocast x is bfloat16 and the product with cos float32
@@ -122,9 +133,14 @@ class Attention(nn.Module):
         self.out = nn.Linear(options.width, options.width, bias=False)
         self.grouped = options.num_kv_heads < options.num_heads
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, rotary: Rotary, packed: Packed | None = None) -> torch.Tensor:
         q, k, v = (self._heads(project(x)) for project in (self.query, self.key, self.value))
-        mixed = F.scaled_dot_product_attention(rotary(q), rotary(k), v, is_causal=True, enable_gqa=self.grouped)
+        if packed is None:
+            mixed = F.scaled_dot_product_attention(rotary(q), rotary(k), v, is_causal=True, enable_gqa=self.grouped)
+        else:
+            positions, seen = packed
+            q, k = rotary(q, positions), rotary(k, positions)
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=self.grouped)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -155,20 +171,22 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(options.width, eps=NORM_EPS)
         self.mlp = SwiGLU(options.width, options.mlp_width)
 
-    def forward(self, x: torch.Tensor, rotary: Rotary) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotary)
+    def forward(self, x: torch.Tensor, rotary: Rotary, packed: Packed | None = None) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotary, packed)
         return x + self.mlp(self.mlp_norm(x))
 
 
 class Llama(nn.Module):
-    """tokens, int64 of (batch, time) with time <= context -> logits of (batch, time, vocab_size)."""
+    """tokens, int64 of (batch, time) with time <= context -> logits of (batch, time, vocab_size).
 
-    def __init__(self, options: Options):
+    starts: of packed documents, as tokens: of each place the one at which its document begins."""
+
+    def __init__(self, options: Options, block: Callable[[Options], nn.Module] = Block):
         super().__init__()
-        self.context = options.context
+        self.context, self.label_smoothing = options.context, options.label_smoothing
         self.token_embedding = nn.Embedding(options.vocab_size, options.width)
         self.rotary = Rotary(options.head_width, options.context, options.rope_base)  # one table for all blocks
-        self.blocks = nn.ModuleList(Block(options) for _ in range(options.num_layers))
+        self.blocks = nn.ModuleList(block(options) for _ in range(options.num_layers))
         self.final_norm = nn.RMSNorm(options.width, eps=NORM_EPS)
         self.head = nn.Linear(options.width, options.vocab_size, bias=False)
         if options.tie_head:
@@ -179,29 +197,26 @@ class Llama(nn.Module):
         """N(0, 0.02); what writes into the residual stream scaled by 1/sqrt(number of writes), as in GPT-2."""
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
-                writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+                writes_residual = name.endswith(("attention.out.weight", ".down.weight", ".down"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_layers) if writes_residual else 0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
         x = self.token_embedding(tokens)
+        packed = None if starts is None else _packed(starts)
         for block in self.blocks:
-            x = block(x, self.rotary)
+            x = block(x, self.rotary, packed)
         return self.head(self.final_norm(x))
+
+
+def _packed(starts: torch.Tensor) -> Packed:
+    places = torch.arange(starts.shape[1], device=starts.device)
+    seen = (starts[:, :, None] == starts[:, None, :]) & (places[:, None] >= places)
+    return places - starts, seen[:, None]
 
 
 def build(options: Options) -> nn.Module:
     """The initialised model; ValueError lists every mistake in the options."""
-    mistakes = options.check()
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
-    return Llama(options)
-
-
-def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Mean cross-entropy in nats per byte; batch = (inputs, targets), each int64 of (batch_size, context)."""
-    inputs, targets = batch
-    logits = model(inputs)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return Llama(checked(options))
 
 
 def flops_per_token(options: Options) -> int:
@@ -217,23 +232,3 @@ def flops_per_token(options: Options) -> int:
     weights = options.num_layers * block + options.vocab_size * options.width
     attention = options.num_layers * 4 * options.context * options.width
     return 3 * (2 * weights + attention)
-
-
-def generate(
-    model: nn.Module,
-    prompt: bytes | list[int],
-    num_tokens: int,
-    temperature: float = 0.8,
-    generator: torch.Generator | None = None,
-    top_k: int | None = None,
-) -> bytes | list[int]:
-    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list.
-
-    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. top_k: how many of the
-    likeliest tokens are drawn from; None is all. Dropout is off meanwhile; the model is left in the mode it was in.
-    """
-
-    def next_logits(tokens: torch.Tensor) -> torch.Tensor:
-        return model(tokens[:, -model.context :])[:, -1]
-
-    return continuation(model, next_logits, prompt, num_tokens, temperature, generator, top_k)

@@ -20,7 +20,7 @@ and, where they make sense,
     make_batch(options, batch_size, generator) -> tuple of tensors
                                      data of its own, unless `data=` names other data that the recipe takes
     prepare(options, batch, generator) -> tuple of tensors
-                                     what `loss` gets of a batch of text, where it wants something else
+                                     what `loss` gets of a batch that `data=` gives, where it wants something else
     export(model, folder)            writes the model for other programs, for task=export
 
 What data a recipe takes is said by the fields or properties of its Options:
@@ -33,7 +33,9 @@ What data a recipe takes is said by the fields or properties of its Options:
                                      Options has num_classes, else float32) (data=arrays)
 
 A recipe for several kinds of data says so by properties of its Options: `reads_text`, where make_batch is not asked,
-and `writes_text`, where generate is.
+and `writes_text`, where generate is. `tokenizer` is the path of a tokenizer.json that the model was made with, or None.
+`reads_packed` says that `loss` takes documents that are packed into rows (data.packing): (inputs, targets, starts), by
+which attention and positions stay within a document, and where a target of -100 is none.
 
 Loops, devices, precision, compilation and logging belong to the trainer, so that they are the same for every recipe.
 """
@@ -47,7 +49,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from ._sampling import continuation
+from ._causal import generate, loss, weight
+from ._checks import checked, divides, rates, whole_numbers
+
+__all__ = ["Options", "build", "flops_per_token", "generate", "loss", "weight"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +71,19 @@ class Options:
     """Probability that dropout zeroes a value, from 0 to below 1; one rate everywhere."""
     vocab_size: int = 256
     """Distinct tokens, from 1; 256 holds every byte."""
+    label_smoothing: float = 0.0
+    """Part of each target that is spread over all tokens in training, from 0 to below 1."""
 
     def check(self) -> list[str]:
         """Every mistake as "field=value: what is allowed"; an empty list if there is none."""
-        mistakes = []
-        for name in ("num_layers", "width", "num_heads", "context", "vocab_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                mistakes.append(f"{name}={value!r}: must be a whole number of at least 1")
-        if not mistakes and self.width % self.num_heads != 0:
-            mistakes.append(f"num_heads={self.num_heads}: must divide width={self.width}")
-        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
-            mistakes.append(f"dropout={self.dropout!r}: must be at least 0 and below 1")
-        return mistakes
+        mistakes = whole_numbers(self, "num_layers", "width", "num_heads", "context", "vocab_size")
+        mistakes = mistakes or divides(self, "num_heads", "width")
+        return mistakes + rates(self, "dropout", "label_smoothing")
+
+    @property
+    def reads_packed(self) -> bool:
+        """Whether `loss` takes packed documents."""
+        return True
 
 
 class Attention(nn.Module):
@@ -98,11 +103,12 @@ class Attention(nn.Module):
         future = torch.ones(options.context, options.context, dtype=torch.bool).triu(diagonal=1)
         self.register_buffer("future", future, persistent=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
         batch, time, width = x.shape
         q, k, v = self.qkv(x).view(batch, time, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
         scores = (q @ k.transpose(-2, -1)) / math.sqrt(width // self.num_heads)
-        scores = scores.masked_fill(self.future[:time, :time], -math.inf)
+        hidden = self.future[:time, :time] if others is None else self.future[:time, :time] | others
+        scores = scores.masked_fill(hidden, -math.inf)
         weights = self.attention_dropout(scores.softmax(dim=-1))
         merged = (weights @ v).transpose(1, 2).reshape(batch, time, width)
         return self.residual_dropout(self.out(merged))
@@ -120,17 +126,19 @@ class Block(nn.Module):
         self.contract = nn.Linear(4 * options.width, options.width)
         self.dropout = nn.Dropout(options.dropout)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, others: torch.Tensor | None = None) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), others)
         return x + self.dropout(self.contract(F.gelu(self.expand(self.mlp_norm(x)))))
 
 
 class Transformer(nn.Module):
-    """tokens, int64 of (batch, time) with time <= context -> logits of (batch, time, vocab_size)."""
+    """tokens, int64 of (batch, time) with time <= context -> logits of (batch, time, vocab_size).
+
+    starts: of packed documents, as tokens: of each place the one at which its document begins."""
 
     def __init__(self, options: Options):
         super().__init__()
-        self.context = options.context
+        self.context, self.label_smoothing = options.context, options.label_smoothing
         self.token_embedding = nn.Embedding(options.vocab_size, options.width)
         self.position_embedding = nn.Embedding(options.context, options.width)
         self.dropout = nn.Dropout(options.dropout)
@@ -147,27 +155,21 @@ class Transformer(nn.Module):
                 writes_residual = name.endswith(("attention.out.weight", "contract.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * num_layers) if writes_residual else 0.02)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        positions = self.position_embedding.weight[: tokens.shape[1]]
+    def forward(self, tokens: torch.Tensor, starts: torch.Tensor | None = None) -> torch.Tensor:
+        if starts is None:
+            positions, others = self.position_embedding.weight[: tokens.shape[1]], None
+        else:
+            positions = self.position_embedding(torch.arange(tokens.shape[1], device=tokens.device) - starts)
+            others = (starts[:, :, None] != starts[:, None, :])[:, None]  # (batch, 1, time, time): another document
         x = self.dropout(self.token_embedding(tokens) + positions)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, others)
         return F.linear(self.final_norm(x), self.token_embedding.weight)  # the head is tied to the embedding
 
 
 def build(options: Options) -> nn.Module:
     """The initialised model; ValueError lists every mistake in the options."""
-    mistakes = options.check()
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
-    return Transformer(options)
-
-
-def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Mean cross-entropy in nats per byte; batch = (inputs, targets), each int64 of (batch_size, context)."""
-    inputs, targets = batch
-    logits = model(inputs)
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return Transformer(checked(options))
 
 
 def flops_per_token(options: Options) -> int:
@@ -180,23 +182,3 @@ def flops_per_token(options: Options) -> int:
     weights = options.num_layers * 12 * options.width**2 + options.vocab_size * options.width
     attention = options.num_layers * 4 * options.context * options.width
     return 3 * (2 * weights + attention)
-
-
-def generate(
-    model: nn.Module,
-    prompt: bytes | list[int],
-    num_tokens: int,
-    temperature: float = 0.8,
-    generator: torch.Generator | None = None,
-    top_k: int | None = None,
-) -> bytes | list[int]:
-    """`num_tokens` tokens that follow `prompt` (at least one), bytes after bytes and a list after a list.
-
-    temperature: 0 takes the likeliest token each time. generator: a CPU generator to draw from. top_k: how many of the
-    likeliest tokens are drawn from; None is all. Dropout is off meanwhile; the model is left in the mode it was in.
-    """
-
-    def next_logits(tokens: torch.Tensor) -> torch.Tensor:
-        return model(tokens[:, -model.context :])[:, -1]
-
-    return continuation(model, next_logits, prompt, num_tokens, temperature, generator, top_k)

@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.metrics.memory import watch_cpu_peak  # noqa: E402
 from aottrain.tasks.measuring.pareto_points import Point, ratio  # noqa: E402
 from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, serve  # noqa: E402
-from scripts.bench_models import MODELS, TITLES  # noqa: E402
+from scripts.bench_models import MODELS, TITLES, Made  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
 ENGINES = (*COMPARED, "products")
+_LEAST_MS = 0.1  # of a time that another is compared with
 RECORDED = (
     "model", "ms of a step: eager, torch.compile, aottrain", "torch.compile over aottrain", "eager over aottrain",
     "aottrain over products and attention alone", "peak: eager, torch.compile, aottrain",
@@ -46,23 +47,12 @@ RECORDED = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", choices=tuple(MODELS), help="may be given several times; all")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="with commas between; products: the lower bound")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each engine in each round")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--autocast", action="store_true", help="forward under bfloat16 autocast")
+    parser = engines_parser(__doc__, MODELS, ENGINES, "bench_kernels", steps=5, rounds=10)
     parser.add_argument("--preload", default="", help="a library for LD_PRELOAD, such as tcmalloc's")
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench_kernels") / time.strftime("%Y-%m-%d_%H-%M-%S"))
-    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
-    parser.add_argument("--engine", help=argparse.SUPPRESS)  # one side, in its own process
-    options = parser.parse_args()
-    if unknown := set(options.engines.split(",")).difference(ENGINES):
-        parser.error(f"--engines: unknown {', '.join(sorted(unknown))}; allowed: {', '.join(ENGINES)}")
+    options = parsed(parser, ENGINES)
     torch.set_num_threads(options.threads)
     if options.engine:
-        return serve(lambda: begin(options.model[0], options.engine, options.autocast))
+        return serve(lambda: begin(MODELS[options.model[0]], options.engine, options.autocast))
     if options.preload:
         os.environ["LD_PRELOAD"] = options.preload
     speedups: dict[str, list[float]] = {}
@@ -75,8 +65,48 @@ def main() -> int:
     return 0
 
 
+def engines_parser(
+    doc: str | None, models: Iterable[str], engines: Sequence[str], folder: str, *, steps: int, rounds: int
+) -> argparse.ArgumentParser:
+    """Of a benchmark in which engines take turns; each side runs the same script again, with `--engine`."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    parser.add_argument("--model", action="append", choices=tuple(models), help="may be given several times; all")
+    parser.add_argument("--engines", default=",".join(engines), help="with commas between")
+    parser.add_argument("--steps", type=int, default=steps, help="timed steps of each engine in each round")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--autocast", action="store_true", help="forward under bfloat16 autocast")
+    parser.add_argument("--out", type=Path, default=Path("outputs") / folder / time.strftime("%Y-%m-%d_%H-%M-%S"))
+    parser.add_argument("--record", action="store_true", help="keep the figures for the tables of the texts")
+    parser.add_argument("--engine", help=argparse.SUPPRESS)  # one side, in its own process
+    return parser
+
+
+def parsed(parser: argparse.ArgumentParser, engines: Sequence[str]) -> argparse.Namespace:
+    options = parser.parse_args()
+    if unknown := set(options.engines.split(",")).difference(engines):
+        parser.error(f"--engines: unknown {', '.join(sorted(unknown))}; allowed: {', '.join(engines)}")
+    return options
+
+
 def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
     """Print the table of one model. Returns how many times faster aot is than each other engine."""
+    arguments = ["--model", name, "--threads", str(options.threads)] + ["--autocast"] * options.autocast
+    points, figures = take_turns(Path(__file__), name, arguments, options)
+    _print(points, figures)
+    if options.record:
+        record("kernels", RECORDED, [_recorded(name, points, figures)])
+    others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
+    ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
+    return {engine: against.median for engine, against in ratios.items() if against is not None}
+
+
+def take_turns(
+    script: Path, name: str, arguments: Sequence[str], options: argparse.Namespace
+) -> tuple[dict[str, Point], dict[str, Mapping[str, Any]]]:
+    """The engines of options.engines, each in a process of its own (`script` with these arguments and `--engine`), in
+    turns, options.rounds rounds of options.steps steps. By engine the times, and what `begin` tells. One that fails is
+    printed and left out; what it wrote is in options.out."""
     runs: dict[str, TimedRun] = {}
     figures: dict[str, Mapping[str, Any]] = {}
     # Cold caches, so that compile time is the time of a first run; one folder for each table.
@@ -84,9 +114,8 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{cache}/inductor"
         try:
             for engine in options.engines.split(","):
-                command = [sys.executable, str(Path(__file__).resolve()), "--model", name, "--engine", engine]
-                command += ["--threads", str(options.threads)] + ["--autocast"] * options.autocast
-                run = TimedRun(command, options.out / f"{name}_{engine}.txt")
+                command = [sys.executable, str(script.resolve()), *arguments, "--engine", engine]
+                run = TimedRun(command, options.out / f"{name.replace(' ', '_')}_{engine}.txt")
                 try:
                     figures[engine] = run.start()
                     runs[engine] = run
@@ -94,19 +123,13 @@ def bench(name: str, options: argparse.Namespace) -> dict[str, float]:
                     print(f"{engine}: {error}", flush=True)
             times: dict[str, list[float]] = {engine: [] for engine in runs}
             for index in range(options.rounds):
-                shift = index % len(runs)
+                shift = index % max(len(runs), 1)
                 for engine in (*list(runs)[shift:], *list(runs)[:shift]):
                     times[engine].append(statistics.median(runs[engine].time(options.steps)))
         finally:
             for run in runs.values():
                 run.close()
-    points = {engine: Point(engine, engine).timed(times[engine]) for engine in runs}
-    _print(points, figures)
-    if options.record:
-        record("kernels", RECORDED, [_recorded(name, points, figures)])
-    others = [engine for engine in points if engine not in ("aot", "products") and "aot" in points]
-    ratios = {engine: ratio(points[engine], points["aot"]) for engine in others}
-    return {engine: against.median for engine, against in ratios.items() if against is not None}
+    return {engine: Point(engine, engine).timed(times[engine]) for engine in runs}, figures
 
 
 def _print(points: Mapping[str, Point], figures: Mapping[str, Mapping[str, Any]]) -> None:
@@ -126,7 +149,9 @@ def _recorded(name: str, points: Mapping[str, Point], figures: Mapping[str, Mapp
     """The row of the table in the texts; a dash for what was not measured."""
 
     def over(engine: str, other: str) -> str:
-        return str(ratio(points[engine], points[other])) if {engine, other} <= points.keys() else "-"
+        # One model multiplies nothing.
+        there = {engine, other} <= points.keys() and (points[other].step_ms_median or 0) > _LEAST_MS
+        return str(ratio(points[engine], points[other])) if there else "-"
 
     def each(engines: Sequence[str], text: Callable[[str], str]) -> str:
         return ", ".join(text(engine) if engine in points else "-" for engine in engines)
@@ -153,16 +178,18 @@ class WithLoss(nn.Module):
         return self.loss(self.network, *batch)
 
 
-def begin(name: str, engine: str, autocast: bool) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
+def begin(
+    make: Callable[[], Made], engine: str, autocast: bool, on_unsupported: str = "error"
+) -> tuple[Mapping[str, Any], Callable[[int], list[float]]]:
     """Build, compile, warm up and measure one side."""
     torch.manual_seed(0)
-    network, loss, batch = MODELS[name]()
+    network, loss, batch = make()
     model = WithLoss(network, loss)
     call: Any = model
     if engine == "torch_compile":
         call = torch.compile(model)
     elif engine == "aot":
-        call = aottrain.compile(model, capture="trace", on_unsupported="error")
+        call = aottrain.compile(model, capture="trace", on_unsupported=on_unsupported)
 
     def step() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
@@ -193,6 +220,7 @@ def begin(name: str, engine: str, autocast: bool) -> tuple[Mapping[str, Any], Ca
         peak_bytes = peak.num_bytes
     kernels = sum(len(graph.kernels) for graph in call.report.graphs) if engine == "aot" else 0
     figures = {"compile_s": first - later, "peak_bytes": peak_bytes, "page_faults": faults, "kernels": kernels}
+    figures["fallbacks"] = sorted({one.reason for one in call.report.fallbacks}) if engine == "aot" else []
     return figures, take
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from recipes import llama, resnet
 
 VOCABULARY, CONTEXT, BATCH = 8192, 256, 8
+# A model, how its loss is called, and what with.
+Made = tuple[nn.Module, Callable[..., Tensor], tuple[Any, ...]]
 
 
 class Block(nn.Module):
@@ -79,23 +82,23 @@ def _tokens() -> tuple[Tensor, Tensor]:
     return tuple(torch.randint(0, VOCABULARY, (BATCH, CONTEXT)) for _ in range(2))  # type: ignore[return-value]
 
 
-def _gpt() -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
+def _gpt() -> Made:
     model = GPT()
     return model, lambda call, *batch: call(*batch), _tokens()
 
 
-def _llama() -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
+def _llama() -> Made:
     options = llama.Options(num_layers=4, width=256, num_heads=8, context=CONTEXT, vocab_size=VOCABULARY)
     return llama.build(options), llama.loss, (_tokens(),)
 
 
-def _resnet() -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
+def _resnet() -> Made:
     options = resnet.Options()
     batch = resnet.make_batch(options, 32, torch.Generator().manual_seed(0))
     return resnet.build(options), resnet.loss, (batch,)
 
 
-def _gates() -> tuple[nn.Module, Callable[..., Tensor], tuple[Tensor, ...]]:
+def _gates() -> Made:
     return Gates(), lambda call, x: call(x), (torch.randn(4096, 1024),)
 
 

@@ -7,7 +7,7 @@
     python scripts/bench_traffic.py --renew --accept               # and what moves more
 
 Kernels are scheduled, forward and backward, and their bytes counted; nothing is compiled by another compiler, run or
-measured, and no device is needed. tests/traffic/measuring.py says what is counted, and what the least is;
+measured, and no device is needed. aottrain/compiler/traffic.py says what is counted, and what the least is;
 tests/traffic/patterns.py has the patterns. Exit code 1: one moves more than tests/traffic/recorded.json says, or is
 above the limit.
 """

@@ -21,6 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from aottrain.config.choices import GLOBAL_GROUPS  # noqa: E402
 from aottrain.config.documentation import Key, head_of, keys, model_keys, sections  # noqa: E402
 from aottrain.config.schema import join, leaves, show  # noqa: E402
 
@@ -29,13 +30,11 @@ README = CONF / "README.md"
 MAX_LINE = 160
 # A key that says which file of its group was chosen.
 FILE_KEYS = ("name", "strategy")
-# Groups whose files change other groups.
-GLOBAL_GROUPS = ("experiment", "debug")
 
 INTRODUCTION = """\
 # Configuration
 
-<!-- Written by `python scripts/configuration.py`; change aottrain/config/run.py, the recipes or the YAML files. -->
+<!-- Written by `python scripts/configuration.py`; change run.py, of_tasks.py in aottrain/config, recipes or YAML. -->
 
 This page and the comments of the YAML files are written by `python scripts/configuration.py`, from the sentences beside
 the fields of `aottrain/config/run.py` and of the recipes' `Options`.
@@ -59,7 +58,7 @@ _DEFAULT_LINE = re.compile(r"(?P<text>  - (?P<group>\w+): \w+) # .*")
 
 def commented(path: Path) -> str:
     """A YAML file with the comment of each key as the classes have it; other lines stay."""
-    documented = {**keys(), **(model_keys(path.stem) if path.parent.name == "recipe" else {})}
+    documented = {**keys(), **model_keys(_recipe_of(path))}
     purposes = {**sections(), "recipe.model": keys()["recipe.model"].meaning}
     root = "" if path.parent == CONF or path.parent.name in GLOBAL_GROUPS else path.parent.name
     lines, inside = [], [(-1, root)]
@@ -79,6 +78,14 @@ def commented(path: Path) -> str:
                 line = text + _comment(documented[name], MAX_LINE - len(text))
         lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+def _recipe_of(path: Path) -> str:
+    """The recipe whose options a file sets; "" where it sets none."""
+    if path.parent.name == "recipe":
+        return path.stem
+    chosen = [entry.get("override /recipe") for entry in _read(path).get("defaults", []) if isinstance(entry, dict)]
+    return next(filter(None, chosen), "")
 
 
 def _comment(key: Key, room: int) -> str:
@@ -105,7 +112,7 @@ def readme() -> str:
     for name, purpose in sections().items():
         parts += _group(name, purpose, chosen[name]) if name in chosen else _section(name, purpose, main[name])
     for name in GLOBAL_GROUPS:
-        parts += [f"## `{name}=`\n", _options_table(name, chosen[name])]
+        parts += [f"## `{name}=`\n", f"{GLOBAL_GROUPS[name]}\n", _options_table(name, chosen[name])]
     parts += ["## Hydra's own\n", _table(("key", "default", "what it does"), _hydra_keys())]
     return "\n".join(parts)
 

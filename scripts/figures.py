@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "gpu": ("scripts/bench_gpu.py --rounds 3 --steps 8",),
     "hf_models": ("scripts/hf_models.py",),
     "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
+    "learning": ("scripts/learning.py",),
     "loss_head": ("scripts/bench_loss_head.py",),
     "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --frontend dynamo"),
     "optimizers": ("scripts/bench_optimizer.py", "scripts/bench_optimizer.py --dtype bfloat16"),

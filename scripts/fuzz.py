@@ -1,7 +1,8 @@
 """Random programs, compiled and compared with eager: `python scripts/fuzz.py --count 10000 --seed 0 --frontend trace`.
 
 Exits 1 if any program is wrong; each is printed, cut down, as a script that checks it. Triton's kernels are interpreted
-on the CPU, where the programs run: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`.
+on the CPU, where the programs run: `TRITON_INTERPRET=1 python scripts/fuzz.py --kernel triton --count 100`. With
+`--dynamic` the programs are compiled with symbolic sizes and called with others: `--dynamic --kernel cpp`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import logging
 import sys
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from aottrain.errors import ConfigError  # noqa: E402
 from aottrain.ir.settings.choices import CAPTURES, GENERATED  # noqa: E402
 from aottrain.runtime.triton_launch import check_device  # noqa: E402
+from tests.numerics import dynamic_fuzzing  # noqa: E402
 from tests.numerics.fuzz_checking import WRONG, check, legal, minimised  # noqa: E402
 from tests.numerics.fuzzing import generate  # noqa: E402
 
@@ -31,6 +34,7 @@ def main() -> int:
     parser.add_argument("--frontend", choices=CAPTURES, default="trace")
     kernels = ("aten", *GENERATED)
     parser.add_argument("--kernel", choices=kernels, default="aten", help="but for aten, results may round otherwise")
+    parser.add_argument("--dynamic", action="store_true", help="programs that are compiled once for inputs of any size")
     parser.add_argument("--verbose", action="store_true", help="print every program that is not bitwise equal")
     options = parser.parse_args()
     try:
@@ -41,6 +45,25 @@ def main() -> int:
         return 2
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.CRITICAL)
+    return fuzz_sizes(options) if options.dynamic else fuzz(options)
+
+
+def fuzz_sizes(options: argparse.Namespace) -> int:
+    num_wrong = num_graphs = num_kernels = 0
+    warnings.simplefilter("ignore")
+    for seed in range(options.seed, options.seed + options.count):
+        program = dynamic_fuzzing.generate(seed)
+        graphs, kernels, wrong = dynamic_fuzzing.check(program, options.frontend, options.kernel)
+        num_graphs, num_kernels, num_wrong = num_graphs + graphs, num_kernels + kernels, num_wrong + bool(wrong)
+        if wrong:
+            print(f"\nseed {seed}: {wrong}\n{program.source}", flush=True)
+        elif options.verbose:
+            print(f"seed {seed}: {graphs} compiled, {kernels} kernels", flush=True)
+    print(f"{options.count} programs, {num_graphs} compiled, {num_kernels} kernels in the first, {num_wrong} wrong")
+    return 1 if num_wrong else 0
+
+
+def fuzz(options: argparse.Namespace) -> int:
     counts: Counter[str] = Counter()
     start = time.perf_counter()
     for seed in range(options.seed, options.seed + options.count):

@@ -116,7 +116,7 @@ def trained_by(engine: str, values: dict[str, Any], steps: int, dtype: torch.dty
     """The steps of one engine. ConfigError: the type cannot be built."""
     from aottrain.config.reading import read_config, read_model
     from aottrain.errors import ConfigError
-    from aottrain.tasks.build import build_job
+    from aottrain.tasks.building.build import build_job
 
     config, mistakes = read_config({**values, "engine": {"name": engine}})
     config, wrong = read_model(config)
@@ -196,7 +196,7 @@ def _work(pipe: Any, *task: Any) -> None:
 def load_once() -> None:
     """What every run imports, here instead of in each process that is forked from this one."""
     import aottrain.compiler.pipeline
-    import aottrain.tasks.build  # noqa: F401
+    import aottrain.tasks.building.build  # noqa: F401
     from recipes import hf
 
     for task in TYPES:

@@ -40,8 +40,9 @@ CLOCKS = {
     "aottrain/measure/measuring.py",
     "aottrain/compiler/stages.py",
     "aottrain/metrics/throughput.py",
-    "aottrain/trainer/loop.py",
+    "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",
+    "aottrain/trainer/reliability/sentinel.py",
 }
 CLOCK = re.compile(
     r"(?:time\.(?:time|perf_counter|monotonic|process_time|thread_time|clock_gettime)(?:_ns)?|timeit(?:\..*)?"
@@ -245,9 +246,10 @@ def yaml_keys(node: object, prefix: str = "") -> Iterator[str]:
 def dead_keys(root: Path) -> list[str]:
     """YAML keys that no dataclass has, and configuration fields that nothing outside aottrain/config reads."""
     config = root / "aottrain/config/run.py"
+    sections = [path for name in ("run", "tasks") if (path := config.with_stem(name)).exists()]
     recipes = list(files(root, "recipes"))
     readers = [*(path for path in files(root, "aottrain") if path.parent != config.parent), *recipes]
-    fields = {name for path in (config, *recipes) for name in dataclass_fields(path)}
+    fields = {name for path in (*sections, *recipes) for name in dataclass_fields(path)}
     read = {
         node.attr
         for path in readers
@@ -255,7 +257,9 @@ def dead_keys(root: Path) -> list[str]:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
     }
     found = [
-        f"aottrain/config/run.py: {name} is read by nothing" for name in sorted(set(dataclass_fields(config)) - read)
+        f"{path.relative_to(root)}: {name} is read by nothing"
+        for path in sections
+        for name in sorted(set(dataclass_fields(path)) - read)
     ]
     for path in files(root, "conf", suffixes=(".yaml",)):
         for key in yaml_keys(yaml.safe_load(path.read_text(encoding="utf-8"))):
@@ -377,7 +381,8 @@ def skeleton(root: Path) -> None:
     for path in ROOT.glob("aottrain/**/__init__.py"):
         write(root / path.relative_to(ROOT), "")
     modules = ("__main__", "compat", "compat_dynamo", "errors", "peers", "step")
-    for module in (*modules, "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages"):
+    alone = "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages", "compiler/traffic"
+    for module in (*modules, *alone):
         write(root / "aottrain" / f"{module}.py", "")
     for module in ("config/run", "ops/random/mode", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")

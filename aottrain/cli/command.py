@@ -7,7 +7,7 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,29 +23,27 @@ from aottrain import __version__
 from aottrain.cli.compose import Checked, Composer, Job
 from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
-from aottrain.cli.pages.reporting import report
-from aottrain.cli.pages.watching import watch
 from aottrain.cli.resuming import with_recorded
-from aottrain.cli.scaffold import new
-from aottrain.cli.sweeps import sweep
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of, verbatim
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
 from aottrain.trainer.console import copied_to
 
-# Words before which no training is configured: what follows is theirs.
-SUBCOMMANDS: dict[str, Callable[[list[str]], int]] = {
-    "new": new,
-    "report": report,
-    "watch": watch,
+# Words before which no training is configured: what follows is theirs. Each is a function of its name in a module that
+# is imported where it is asked for, so that a run, or what is wrong with it, does not wait for pages.
+SUBCOMMANDS = {
+    "new": "aottrain.cli.scaffold",
+    "report": "aottrain.cli.pages.reporting",
+    "watch": "aottrain.cli.pages.watching",
 }
 
 
 def run(arguments: list[str]) -> int:
     """Do what the arguments say; the exit code. Raises AottrainError."""
     if arguments and arguments[0] in SUBCOMMANDS:
-        return SUBCOMMANDS[arguments[0]](arguments[1:])
+        subcommand = getattr(importlib.import_module(SUBCOMMANDS[arguments[0]]), arguments[0])
+        return int(subcommand(arguments[1:]))
     if not {"-m", "--multirun"} & {*arguments}:  # where commas separate values
         arguments = [verbatim(text) for text in arguments]
     flags = parse_flags(arguments)
@@ -87,10 +85,20 @@ def _sound(checked: Checked) -> Job:
 
 
 def _run(composer: Composer, flags: argparse.Namespace) -> int:
+    resumes = any(text.startswith("sweep.resume=") for text in flags.overrides)
+    if resumes:
+        from aottrain.cli.sweeps import resumed_folder, with_recorded_sweep
+
+        if folder := resumed_folder(composer, flags.overrides):
+            flags = with_recorded_sweep(composer, flags, folder)
+        else:
+            resumes = False
     overrides, _ = composer.parse(flags.overrides)
     head, _, _ = composer.compose([text_of(item) for item in overrides if not item.is_sweep_override()])
     mode = None if head is None else head.hydra.mode  # set by an experiment's file, or by hydra.mode=MULTIRUN
-    if flags.multirun or mode == RunMode.MULTIRUN:
+    if flags.multirun or resumes or mode == RunMode.MULTIRUN:
+        from aottrain.cli.sweeps import sweep  # which makes a page in the end
+
         return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
     printed: list[str] = []
 

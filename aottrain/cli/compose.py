@@ -21,12 +21,14 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from aottrain.cli.preflight import missing_paths, unusable, without_use
+from aottrain.cli.preflight import device_type, missing_paths, occupied, unusable, without_use
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
-from aottrain.config.choices import TASKS
+from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
+from aottrain.config.effect import OF_DEVICE, without_effect
 from aottrain.config.reading import absolute_paths, read_config, read_model
+from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
 from aottrain.config.targets import KINDS, is_open
@@ -110,8 +112,9 @@ class Composer:
         config = absolute_paths(config)
         wrong += mistaken
         if look:
-            directory, unmade = directory_of(composed, "hydra.sweep.dir" if sweep else "hydra.run.dir")
-            wrong += missing_paths(config) + unmade
+            folder = "hydra.sweep.dir" if sweep else "hydra.run.dir"
+            directory, unmade = directory_of(composed, folder)
+            wrong += missing_paths(config) + (unmade or occupied(config, folder, directory))
             if announce is not None and not wrong and not mistakes:
                 announce(config, directory)
             wrong += unusable(config, {item.key for item in wrong})
@@ -121,7 +124,20 @@ class Composer:
             config, mistaken = read_model(config)
             wrong += mistaken or (without_use(config) if finish else [])
         mistakes += [self._with_file(item, composed, overridden) for item in wrong]
-        return Job(composed, config, resumed.notes), list(dict.fromkeys(mistakes))
+        notes = resumed.notes if mistakes else (*resumed.notes, *self._without_effect(config, texts, loaded=finish))
+        return Job(composed, config, notes), list(dict.fromkeys(mistakes))
+
+    def _without_effect(self, config: RunConfig, texts: Sequence[str], loaded: bool) -> list[str]:
+        """What was typed and will not be read. loaded: the recipe and torch have been imported."""
+        given = {}
+        for item in self.parse(texts)[0]:
+            key = item.key_or_group
+            if key in self.groups:
+                key += ".strategy" if key == "partition" else ".name"
+            given[key] = text_of(item)
+        recipe = recipe_of(config.recipe) if loaded else None
+        device = device_type(config.device) if loaded and given.keys() & set(OF_DEVICE) else ""
+        return without_effect(config, given, recipe, device)
 
     def _is_changed(self, values: Mapping[str, Any], section: str) -> bool:
         """Whether a section is another than without overrides, which takes a composition of its own to know."""
@@ -231,7 +247,7 @@ class Composer:
             return Mistake(group, "must be basic: sweeps are run by aottrain itself, a process per job", show(value))
         if isinstance(value, dict):
             return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
-        if value in options or (value is None and group in ("experiment", "debug")):
+        if value in options or (value is None and group in GLOBAL_GROUPS):
             return None
         return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}{own}", show(value))
 

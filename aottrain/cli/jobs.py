@@ -1,8 +1,8 @@
-"""Many runs from one command: a process per job, one after the other, so that no job sees another's memory or caches.
+"""Many runs from one command: a process per job, so that no job sees another's memory, some of them at once if asked.
 
 A job that fails ends alone. What ran, how it ended and its main figures stand in `sweep.csv`, which is written anew
-after every job; at the end `sweep.html` shows them. Ctrl-C (or SIGTERM) asks the running job to end as it would alone,
-and starts no other.
+after every job; at the end `sweep.html` shows them. Ctrl-C (or SIGTERM) asks the running jobs to end as they would
+alone, and starts no other. A sweep that is gone on with runs what has not finished.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,12 +28,18 @@ from aottrain.report.runs.drawing.pages import leave_page
 # Of summary.json, with the heading of its column on the screen.
 FIGURES = {
     "last_loss": "loss",
+    "val_loss": "held-out",
+    "best_val_loss": "lowest",
+    "compile_s": "compiling",
     "step_ms_median": "step (median)",
     "tokens_per_s": "tokens/s",
     "samples_per_s": "samples/s",
     "peak_bytes": "peak",
     "saved_bytes": "saved",
 }
+
+
+_LOOK_S = 0.1  # seconds between two looks at jobs that run at once
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ class SweepJob:
     directory: Path
     arguments: Sequence[str]
     """Its whole command line after `python -m aottrain`."""
+    goes_on: bool = False
+    """Whether it has begun in its directory before."""
 
     @property
     def title(self) -> str:
@@ -53,15 +62,16 @@ class SweepJob:
 
 @dataclass
 class Running:
-    """The process at hand, and the first signal that asked the sweep to end."""
+    """The processes at hand, and the first signal that asked the sweep to end."""
 
-    process: subprocess.Popen[bytes] | None = None
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     signum: int | None = None
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signum)
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signum)
 
 
 @dataclass
@@ -70,32 +80,87 @@ class Outcome:
     exit_code: int | None = None
     status: str = "not run"
     figures: dict[str, Any] = field(default_factory=dict)
+    recorded: str = ""
+    """How it ended, as its summary says."""
 
 
-def run_sweep(jobs: Sequence[SweepJob], directory: Path) -> int:
-    """Run every job; print and write what became of each. Exit code: 0, 1 if a job failed, 128 + n at signal n."""
+def run_sweep(jobs: Sequence[SweepJob], directory: Path, parallel: int = 1, finished: bool = False) -> int:
+    """Run every job, `parallel` of them at once; print and write what became of each. finished: jobs that have finished
+    in their directories already are not run again. Exit code: 0, 1 if a job failed, 128 + n at signal n.
+
+    Of several jobs at once the output goes to their logs alone.
+    """
     outcomes = [Outcome(job) for job in jobs]
     directory.mkdir(parents=True, exist_ok=True)
+    for outcome in outcomes if finished else ():
+        _take_finished(outcome)
+    left = [outcome for outcome in outcomes if outcome.exit_code is None]
+    if finished:
+        print(f"{len(jobs) - len(left)} of {len(jobs)} jobs have finished already", flush=True)
     with _signals(Running()) as running:
-        for count, outcome in enumerate(outcomes, 1):
-            if running.signum is not None:
-                break
-            print(f"\n[{count}/{len(jobs)}] {outcome.job.title}\n      -> {outcome.job.directory}", flush=True)
-            outcome.exit_code = _run(outcome.job, running)
-            _describe(outcome, interrupted=running.signum is not None)
-            _write_csv(outcomes, directory / "sweep.csv")
-    print(f"\n{table(outcomes)}\n{directory / 'sweep.csv'}\n{leave_page(directory)}", flush=True)
+        active: list[tuple[Outcome, subprocess.Popen[bytes]]] = []
+        while active or (left and running.signum is None):
+            while left and len(active) < parallel and running.signum is None:
+                outcome = left.pop(0)
+                job, count = outcome.job, outcomes.index(outcome) + 1
+                print(f"\n[{count}/{len(jobs)}] {job.title}\n      -> {job.directory}", flush=True)
+                active.append((outcome, _start(job, running, is_quiet=parallel > 1)))
+            ended = _wait(active, running)
+            for outcome, process in ended:
+                outcome.exit_code = process.returncode
+                _describe(outcome, interrupted=running.signum is not None)
+                _write_csv(outcomes, directory / "sweep.csv")
+                if parallel > 1:
+                    print(f"job {outcome.job.number} {outcome.status}", flush=True)
+    if not (directory / "sweep.csv").exists() or (finished and not any(o.exit_code is None for o in outcomes)):
+        _write_csv(outcomes, directory / "sweep.csv")
+    print(f"\n{table(outcomes)}\n{_best(outcomes)}{directory / 'sweep.csv'}\n{leave_page(directory)}", flush=True)
     return _report_failures(outcomes, running.signum)
 
 
-def _run(job: SweepJob, running: Running) -> int:
+def _take_finished(outcome: Outcome) -> None:
+    """What the job's directory says of it, where it has finished there."""
+    _describe(outcome, interrupted=False)
+    if outcome.recorded == "finished":
+        outcome.exit_code, outcome.status = 0, "finished"
+    else:
+        outcome.status, outcome.figures = "not run", {}
+
+
+def _best(outcomes: Sequence[Outcome]) -> str:
+    """A line that names the job with the lowest held-out loss, where several have one."""
+    known = [(o.figures["best_val_loss"], o.job.number, o.job.title) for o in outcomes if "best_val_loss" in o.figures]
+    if len(known) < 2:
+        return ""
+    loss, number, title = min(known)
+    return f"lowest held-out loss: {loss:.4f}, job {number} ({title})\n"
+
+
+def _start(job: SweepJob, running: Running, is_quiet: bool) -> subprocess.Popen[bytes]:
     # A process group of its own: Ctrl-C in a terminal goes to the whole foreground group, and the job must be told
     # once, by us. A second signal would mean "at once", and cost it its checkpoint.
     group: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
-    running.process = subprocess.Popen([sys.executable, "-m", "aottrain", *job.arguments], **group)
+    out = {"stdout": subprocess.DEVNULL} if is_quiet else {}
+    again = ["resume=auto"] if job.goes_on else []
+    process = subprocess.Popen([sys.executable, "-m", "aottrain", *job.arguments, *again], **group, **out)
+    running.processes.append(process)
     if running.signum is not None:  # it came while the process was being started
-        running.process.send_signal(running.signum)
-    return running.process.wait()
+        process.send_signal(running.signum)
+    return process
+
+
+def _wait(
+    active: list[tuple[Outcome, subprocess.Popen[bytes]]], running: Running
+) -> list[tuple[Outcome, subprocess.Popen[bytes]]]:
+    """Those that have ended, taken from `active`; at least one."""
+    if len(active) == 1:
+        active[0][1].wait()
+    while not (ended := [each for each in active if each[1].poll() is not None]):
+        threading.Event().wait(_LOOK_S)
+    for each in ended:
+        active.remove(each)
+        running.processes.remove(each[1])
+    return ended
 
 
 @contextmanager
@@ -113,6 +178,7 @@ def _describe(outcome: Outcome, interrupted: bool) -> None:
         summary = json.loads((outcome.job.directory / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         summary = {}
+    outcome.recorded = str(summary.get("status", ""))
     outcome.figures = {name: summary[name] for name in FIGURES if summary.get(name) is not None}
     if outcome.exit_code == 0:
         outcome.status = str(summary.get("status", "finished"))
@@ -155,6 +221,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
 def _figure(name: str, value: Any) -> str:
     if name.endswith("_bytes") and isinstance(value, int):
         return format_bytes(value)
+    if name == "compile_s":
+        return "" if value is None else format_seconds(value)
     if name == "step_ms_median":
         return "" if value is None else format_seconds(value / 1e3)
     if isinstance(value, float):

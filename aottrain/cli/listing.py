@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aottrain.cli.usage import defaults_of
-from aottrain.config.choices import TASKS
+from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import head_of, keys, sections
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import suggest
 from aottrain.errors import ConfigError
 
 # What is a folder of files; tasks are modules.
-GROUPS = ("recipe", "data", "kernel", "partition", "engine", "optimizer", "lr_schedule")
+GROUPS = ("recipe", "size", "adapter", "data", "kernel", "partition", "engine", "optimizer", "lr_schedule")
 
 
 
@@ -37,7 +37,7 @@ def _group(folders: Sequence[Path], group: str) -> str:
         paths = [path for folder in folders for path in sorted((folder / group).glob("*.yaml"))]
         chosen = defaults_of(folders[0] / "config.yaml")[group]
         meanings = {f"{path.stem}*" if path.stem == chosen else path.stem: head_of(path) for path in paths}
-        purpose = sections()[group]
+        purpose = {**sections(), **GLOBAL_GROUPS}[group]
     width = max(map(len, meanings))
     lines = [f"  {name:<{width}}  {_first_sentence(text)}".rstrip() for name, text in meanings.items()]
     return "\n".join([f"{group}=  {purpose}", *lines])

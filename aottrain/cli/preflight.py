@@ -8,13 +8,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.choices import BPE, DATA_KINDS, PATH_NEEDED, RUN_TASKS
+from aottrain.cli.lock import is_taken
+from aottrain.config.choices import DATA_KINDS, PATH_NEEDED, RUN_TASKS, TOKENIZERS
+from aottrain.config.folders import has_checkpoint, no_checkpoint
 from aottrain.config.recipes import kinds_taken, makes_batches, not_taken, recipe_of
 from aottrain.config.run import DataConfig, OptimizerConfig, RunConfig
-from aottrain.config.schema import Mistake
+from aottrain.config.schema import Mistake, command_line
 from aottrain.config.targets import KINDS, load_target
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
+from aottrain.report.runs.reading import SUMMARY, read_summary
+
+# What tasks that take long leave besides a run's own files.
+_TABLES = {"compare.csv": "a comparison", "pareto.csv": "a measurement of budgets", "sweep.csv": "a sweep"}
 
 
 def missing_paths(config: RunConfig) -> list[Mistake]:
@@ -26,17 +32,21 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
     elif config.data.name in PATH_NEEDED:
         mistakes.append(Mistake("data.path", f"data={config.data.name} needs a file or folder", "null"))
     tokenizer = config.data.tokenizer
-    if tokenizer not in (None, BPE) and not Path(tokenizer).is_file():
-        mistakes.append(Mistake("data.tokenizer", "no such file; give null, bpe or a tokenizer.json", tokenizer))
-    if tokenizer == BPE and config.data.name != DataConfig.name:
-        mistakes.append(Mistake("data.tokenizer", f"data={config.data.name} has tokens already; give a file", BPE))
-    if config.resume not in (None, "auto") and not Path(config.resume).exists():
-        text = "no such file or folder; give the output directory of an earlier run, or auto"
-        mistakes.append(Mistake("resume", text, config.resume))
+    if tokenizer not in (None, *TOKENIZERS) and not Path(tokenizer).is_file():
+        text = f"no such file; allowed: null, {', '.join(TOKENIZERS)}, the path of a tokenizer.json"
+        mistakes.append(Mistake("data.tokenizer", text, tokenizer))
+    if tokenizer in TOKENIZERS and config.data.name != DataConfig.name:
+        text = f"data={config.data.name} has tokens already; give a file"
+        mistakes.append(Mistake("data.tokenizer", text, tokenizer))
+    if config.resume not in (None, "auto"):
+        absent = "no such file or folder; give the output directory of an earlier run, or auto"
+        mistakes += _no_run("resume", config.resume, absent)
     for task in RUN_TASKS:
-        run = getattr(config, task).run
-        if run is not None and not Path(run).exists():
-            mistakes.append(Mistake(f"{task}.run", "no such folder; give the output directory of a run", run))
+        if (run := getattr(config, task).run) is not None:
+            mistakes += _no_run(f"{task}.run", run, "no such folder; give the output directory of a run")
+    base = config.adapter.base
+    if base is not None and config.task not in RUN_TASKS and config.resume is None:
+        mistakes += _no_run("adapter.base", base, "no such folder; give the output directory of a run")
     if config.export.path is not None and Path(config.export.path).exists():
         text = "is there already; give the path of a new folder"
         mistakes.append(Mistake("export.path", text, config.export.path))
@@ -48,6 +58,11 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
             text = f"{reason}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
             mistakes.append(Mistake("decisions", text, config.decisions))
     return mistakes
+
+
+def _no_run(key: str, run: str, absent: str) -> list[Mistake]:
+    text = no_checkpoint(Path(run)) if Path(run).exists() else absent
+    return [Mistake(key, text, run)] if text else []
 
 
 def _unreadable(path: Path) -> str:
@@ -76,7 +91,7 @@ def unusable(config: RunConfig, wrong_keys: Iterable[str]) -> list[Mistake]:
     if config.optimizer.target is not None:
         checks[KINDS["optimizer"].key] = partial(_check_optimizer, config.optimizer)
     if config.device.startswith("cuda"):
-        checks["device"] = partial(_find_device, config.device)
+        checks["device"] = partial(device_type, config.device)
     mistakes = []
     for key in sorted(checks.keys() - set(wrong_keys)):
         try:
@@ -92,10 +107,11 @@ def _check_optimizer(config: OptimizerConfig) -> None:
     check_target(config)
 
 
-def _find_device(name: str) -> None:
-    from aottrain.tasks.build import find_device
+def device_type(name: str) -> str:
+    """As "cuda", of the device that `name` means. Imports torch. ConfigError: it is absent."""
+    from aottrain.tasks.building.build import find_device
 
-    find_device(name)
+    return find_device(name).type
 
 
 def without_use(config: RunConfig) -> list[Mistake]:
@@ -132,3 +148,25 @@ def unwritable(key: str, directory: str) -> list[Mistake]:
         return []
     reason = "is not writable" if existing.is_dir() else "is a file"
     return [Mistake(key, f"cannot be made: {existing} {reason}", directory)]
+
+
+def occupied(config: RunConfig, key: str, directory: str) -> list[Mistake]:
+    """What another run, or a sweep, has left in the output directory that `key` names, which this one would write over,
+    unless it goes on with it."""
+    folder, resume = Path(directory), config.resume
+    goes_on = resume is not None and (resume == "auto" or folder in (Path(resume), *Path(resume).parents))
+    goes_on = goes_on or (key == "hydra.sweep.dir" and config.sweep.resume is not None)
+    if goes_on or is_taken(folder):  # of one that runs now, its lock says more
+        return []
+    summary = read_summary(folder / SUMMARY, [])
+    steps, status = summary.get("steps") or 0, summary.get("status", "unknown")
+    left = next((what for name, what in _TABLES.items() if (folder / name).is_file()), "")
+    if steps or has_checkpoint(folder):
+        left = f"a run of {steps} steps ({status})"
+    if not left:
+        return []
+    text = f"has {left}, which would be written over; give another {key}"
+    if config.task == "train" and has_checkpoint(folder):
+        more = [f"trainer.steps={2 * steps}"] if status == "finished" else []
+        text += f", or go on with it: {command_line(['resume=auto', f'{key}={os.path.relpath(folder)}', *more])}"
+    return [Mistake(key, text, directory)]

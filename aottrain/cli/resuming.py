@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
-from aottrain.config.choices import BPE, RUN_TASKS
+from aottrain.config.choices import GLOBAL_GROUPS, RUN_TASKS, TOKENIZERS
+from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import command_line, find, leaves, show
 from aottrain.config.targets import KINDS, is_open, is_well_formed
 from aottrain.errors import ConfigError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 RECORD = Path(".hydra", "config.yaml")
 NOT_TAKEN = ("task", "resume", "hydra", "decisions", *RUN_TASKS)  # a checkpoint has the decisions themselves
-GLOBAL_GROUPS = ("experiment", "debug")  # their files set keys of other groups, which are recorded there
+PATHS = (("data", "path"), ("data", "tokenizer"), ("adapter", "base"))
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def _folder_of(path: Path) -> Path | None:
 def _own_folder(composed: DictConfig, sweep: bool) -> Path | None:
     """The run's own output directory, where there is something to go on from."""
     folder = Path() if sweep else Path(directory_of(composed, "hydra.run.dir")[0])
-    goes_on = not sweep and any((folder / "checkpoints").glob("step_*.pt")) and (folder / RECORD).is_file()
+    goes_on = not sweep and has_checkpoint(folder) and (folder / RECORD).is_file()
     return folder if goes_on else None
 
 
@@ -96,10 +97,11 @@ def _read(folder: Path) -> Recorded:
     config, hydra = _load(folder / RECORD), _load((folder / RECORD).with_name("hydra.yaml"))
     config.pop("hydra", None)  # a run records none there, and what it would look up is this run's
     values = {key: value for key, value in resolved(config)[0].items() if key not in NOT_TAKEN}
-    data, started_in = values.get("data"), OmegaConf.select(hydra, "hydra.runtime.cwd")
-    for key in ("path", "tokenizer"):
-        if isinstance(data, dict) and data.get(key) not in (None, BPE) and started_in is not None:
-            data[key] = str(Path(str(started_in)) / Path(str(data[key])).expanduser())
+    started_in = OmegaConf.select(hydra, "hydra.runtime.cwd")
+    for group, key in PATHS:
+        section = values.get(group)
+        if isinstance(section, dict) and section.get(key) not in (None, *TOKENIZERS) and started_in is not None:
+            section[key] = str(Path(str(started_in)) / Path(str(section[key])).expanduser())
     choices = OmegaConf.select(hydra, "hydra.runtime.choices") or {}
     named = {str(group): str(option) for group, option in choices.items() if option is not None}
     return Recorded(folder, values, named)

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from aottrain.cli.compose import Composer, Job
 from aottrain.cli.jobs import SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.values import directory_of, quoted, text_of
+from aottrain.config.effect import without_effect
+from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import Mistake, show
 from aottrain.errors import ConfigError
-from aottrain.report.runs.reading import OVERRIDES
+from aottrain.report.runs.reading import OVERRIDES, SUMMARY
 
 
 def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[str, str]], list[Mistake]]:
@@ -39,6 +42,7 @@ def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[st
 
 def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     """Check every job, then run each in a process of its own. `params`: the sweep that the configuration has."""
+    goes_on = Path(folder) if (folder := resumed_folder(composer, flags.overrides)) else None
     jobs, mistakes = combinations(composer, [*(f"{key}={value}" for key, value in params.items()), *flags.overrides])
     if jobs and not mistakes:  # the first line, for checking takes a moment for each
         print(
@@ -46,7 +50,7 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
             flush=True,
         )
     planned: list[SweepJob] = []
-    folder = ""
+    folder, parallel = "", 1
     for number, overrides in enumerate(jobs):
         texts = list(overrides.values())
         job, wrong = composer.check(texts, sweep=True)
@@ -55,14 +59,56 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
             with read_write(job.composed.hydra):
                 job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
             folder = folder or directory_of(job.composed, "hydra.sweep.dir")[0]
+            parallel = job.config.sweep.parallel
             planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
     if len({job.directory for job in planned}) < len(planned):
         mistakes.append(Mistake("hydra.sweep.subdir", "must differ between jobs, as ${hydra.job.num} does"))
     if mistakes:
         raise ConfigError([str(mistake) for mistake in dict.fromkeys(mistakes)])
     with only_run_in(Path(folder), "hydra.sweep.dir"):
-        record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
-        return run_sweep(planned, Path(folder))
+        if goes_on is None:
+            record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
+        else:
+            planned = [replace(job, goes_on=_has_begun(job)) for job in planned]
+        return run_sweep(planned, Path(folder), parallel, goes_on is not None)
+
+
+def resumed_folder(composer: Composer, texts: Sequence[str]) -> str:
+    """What sweep.resume names in these overrides; "" where it is not there."""
+    overrides, _ = composer.parse([text for text in texts if text.startswith("sweep.resume=")])
+    return "" if not overrides or overrides[-1].value() is None else str(overrides[-1].value())
+
+
+def with_recorded_sweep(composer: Composer, flags: argparse.Namespace, folder: str) -> argparse.Namespace:
+    """The flags that the sweep in `folder` was started with, and sweep.* as it is given now.
+
+    ConfigError: there is no sweep, or more is given than this. A folder alone starts no code: targets are given again.
+    """
+    path = Path(folder).expanduser().absolute()
+    try:
+        typed = [str(text) for text in OmegaConf.load(path / OVERRIDES)]
+    except Exception as error:  # YAML and the system have their own for a file that is damaged or absent
+        raise ConfigError(f"sweep.resume={folder}: no sweep was recorded there ({OVERRIDES} cannot be read)") from error
+    recorded = [text for text in typed if text != "-m" and not text.startswith(("sweep.", "hydra.sweep.dir="))]
+    more = [text for text in flags.overrides if not text.startswith("sweep.") and text not in recorded]
+    if more:
+        text = "goes on with that sweep's own settings; beside it only sweep.parallel and its targets are given"
+        raise ConfigError(f"sweep.resume={folder}: {text}, not {' '.join(more)}")
+    targets = [text for text in recorded if text.lstrip("+").partition("=")[0].endswith(".target")]
+    if missing := [text for text in targets if text not in flags.overrides]:
+        text = "a folder alone starts no code, so name its targets again if you trust it"
+        raise ConfigError(f"sweep.resume={folder}: {text}: {' '.join(missing)}")
+    own = [text for text in flags.overrides if text.startswith("sweep.")]
+    again = argparse.Namespace(**vars(flags))
+    again.multirun = "-m" in typed
+    again.overrides = [*recorded, *own, f"hydra.sweep.dir={quoted(str(path))}"]
+    return again
+
+
+def _has_begun(job: SweepJob) -> bool:
+    """Whether a run was there, with a checkpoint to go on from or none: without `resume=auto` its folder is refused."""
+    is_told = any(key in job.overrides for key in ("resume", "task"))
+    return not is_told and ((job.directory / SUMMARY).is_file() or has_checkpoint(job.directory))
 
 
 def record(folder: Path, typed: list[str]) -> None:
@@ -77,8 +123,11 @@ def _sweep_job(number: int, overrides: list[Override], job: Job, folder: Path, f
     named = {"config-dir": flags.config_dir, "config-path": flags.config_path, "config-name": flags.config_name}
     arguments = [f"--{name}={value}" for name, value in named.items() if value]
     own = ["hydra.mode=RUN", f"hydra.job.num={number}", f"hydra.run.dir={quoted(str(directory))}"]
+    overrides = [item for item in overrides if not item.key_or_group.startswith("sweep.")]  # of the sweep, not of a job
     arguments += [*map(text_of, overrides), *own]
-    if "group" in job.composed.logger and job.config.logger.group is None and "WANDB_RUN_GROUP" not in os.environ:
+    wanted = "group" in job.composed.logger and job.config.logger.group is None
+    wanted = wanted and not without_effect(job.config, {"logger.group": ""})
+    if wanted and "WANDB_RUN_GROUP" not in os.environ:
         arguments.append(f"logger.group={quoted(f'sweep-{folder.name}')}")  # so that wandb overlays the jobs
     shown = {item.key_or_group: show(item.value()) for item in overrides if not item.is_hydra_override()}
     return SweepJob(number, shown, directory, arguments)

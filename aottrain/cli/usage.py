@@ -44,7 +44,8 @@ MOST_USED = (
     "task", "seed", "device", "trainer.steps", "trainer.precision", "data.batch_size", "optimizer.lr",
     "recipe.model.num_layers", "partition.budget", "verify.steps",
 )  # fmt: skip
-_MAX_COLUMN = 50
+_MAX_COLUMN = 56
+_MOST_NAMED = 10  # options of a group
 
 
 def config_folder() -> Path:
@@ -87,7 +88,10 @@ def usage(folders: Sequence[Path], version: str) -> str:
     for group, chosen in defaults.items():
         options = sorted(path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
         marked = [option + "*" if option == chosen else option for option in options]
-        lines.append(f"  {group:<12} {' '.join(marked)}")
+        named = " ".join(marked)
+        if len(marked) > _MOST_NAMED:
+            named = f"{chosen}* and {len(marked) - 1} more: ls {group}" if chosen in options else f"see ls {group}"
+        lines.append(f"  {group:<12} {named}")
     groups = "\n".join(_two_columns(lines))
     return HELP.format(version=version, groups=groups, keys="\n".join(_keys()), default="*")
 

@@ -40,11 +40,14 @@ from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
 from aottrain.compiler.passes.split_losses import split_losses
 from aottrain.compiler.passes.split_norms import split_norms
+from aottrain.compiler.passes.split_pools import split_pools
 from aottrain.compiler.reporting import Decided, describe
+from aottrain.compiler.schedule.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.errors import BudgetError, CompilerError, UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
-from aottrain.guards.state import StateGuard, check_reachable
+from aottrain.guards.ownership import check_reachable
+from aottrain.guards.state import StateGuard
 from aottrain.ir.graph import JointGraph, PartitionedGraph
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.choices import GENERATED
@@ -73,6 +76,7 @@ __all__ = [
     "simplify",
     "split_losses",
     "split_norms",
+    "split_pools",
     "trace_joint",
 ]
 
@@ -148,6 +152,7 @@ PASSES = (
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, _CPP),
+    Pass("split_pools", "split pools", split_pools, BITWISE, GENERATED),
 )
 
 
@@ -166,15 +171,17 @@ class Target:
     """The rewrites that are made for it alone."""
 
 
-def targets_for(kernel: Kernel) -> tuple[Target, ...]:
+def targets_for(kernel: Kernel, symbolic: bool = False) -> tuple[Target, ...]:
     """The ways to run a program whose kernel is chosen, in the order in which they are tried.
 
     Generated kernels have rewrites of their own, which round otherwise than eager. Where a budget leaves no room for
     them, the program is as it was. Where kernels cannot be made, operators run one by one: plan and budget hold.
+    symbolic: whether sizes are; these rewrites are proven for numbers alone.
     """
     if kernel not in GENERATED:
         return (Target(kernel),)
-    return Target(kernel, tuple(each for each in PASSES if kernel in each.kernels)), Target(kernel), Target("aten")
+    rewritten = Target(kernel, tuple(each for each in PASSES if kernel in each.kernels))
+    return (*([] if symbolic else [rewritten]), Target(kernel), Target("aten"))
 
 
 @dataclass(frozen=True)
@@ -192,6 +199,7 @@ class UserCall:
 
 
 @collection_paused()
+@sharing()
 def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, CapturedStep, Analysis, GraphReport]:
     """The program that does what the call does, with its report.
 
@@ -216,7 +224,8 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
         record = ledger.record(step.device)
-    return program, step, analysis, replace(report, stages=tuple(log.records), decisions=record)
+    report = replace(report, stages=tuple(log.records), decisions=record, guards=call.guard.told())
+    return program, step, analysis, report
 
 
 def with_kernel(options: CompileOptions, joint: JointGraph, faults: Faults) -> tuple[CompileOptions, str]:
@@ -264,7 +273,7 @@ class _Built:
 
 def _build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> _Built:
     """The program as the first target that can run it within the budget."""
-    targets = list(targets_for(options.kernel))
+    targets = list(targets_for(options.kernel, joint.signature.num_sizes > 0))
     reason, undone = "", dict[str, Any]()
     while True:
         target = targets.pop(0)
@@ -318,7 +327,8 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
     if all_bytes(joint) + options.reserved_bytes > options.memory_bytes:
         with deciding(DEFAULT), without_workspaces():
             try:
-                linked, _, _ = _rewrite(joint, targets_for(options.kernel)[0].passes, StageLog())
+                target, *_ = targets_for(options.kernel, joint.signature.num_sizes > 0)
+                linked, _, _ = _rewrite(joint, target.passes, StageLog())
                 *_, expected = _cut(without_links(linked), options, StageLog())
                 peak = peak_without_workspaces(expected, options)
             except Exception:  # the next target may do without, and a fault is counted there
@@ -328,14 +338,10 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:
     """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
+    fused, budget, modules = fused_by(joint, options, defined), options.budget, options.modules
+    reserved, cost = options.reserved_bytes, options.cost
     return plan_partition(
-        joint,
-        options.partition,
-        budget=options.budget,
-        reserved_bytes=options.reserved_bytes,
-        cost=options.cost,
-        modules=options.modules,
-        fused=fused_by(joint, options, defined),
+        joint, options.partition, budget=budget, reserved_bytes=reserved, cost=cost, modules=modules, fused=fused
     )
 
 
@@ -358,12 +364,7 @@ def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep
     guard, captured = call.guard, list[Tensor]()
     for _ in range(_MAX_CAPTURES):
         made_pure = partial(
-            capture,
-            captured=captured,
-            rng=rng,
-            sizes=call.sizes,
-            watching=guard.watching,
-            containers=guard.seen,
+            capture, captured=captured, rng=rng, sizes=call.sizes, watching=guard.watching, containers=guard.seen
         )
         step = log.run("capture", made_pure, call.function, call.module, call.args, call.kwargs)
         try:
@@ -371,7 +372,7 @@ def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep
             guard.check_unchanged()
             return step, analysis
         except CapturedTensors as read:
-            check_reachable(guard, read.tensors)
+            check_reachable(guard.reachable, read.tensors)
             captured += read.tensors
     raise UnsupportedError("the program reads other tensors each time that it is traced")
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
+from aottrain.compiler.codegen.rendering import render
 from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
@@ -22,10 +25,17 @@ from aottrain.compiler.partition.costs.storages import contract
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.schedule.fusion import one_kernel
+from aottrain.compiler.traffic import traffic_of
+from aottrain.explain.diagrams import half_diagrams, joint_diagram
+from aottrain.explain.kernels import kernel_records, refusals
 from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
-from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, descendants, info
+from aottrain.explain.traffic import Traffic
+from aottrain.ir.analysis.reach import descendants
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, info
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
+from aottrain.ir.schedule import Schedule
+from aottrain.ir.sizes.polynomials import within
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.ir.text import graph_text
 from aottrain.ir.units import format_shape
@@ -63,13 +73,15 @@ def describe(
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
     measures = options.counts_workspaces
     workspace = workspaces_of(joint.graph) if measures else no_workspace
+    language = decided.fused[0].backend if decided.fused else "cpp"
+    render_kernel = partial(render, language=language)
     schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
     timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
     price = price_of(options.cost, joint.graph)
     trains = parts.backward is not None
     contracted = contract(joint, price, workspace)
     if options.partition == "budget" and decided.fused:
-        contracted.rerun_seconds = fused_prices(contracted, one_kernel)
+        contracted.rerun_seconds = fused_prices(contracted, within(size_facts(joint.graph), one_kernel))
     worth = marginals(contracted, plan, parts) if trains else {}
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     backward_nodes = [] if parts.backward is None else calls(parts.backward)
@@ -109,6 +121,7 @@ def describe(
         timeline=timeline,
         counts_workspaces=measures,
         loss_heads=decided.by_pass.get("chunk_loss_heads", ()),
+        traffic=_traffic(joint, parts, schedules),
         layouts="".join(decided.by_pass.get("choose_layouts", ())),
         gap=find_gap(contracted, plan, parts) if trains else None,
         cuda_graphs=decided.replays,
@@ -117,7 +130,18 @@ def describe(
         inputs=_inputs(joint),
         num_parameters=sum(spec.numel for spec in _specs(joint, InputKind.PARAMETER)),
         machine=describe_machine(_device(joint)),
+        diagrams=(joint_diagram(joint, plan.saved, plan.recomputed), *half_diagrams(parts, schedules)),
+        kernel_records=kernel_records(schedules, render_kernel),
+        refusals=refusals(schedules),
     )
+
+
+def _traffic(joint: JointGraph, parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Traffic | None:
+    """Counted when it is read. Constants are no part of it: a report keeps no memory of the program's."""
+    symbolic = any(each.kind is InputKind.SIZE for each in joint.signature.inputs)
+    if symbolic or not schedules:
+        return None
+    return Traffic(partial(traffic_of, replace(joint, constants=()), replace(parts, constants=()), schedules))
 
 
 def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[Any]) -> GraphReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aottrain.ir.settings.choices import GENERATED, KERNELS, STRATEGIES
 
-TASKS = ("train", "compare", "plan", "pareto", "export", "eval", "generate")
+TASKS = ("train", "compare", "plan", "pareto", "tour", "export", "eval", "generate")
 # Those of a run that has been trained, which <task>.run names.
 RUN_TASKS = ("export", "eval", "generate")
 # In the order in which task=compare runs them where nothing else is said; the first is what the others are compared to.
@@ -22,6 +22,9 @@ KERNEL_FILES = (*KERNELS, "custom")
 GENERATING = ("auto", *GENERATED)
 OPTIMIZERS = ("adamw", "sgd", "lion")
 OPTIMIZER_FILES = (*OPTIMIZERS, "custom")
+# Which weights of a checkpoint a task is about; auto is the mean where there is one.
+WEIGHTS = ("auto", "averaged", "last")
+ADAPTERS = ("none", "lora")
 OPTIMIZER_KERNELS = ("auto", "generated", "torch")
 LR_SCHEDULES = ("cosine", "constant", "linear", "wsd")
 LR_SCHEDULE_FILES = (*LR_SCHEDULES, "custom")
@@ -30,13 +33,27 @@ DATA_KINDS = {"text": "tokens", "tokens": "tokens", "images": "images", "arrays"
 DATA = (*DATA_KINDS, "custom")
 # Those for which there is nothing without a path.
 PATH_NEEDED = ("tokens", "arrays")
-# The tokenizer that is learned from the text itself.
+# The tokenizer that is learned from the text itself, and the one that is none: each byte is a token.
 BPE = "bpe"
+BYTES = "bytes"
+TOKENIZERS = (BPE, BYTES)
 # How the examples of a step are drawn.
 ORDERS = ("random", "epochs")
+# Folders of conf/ whose files change several groups at once, with what each is for.
+GLOBAL_GROUPS = {
+    "size": "A recipe at the size of a published model, with its learning rate; any key changes it further.",
+    "experiment": "A named set of changes to other groups, or a sweep.",
+    "debug": "Settings to find mistakes with.",
+}
 # Of raw numbers in a file of tokens, the one that is meant where nothing is said first.
 TOKEN_TYPES = ("uint16", "uint32")
 LOGGERS = ("wandb", "csv")
 LOGGER_MODES = ("offline", "online", "disabled")
 PRECISIONS = ("fp32", "bf16")
-ON_NONFINITE = ("raise", "skip")
+# Of a step whose loss or gradient norm is not finite, of one whose loss is a spike, of memory that runs out, of a check
+# in flight that fails.
+ON_NONFINITE = ("raise", "skip", "rollback")
+ON_SPIKE = ("ignore", *ON_NONFINITE)
+ON_OOM = ("replan", "raise")
+ON_BREACH = ("raise", "fallback")
+PROFILES = ("step",)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from aottrain.config.choices import BPE, RUN_TASKS
+from aottrain.config.choices import RUN_TASKS, TOKENIZERS
 from aottrain.config.own_code import shown
 from aottrain.config.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
@@ -49,6 +49,9 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     if keep_every and (not save_every or keep_every % save_every):
         text = f"must be a multiple of trainer.save_every={save_every}, the steps that have a checkpoint, or 0"
         mistakes.append(Mistake("trainer.keep_every", text, show(keep_every)))
+    if config.trainer.patience is not None and not config.trainer.eval_every:
+        text = "needs trainer.eval_every, the steps after which the held-out loss is measured"
+        mistakes.append(Mistake("trainer.patience", text, show(config.trainer.patience)))
     mistakes += _pareto_mistakes(config.pareto)
     if config.task in RUN_TASKS and getattr(config, config.task).run is None:
         text = f"task={config.task} needs the output directory of a run"
@@ -160,11 +163,12 @@ def absolute_paths(config: RunConfig) -> RunConfig:
         return None if path is None else os.path.abspath(os.path.expanduser(path))
 
     tokenizer = config.data.tokenizer
-    tokenizer = tokenizer if tokenizer == BPE else absolute(tokenizer)
+    tokenizer = tokenizer if tokenizer in TOKENIZERS else absolute(tokenizer)
     data = dataclasses.replace(config.data, path=absolute(config.data.path), tokenizer=tokenizer)
+    adapter = dataclasses.replace(config.adapter, base=absolute(config.adapter.base))
     of_runs = {task: getattr(config, task) for task in RUN_TASKS}
     of_runs = {task: dataclasses.replace(section, run=absolute(section.run)) for task, section in of_runs.items()}
     of_runs["export"] = dataclasses.replace(of_runs["export"], path=absolute(config.export.path))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    return dataclasses.replace(config, data=data, resume=resume, decisions=named, **of_runs)
+    return dataclasses.replace(config, data=data, adapter=adapter, resume=resume, decisions=named, **of_runs)

@@ -134,6 +134,11 @@ def makes_batches(recipe: ModuleType, options: Any) -> bool:
     return hasattr(recipe, "make_batch") and not getattr(options, "reads_text", False)
 
 
+def writes_text(recipe: ModuleType, options: Any) -> bool:
+    """Whether the recipe with these options has text to show."""
+    return hasattr(recipe, "generate") and getattr(options, "writes_text", True)
+
+
 def kinds_taken(options: Any) -> tuple[str, ...]:
     """The kinds of data that a recipe takes, which its Options say by the fields or properties that they have. options:
     the class, or those of a run, which may say that they read no text now."""

@@ -12,26 +12,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aottrain.config.choices import (
-    COMPARED,
+    ADAPTERS,
     DATA,
     ENGINES,
     KERNEL_FILES,
     LOGGER_MODES,
     LOGGERS,
     LR_SCHEDULE_FILES,
+    ON_BREACH,
     ON_NONFINITE,
+    ON_OOM,
+    ON_SPIKE,
     OPTIMIZER_FILES,
     OPTIMIZER_KERNELS,
     ORDERS,
     PARTITIONS,
-    PEERS,
     PRECISIONS,
+    PROFILES,
     TASKS,
     TOKEN_TYPES,
+    TOKENIZERS,
     TORCH_BACKENDS,
 )
 from aottrain.config.schema import setting
 from aottrain.config.targets import KINDS
+from aottrain.config.tasks import (
+    CompareConfig,
+    EvalConfig,
+    ExportConfig,
+    GenerateConfig,
+    ParetoConfig,
+    SweepConfig,
+)
 from aottrain.ir.settings.budget import ALLOWED
 from aottrain.ir.settings.choices import COSTS, LOSS_HEADS, ON_UNSUPPORTED
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
@@ -55,6 +67,24 @@ class RecipeConfig:
     def title(self) -> str:
         """What it is called where it is shown."""
         return self.target if self.name == KINDS["recipe"].option and self.target else self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig:
+    """Which few new weights are trained in place of the model's own."""
+
+    name: str = setting("none", one_of=ADAPTERS)
+    """What is trained beside the model, which stays as it is; none is the model itself."""
+    rank: int = setting(8, low=1)
+    """Rows of the smaller matrices, so the rank of the change that a layer can learn."""
+    alpha: float = setting(16.0, above=0)
+    """The change is multiplied by alpha / rank."""
+    dropout: float = setting(0.0, low=0, below=1)
+    """Probability that an input of the change is zeroed in training."""
+    modules: tuple[str, ...] = setting((), form="patterns of names such as attention.*")
+    """Linear layers and convolutions to adapt, by their last names or what they are in; [] is all but tied ones."""
+    base: str | None = setting(None, form="a path")
+    """Output directory of a run whose newest weights are adapted; null is the model as the recipe builds it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +157,10 @@ class OptimizerConfig:
     """Decay of matrices, decoupled from the gradient but for sgd, where it is added to it; a class may take none."""
     decay_norms_and_biases: bool = False
     """Whether weight_decay holds for parameters of fewer than two dimensions, too: norms' scales and biases."""
+    lr_factors: tuple[str, ...] = setting((), form="pattern:factor, as token_embedding:0.1")
+    """Parts of the rate for parameters by their names' last parts or what they are in; of several the last counts."""
+    layer_decay: float | None = setting(None, above=0, high=1)
+    """The rate of each repeated block as a fraction of the next one's; null is 1."""
     clip_norm: float | None = setting(1.0, above=0)
     """Gradients are scaled down to at most this global norm; null is no clipping."""
 
@@ -174,10 +208,12 @@ class DataConfig:
     """The fraction never trained on but evaluated: the last part of text, tokens or a data set, else drawn."""
     order: str = setting("random", one_of=ORDERS)
     """random draws each example anew from all; epochs gives each once before any again, shuffled for each epoch."""
-    tokenizer: str | None = setting(None, form="bpe, the path of a tokenizer.json")
-    """What tokens stand for: null is bytes, for data=tokens nothing; bpe is learned from the text."""
+    tokenizer: str | None = setting(None, form=f"{', '.join(TOKENIZERS)}, the path of a tokenizer.json")
+    """What tokens stand for: null is the model's own or bytes, for data=tokens nothing; bpe learns from the text."""
     key: str = "text"
     """Where lines of JSON and tables have their text."""
+    packing: bool = False
+    """Whole documents share rows, in which none sees another; false is windows of the text, from anywhere in it."""
     dtype: str = setting("auto", one_of=("auto", *TOKEN_TYPES))
     """Type of the numbers in a file of tokens; auto knows the header of llm.c and takes other files for uint16."""
     x: tuple[str, ...] = setting((), form="columns or arrays")
@@ -222,12 +258,18 @@ class TrainerConfig:
     """Micro-batches whose gradients are averaged into one step."""
     precision: str = setting("fp32", one_of=PRECISIONS)
     """bf16 is autocast: products in bfloat16, weights in float32."""
+    freeze: tuple[str, ...] = setting((), form="patterns of names such as token_embedding or blocks.0")
+    """Parameters that are not trained, by their names' last parts or the modules they are in."""
+    ema: float | None = setting(None, above=0, below=1)
+    """How much of the mean of weights stays at each step; held-out data, samples and tasks see it; null is no mean."""
     log_every: int = setting(10, low=1)
     """Steps between two printed lines of figures; metrics.csv has a row for every step."""
     eval_every: int = setting(100, low=0)
     """Steps between two evaluations on held-out data; 0 is at the end only."""
     eval_batches: int = setting(16, low=1)
     """Batches of one evaluation."""
+    patience: int | None = setting(None, low=1)
+    """Evaluations in turn without a lower held-out loss after which the run ends; null is trainer.steps alone."""
     save_every: int = setting(0, low=0)
     """Steps between two checkpoints; 0 is at the end only."""
     keep_last: int = setting(2, low=1)
@@ -237,9 +279,19 @@ class TrainerConfig:
     keep_best: bool = False
     """The one with the lowest held-out loss stays, too, linked as checkpoints/best; each is evaluated for it."""
     on_nonfinite: str = setting("raise", one_of=ON_NONFINITE)
-    """Of a step whose loss or gradient norm is not finite: raise ends the run, skip goes on as if it had not been."""
+    """Loss or gradient norm not finite: raise ends the run, skip leaves the step out, rollback goes back to a copy."""
+    on_spike: str = setting("ignore", one_of=ON_SPIKE)
+    """The same of a loss above the median of the last 50 by more than spike_deviations; ignore does not look."""
+    spike_deviations: float = setting(10.0, above=0)
+    """How far above is a spike, in standard deviations, as the median deviation of the last 50 losses gives them."""
     max_skips: int = setting(10, low=1)
     """The most steps of a run that skip leaves out; on CUDA they are counted at steps that are logged or saved."""
+    max_rollbacks: int = setting(3, low=1)
+    """How often a run may go back; the batches from the copy to the bad step are then left out."""
+    rollback_every: int = setting(50, low=1)
+    """Steps between two copies in the host's memory of weights, optimizer and random numbers, where rollback is on."""
+    on_oom: str = setting("replan", one_of=ON_OOM)
+    """Memory runs out: replan takes the plan of next lower peak, then smaller micro-batches, and redoes the step."""
     sample_bytes: int = setting(300, low=0)
     """Bytes of text that the model writes at the end; 0 is none."""
     num_threads: int | None = setting(None, low=1)
@@ -250,7 +302,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyConfig:
-    """The check of the first steps against eager."""
+    """The check of the first steps against eager, and of some in flight."""
 
     steps: int = setting(1, low=0)
     """How many steps are checked; 0 is none."""
@@ -260,6 +312,12 @@ class VerifyConfig:
     """Largest relative difference of a gradient's norm and of its elements, beyond what rounding explains."""
     bisect: bool = False
     """Where a check fails, find the compiler's stage and node that differ first."""
+    every: int = setting(0, low=0)
+    """Steps between two checks in flight, after the first ones; 0 is none."""
+    share: float = setting(0.01, above=0, high=1)
+    """The most of a run's time that checks in flight may take; one that would take more waits for its turn."""
+    on_breach: str = setting("raise", one_of=ON_BREACH)
+    """A check in flight fails: raise ends the run; fallback runs PyTorch's operators in the plan, then eager."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,87 +331,11 @@ class MeasureConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompareConfig:
-    """Used by task=compare only."""
-
-    engines: tuple[str, ...] = setting(COMPARED, one_of=ENGINES)
-    """Which to run, in this order, each in a process of its own."""
-    steps: int = setting(30, low=1)
-    """Measured steps of each engine."""
-    rounds: int = setting(1, low=1)
-    """How often all engines are timed, in rotating order; the speed-up is the median over the rounds."""
-    loss_steps: int = setting(10, low=1)
-    """First steps, run again without dropout, whose losses must agree with eager's (or the first engine's)."""
-    loss_tolerance: float = setting(1e-3, above=0)
-    """Largest relative difference of these losses."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParetoConfig:
-    """Used by task=pareto only."""
-
-    budgets: tuple[Any, ...] = setting((1.0, 0.7, 0.4, 0.2, 0.0), form=f"budgets, each {ALLOWED}")
-    """partition.budget of each run of engine aot."""
-    match_peaks: bool = True
-    """Whether ours runs also at each peak that another engine was measured at, where a plan reaches it."""
-    engines: tuple[str, ...] = setting(PEERS, one_of=PEERS)
-    """Engines that are measured beside ours; [] for none."""
-    torch_backends: tuple[str, ...] = setting(TORCH_BACKENDS, one_of=TORCH_BACKENDS)
-    """Backends of torch_compile: inductor fuses kernels, aot_eager has eager's under torch's partitioner."""
-    torch_budgets: tuple[float, ...] = setting((1.0, 0.5, 0.2, 0.0), low=0, high=1)
-    """Torch's activation_memory_budget of each run of torch_compile; 1 is torch.compile as it comes."""
-    rounds: int = setting(6, low=1)
-    """How often every run is timed, in rotating order; ratios are taken within a round."""
-    steps: int = setting(5, low=1)
-    """Measured steps of each run in each round, after one that is not."""
-    take_turns: bool = True
-    """All runs are in memory at once and take turns; false is one after the other, where they do not fit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Used by task=export only."""
-
-    run: str | None = setting(None, form="a path")
-    """Output directory of the run whose newest checkpoint is written, in the form that its recipe has for it."""
-    path: str | None = setting(None, form="a path")
-    """Folder to write, which is made; null is model in this run's own output directory."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvalConfig:
-    """Used by task=eval only."""
-
-    run: str | None = setting(None, form="a path")
-    """Output directory of the run whose newest checkpoint is measured on held-out data."""
-    batches: int | None = setting(None, low=1)
-    """How many held-out batches; null is trainer.eval_batches, so that they are those that training measures."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateConfig:
-    """Used by task=generate only."""
-
-    run: str | None = setting(None, form="a path")
-    """Output directory of the run whose newest checkpoint writes text."""
-    prompt: str = "The "
-    """What the text begins with, at least one token."""
-    length: int = setting(200, low=1)
-    """Tokens to write after the prompt."""
-    temperature: float = setting(0.8, low=0)
-    """What logits are divided by before a token is drawn; 0 takes the likeliest each time."""
-    top_k: int | None = setting(None, low=1)
-    """How many of the likeliest tokens one is drawn from; null is all."""
-    seed: int | None = setting(None, low=0, below=2**63)
-    """Of the draws; null is the run's seed."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What belongs to no section."""
 
     task: str = setting("train", one_of=TASKS)
-    """What to do; compare, plan and pareto try settings out, the last three are about a run that has been trained."""
+    """What to do; compare, plan, pareto try settings, tour shows the compiler, the last three are of a trained run."""
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)
@@ -362,7 +344,10 @@ class RunConfig:
     """Output directory of a run to go on from, with its settings but for what is given; auto is this run's own."""
     decisions: str = setting(MEASURED, form=f"{MEASURED}, {DEFAULT}, or a path")
     """Who chooses what pays: measured is the clock, default a model the same everywhere, a path that run's record."""
+    profile: str | None = setting(None, one_of=PROFILES)
+    """step: torch.profiler records three steps after the warm-up, in trace.json in the run's folder, for Perfetto."""
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     kernel: KernelConfig = field(default_factory=KernelConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -378,4 +363,5 @@ class RunConfig:
     export: ExportConfig = field(default_factory=ExportConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
     output_dir: str = "."

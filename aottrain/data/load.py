@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from aottrain.config.choices import DATA_KINDS
+from aottrain.config.choices import BYTES, DATA_KINDS
 from aottrain.config.recipes import kinds_taken, not_taken
 from aottrain.data.arrays import load_arrays
 from aottrain.data.batches import Source
@@ -35,14 +35,17 @@ def load(data: DataConfig, options: Any, examples_per_step: int) -> Source:
 
 
 def _text(data: DataConfig, options: Any) -> Source:
+    if data.packing and not getattr(options, "reads_packed", False):
+        raise ConfigError("data.packing=true: the loss of this recipe takes no packed documents; use false")
     return load_text(
         data.path,
         held_out=data.held_out,
         context=options.context,
         vocab_size=options.vocab_size,
         order=data.order,
-        tokenizer=data.tokenizer,
+        tokenizer=None if data.tokenizer == BYTES else data.tokenizer or getattr(options, "tokenizer", None),
         key=data.key,
+        packing=data.packing,
     )
 
 

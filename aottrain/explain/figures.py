@@ -61,6 +61,7 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
         ("predicted peak", format_bytes(graph.predicted_peak_bytes) + uncounted(graph)),
         *([("  predicted for a backward", str(graph.tangents))] if str(graph.tangents) else []),
         ("arena", format_bytes(graph.arena_bytes) if graph.arena_bytes else "none"),
+        *([("memory traffic", traffic_text(graph))] if graph.traffic is not None else []),
         ("random draws per call", format_count(graph.num_draws)),
         ("graph sizes", ", ".join(f"{name} {format_count(size)} nodes" for name, size in graph.num_nodes.items())),
         ("compile time", format_seconds(graph.compile_s)),
@@ -144,8 +145,22 @@ def by_cost(values: Iterable[ValueRecord]) -> list[ValueRecord]:
     return sorted(values, key=lambda value: (-value.recompute_flops, -value.num_bytes, value.name))
 
 
+def traffic_text(graph: GraphReport) -> str:
+    """What its kernels move of the least that they could; "" where that is not counted."""
+    if graph.traffic is None:
+        return ""
+    moved, least = format_bytes(graph.traffic.moved), format_bytes(graph.traffic.least)
+    return f"{moved} moved, at least {least} ({graph.traffic.ratio:.2f})"
+
+
 def kernel_text(graph: GraphReport) -> str:
     """What the graphs run as: how many kernels were generated, or why it is not what was asked for."""
     if graph.kernels:
         return f"{graph.kernel}, {format_count(len(graph.kernels))} generated"
     return graph.kernel + (f" ({graph.kernel_reason})" if graph.kernel_reason else "")
+
+
+def train_graph(report: CompileReport) -> GraphReport | None:
+    """The program that training runs: the last one with a backward; None if there is none."""
+    graphs = [graph for graph in report.graphs if graph.mode == "train"]
+    return graphs[-1] if graphs else None

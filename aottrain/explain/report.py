@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from aottrain.explain.records import Diagram, KernelRecord, Refusal
+from aottrain.explain.traffic import Traffic
 from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.settings.decisions import Record, merged
 from aottrain.ir.units import format_bytes
@@ -217,6 +222,8 @@ class GraphReport:
     """What was decided about each cross-entropy, where one may be computed in chunks."""
     layouts: str = ""
     """What was decided about the layouts of convolutions, and why; "" where there are none."""
+    traffic: Traffic | None = None
+    """None where operators run one by one, and for symbolic sizes."""
     gap: Gap | None = None
     """None where nothing is trained."""
     cuda_graphs: Replays | None = None
@@ -233,6 +240,14 @@ class GraphReport:
     """On which it was compiled, and when: a line."""
     decisions: Record = field(default_factory=Record)
     """What was decided by measuring, or instead of it."""
+    diagrams: tuple[Diagram, ...] = ()
+    """What its pictures show: the joint graph, the forward and the backward."""
+    kernel_records: tuple[KernelRecord, ...] = ()
+    """The functions that `kernels` are."""
+    refusals: tuple[Refusal, ...] = ()
+    """Fusions that were not made, and why."""
+    guards: tuple[str, ...] = ()
+    """For which calls this program is, a line each."""
 
     @property
     def compile_s(self) -> float:
@@ -338,13 +353,23 @@ class CompileReport:
         return f"<CompileReport{name}: {counts}, saved {format_bytes(saved)}; print it, or .save(path)>"
 
     def save(self, path: str | Path) -> Path:
-        """Write the report as one HTML file that needs no network and no scripts; gives its path."""
+        """Write the report as one HTML file that needs no network; gives its path."""
         path = Path(path)
         path.write_text(_renderer[0](self, True), encoding="utf-8")
         return path
 
     def _repr_html_(self) -> str:
         return _renderer[0](self, False)
+
+    def show(self) -> None:
+        """In a notebook the page with pictures, below the cell; elsewhere in the browser, from a temporary file."""
+        ipython = sys.modules.get("IPython")
+        if ipython is not None and ipython.get_ipython() is not None:
+            ipython.display.display(self)
+            return
+        path = self.save(Path(tempfile.mkdtemp(prefix="aottrain-"), "report.html"))
+        if not webbrowser.open(path.as_uri()):
+            print(f"no browser to be opened here: {path}")
 
     def explain(self, *, max_rows: int | None = 20) -> str:
         """What was decided and why, as tables: memory over the step, what is saved, what is computed again, and what

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from aottrain.explain.figures import by_size, gap_text, kernel_text, memory_rows, top_of, uncounted
+from aottrain.explain.figures import by_size, gap_text, kernel_text, memory_rows, top_of, traffic_text, uncounted
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, Fallback, GraphReport, ValueRecord
 from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds, format_shape
@@ -68,6 +68,8 @@ def _figures(graph: GraphReport, report: CompileReport) -> list[tuple[str, str]]
     if graph.capture:
         rows.append(("captured by", capture_text(graph)))
     rows += [("partition", f"{graph.partition}{budget}"), ("kernels", _kernels(graph))]
+    if traffic_text(graph):
+        rows.append(("memory traffic", traffic_text(graph)))
     rows += _trained(graph) if graph.mode == "train" else []
     rows.append(("predicted peak", _peak(graph)))
     if graph.memory:

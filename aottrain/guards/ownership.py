@@ -1,10 +1,15 @@
-"""Whose an object is: the user's, or torch's and Python's own, which no program changes."""
+"""Whose an object is: the user's, or torch's and Python's own, which no program changes; and what no guard sees."""
 
 from __future__ import annotations
 
 import sys
 import types
+from collections.abc import Collection, Iterable
 from typing import Any
+
+from torch import Tensor
+
+from aottrain.errors import UnsupportedError
 
 _NOT_USERS = {"torch", "numpy", *sys.stdlib_module_names}
 
@@ -19,3 +24,10 @@ def is_users(value: Any) -> bool:
     if isinstance(value, (type, types.FunctionType)):
         return package not in _NOT_USERS
     return package not in ("torch", "builtins", "numpy", "collections", "functools", "weakref")
+
+
+def check_reachable(reachable: Collection[int], captured: Iterable[Tensor]) -> None:
+    """Raises UnsupportedError where a captured tensor came from a place that is not guarded. reachable: identities."""
+    for tensor in captured:
+        if id(tensor) not in reachable:
+            raise UnsupportedError(f"tensor {tuple(tensor.shape)} is read from a place that cannot be guarded")

@@ -103,6 +103,14 @@ class StateGuard:
             self._visit(value, 0)
         self._lasting = True
 
+    def told(self) -> tuple[str, ...]:
+        """What is compared before each call, a line each."""
+        counts = {
+            "tensors: the same objects, with the same type, shape, strides and device": len(self._tensors),
+            "attributes, items, variables: the same, or equal": len(self._slots) + len(self._plain),
+        }
+        return tuple(f"{count:,} {text}" for text, count in counts.items() if count)
+
     def holds(self) -> bool:
         """Quick where what differed the last time still does: a program that changes its own state is asked often."""
         differs = self._differs
@@ -390,10 +398,3 @@ class StateGuard:
                 self._slots.append((table, name, value))
             elif isinstance(value, types.ModuleType) and value is not module and name in ("nn", "functional"):
                 self._visit_names(value, names, depth)
-
-
-def check_reachable(guard: StateGuard, captured: Iterable[Tensor]) -> None:
-    """Raises UnsupportedError where a captured tensor came from a place that is not guarded."""
-    for tensor in captured:
-        if id(tensor) not in guard.reachable:
-            raise UnsupportedError(f"tensor {tuple(tensor.shape)} is read from a place that cannot be guarded")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from aottrain.ir.sizes import Size
+from aottrain.ir.sizes.expressions import Size
 from aottrain.ir.tensor import TensorSpec
 
 

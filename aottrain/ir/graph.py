@@ -5,7 +5,7 @@ This is the only module that reads or writes `node.meta`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum
 from typing import Any
@@ -13,8 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.ir.ops import OpInfo, OpKind, divides, op_info
-from aottrain.ir.sizes import hint, is_symbolic
+from aottrain.ir.analysis.reach import descendants
+from aottrain.ir.analysis.unchanged import once
+from aottrain.ir.ops import KNOWN, OpInfo, OpKind, divides, op_info
+from aottrain.ir.shown import Shown
+from aottrain.ir.sizes.expressions import SizeExpression, hint, is_symbolic
+from aottrain.ir.sizes.polynomials import current_facts
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 
 
@@ -105,7 +109,7 @@ class GraphSignature:
 
 
 @dataclass(frozen=True)
-class JointGraph:
+class JointGraph(Shown):
     """One program (primals, sizes, rng, tangents) -> (outputs, state updates, gradients); callable on flat tensors."""
 
     graph: fx.Graph
@@ -156,7 +160,7 @@ class JointGraph:
 
 
 @dataclass(frozen=True)
-class PartitionedGraph:
+class PartitionedGraph(Shown):
     """Law: forward(primals, sizes, rng) -> (outputs, updates, residuals);
     backward(sizes, residuals, tangents) -> gradients.
     """
@@ -211,7 +215,7 @@ def calls(graph: fx.Graph) -> list[fx.Node]:
 
 
 def info(node: fx.Node) -> OpInfo:
-    return op_info(node.target)
+    return known[1] if (known := KNOWN.get(id(node.target))) is not None else op_info(node.target)
 
 
 def effects_of(graph: fx.Graph) -> list[fx.Node]:
@@ -237,13 +241,15 @@ def set_value(node: fx.Node, value: Any) -> None:
 
 
 def spec_of(node: fx.Node) -> TensorSpec | None:
-    """The static type of a node's value; None where it is not one tensor."""
+    """The static type of a node's value, with polynomials inside `open_sizes`; None where it is not one tensor."""
     spec = node.meta.get("aottrain_spec")
     if spec is None:
         value = value_of(node)
         if not isinstance(value, torch.Tensor):
             return None
         spec = node.meta["aottrain_spec"] = tensor_spec(value)
+    if spec.symbolic is not None and (facts := current_facts()) is not None:
+        return spec.opened(facts)
     return spec
 
 
@@ -259,8 +265,9 @@ def is_tuple(node: fx.Node) -> bool:
 
 
 def is_size(node: fx.Node) -> bool:
-    """Whether the value is a symbolic number: free to compute, and no tensor to save."""
-    return is_symbolic(value_of(node))
+    """Whether the value is a symbolic number: free to compute, and no tensor to save. What a pass has made of symbols
+    may have no value yet."""
+    return isinstance(node.target, SizeExpression) or is_symbolic(value_of(node))
 
 
 def view_source(node: fx.Node) -> fx.Node | None:
@@ -273,11 +280,12 @@ def view_source(node: fx.Node) -> fx.Node | None:
         return source if isinstance(source, fx.Node) and view_source(source) is not None else None
     if op.view_of is None:
         return None
-    names = node.target._schema.arguments  # type: ignore[union-attr]
-    source = node.args[op.view_of] if op.view_of < len(node.args) else node.kwargs.get(names[op.view_of].name)
+    args, at = node.args, op.view_of
+    source = args[at] if at < len(args) else node.kwargs.get(node.target._schema.arguments[at].name)  # type: ignore[union-attr]
     return source if isinstance(source, fx.Node) else None
 
 
+@once
 def storage_root(node: fx.Node) -> fx.Node:
     """The node that allocated the storage in which this node's value lives (a placeholder for views of inputs)."""
     source = view_source(node)
@@ -368,30 +376,5 @@ def copy_provenance(source: fx.Node, target: fx.Node) -> None:
 
 
 def copy_meta(source: fx.Node, target: fx.Node) -> None:
-    target.meta = dict(source.meta)
-
-
-def descendants(roots: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes that depend on any of the roots, roots included."""
-    reached, stack = set(roots), list(roots)
-    while stack:
-        for user in stack.pop().users:
-            if user not in reached:
-                reached.add(user)
-                stack.append(user)
-    return reached
-
-
-def ancestors(roots: Iterable[fx.Node], stop: Sequence[fx.Node] | set[fx.Node] = ()) -> set[fx.Node]:
-    """The nodes that any of the roots needs, roots included; the search does not pass through `stop`."""
-    barrier = set(stop)
-    reached, stack = set(roots), list(roots)
-    while stack:
-        node = stack.pop()
-        if node in barrier:
-            continue
-        for source in node.all_input_nodes:
-            if source not in reached:
-                reached.add(source)
-                stack.append(source)
-    return reached
+    target.meta.clear()  # fx does more where an attribute is set
+    target.meta.update(source.meta)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from aottrain.ir.sizes import SizeExpression
+from aottrain.ir.sizes.expressions import SizeExpression
 
 aten = torch.ops.aten
 
@@ -136,9 +136,22 @@ HIDDEN_MUTATIONS: dict[str, tuple[int, ...]] = {
 }
 
 
-@cache
+# By the identity of an overload, which lives as long as its operator: its hash would be computed by Python code.
+KNOWN: dict[int, tuple[Any, OpInfo]] = {}
+
+
 def op_info(target: Any) -> OpInfo:
     """Of a call_function target: an OpOverload, a size expression, or operator.getitem."""
+    known = KNOWN.get(id(target))
+    if known is None:
+        known = target, _op_info(target)
+        if hasattr(target, "_schema"):
+            KNOWN[id(target)] = known
+    return known[1]
+
+
+@cache
+def _op_info(target: Any) -> OpInfo:
     schema = getattr(target, "_schema", None)
     if schema is None:
         if isinstance(target, SizeExpression):

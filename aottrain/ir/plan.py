@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aottrain.ir.settings.budget import Budget
+from aottrain.ir.shown import Shown
 from aottrain.ir.units import format_bytes
 
 
@@ -30,7 +31,7 @@ class ForwardValue:
 
 
 @dataclass(frozen=True)
-class PartitionPlan:
+class PartitionPlan(Shown):
     """Which forward values cross to the backward, and why. Nodes are named as in the joint graph."""
 
     strategy: str

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from aottrain.ir.sizes import Size, hint, is_symbolic, resolve, size_of
+from aottrain.ir.sizes.expressions import Size, SizeExpression, hint, is_symbolic, resolve, size_of
+from aottrain.ir.sizes.polynomials import SizeFacts, UndecidedError, is_open
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -59,6 +60,21 @@ class TensorSpec:
         """The same shape and strides, at every size."""
         return self.same_shape(other) and self.strides == other.strides
 
+    def opened(self, facts: SizeFacts) -> TensorSpec:
+        """With polynomials for its symbolic sizes; unchanged where one of them is none, as `s0 // 2`."""
+        if self.symbolic is None:
+            return self
+        try:
+            shape, stride = (tuple(opened(size, facts) for size in sizes) for sizes in self.symbolic)
+        except UndecidedError:
+            return self
+        return replace(self, shape=shape, stride=stride)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether shape and strides are right at every size, be it as polynomials."""
+        return self.symbolic is None or is_open(*self.shape, *self.stride)
+
     @property
     def sizes(self) -> tuple[Size, ...]:
         return self.shape if self.symbolic is None else self.symbolic[0]
@@ -69,6 +85,21 @@ class TensorSpec:
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.sizes))}]"
+
+
+def opened(size: Size, facts: SizeFacts) -> Any:
+    """A size as a polynomial of its symbols. Raises UndecidedError where it is none."""
+    if not isinstance(size, SizeExpression):
+        return size
+    try:
+        return size.of({name: facts.symbol(name) for name in size.names})
+    except (TypeError, KeyError, AttributeError) as error:  # a function of sizes that takes numbers alone
+        raise UndecidedError(f"{size} is no polynomial") from error
+
+
+def sizes_text(sizes: Sequence[Size]) -> str:
+    """A shape or strides as Python text, in which symbols have their names."""
+    return f"({', '.join(map(str, sizes))}{',' * bool(sizes)})"
 
 
 def tensor_spec(value: torch.Tensor) -> TensorSpec:

@@ -8,15 +8,14 @@ from typing import Any
 from torch import fx
 
 from aottrain.errors import VerificationError
+from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
     PartitionedGraph,
-    ancestors,
     calls,
-    descendants,
     effects_of,
     info,
     is_size,

@@ -22,6 +22,7 @@ COLUMNS = (
     "train/lr",
     "train/grad_norm",
     "val/loss",
+    "verify/max_error",
     "perf/step_ms",
     "perf/tokens_per_s",
     "perf/samples_per_s",
@@ -35,6 +36,9 @@ class Sink(Protocol):
 
     def write(self, rows: Sequence[Row]) -> None: ...
 
+    def rewind(self, step: int) -> None:
+        """The run has gone back: rows after this step are to come again."""
+
     def close(self, summary: Mapping[str, Any], exit_code: int) -> None: ...
 
 
@@ -46,11 +50,16 @@ class CsvSink:
     """
 
     def __init__(self, path: Path, kept_steps: int = 0, say: Callable[[str], None] = print):
+        self.path, self._say, self._error = path, say, ""
+        self._begin(kept_steps)
+
+    def _begin(self, kept_steps: int) -> None:
+        """The file anew, with the rows that it has up to this step. OutputError: it cannot be written."""
         kept: list[dict[str, str]] = []
+        path = self.path
         if kept_steps and path.exists():
             with path.open(newline="", encoding="utf-8", errors="replace") as old:
                 kept = [row for row in csv.DictReader(old) if (row.get("step") or "").isdigit()]
-        self.path, self._say, self._error = path, say, ""
         try:
             self._file = path.open("wb", buffering=0)
         except OSError as error:
@@ -61,6 +70,10 @@ class CsvSink:
 
     def write(self, rows: Sequence[Row]) -> None:
         self._add([{key: "" if value is None else value for key, value in row.items()} for row in rows])
+
+    def rewind(self, step: int) -> None:
+        self._file.close()
+        self._begin(step)
 
     def close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """OutputError: the last rows could not be written."""
@@ -88,7 +101,7 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
     On a full disk it goes where the older one lies, whose place it has, so that how the run ended is told there too.
     OutputError: that is not possible either.
     """
-    text = json.dumps(_strict(summary), indent=2, allow_nan=False) + "\n"
+    text = json.dumps(strict(summary), indent=2, allow_nan=False) + "\n"
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
@@ -106,11 +119,12 @@ def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
             raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """For JSON: what is not finite becomes null, what is no plain value its text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): strict(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -9,6 +9,30 @@ from contextlib import contextmanager
 
 import torch
 
+# Dense FLOP/s of tensor cores, bfloat16 with float32 sums and TF32, by what a device's name has in it; the first that
+# matches. From NVIDIA's data sheets: "H100 Tensor Core GPU" (2023), "H200 Tensor Core GPU" (2024), "A100 80GB" (2022),
+# "A10" (2021), "L4" and "L40S" (2023), which print twice these for sparse matrices; A10G by AWS.
+PEAKS = (
+    ("H100 PCIe", {"bf16": 756e12, "fp32": 378e12}),
+    ("H100 NVL", {"bf16": 835e12, "fp32": 417e12}),
+    ("H100", {"bf16": 989.4e12, "fp32": 494.7e12}),
+    ("H200", {"bf16": 989.4e12, "fp32": 494.7e12}),
+    ("A100", {"bf16": 312e12, "fp32": 156e12}),
+    ("A10G", {"bf16": 70e12, "fp32": 35e12}),
+    ("A10", {"bf16": 125e12, "fp32": 62.5e12}),
+    ("L40S", {"bf16": 362e12, "fp32": 183e12}),
+    ("L4", {"bf16": 121e12, "fp32": 60e12}),
+)
+
+
+def utilisation(flops_per_s: float | None, device: str, precision: str) -> float | None:
+    """Model FLOP/s over the device's peak (MFU: Chowdhery et al., 2022, appendix B); None where the peak is not known.
+
+    fp32 is over TF32's peak, whether or not the run multiplies in it."""
+    peaks = next((peaks for name, peaks in PEAKS if name in device), {})
+    peak = peaks.get(precision)
+    return flops_per_s / peak if flops_per_s and peak else None
+
 
 class StepTimer:
     """Milliseconds of each timed step, under its step number.

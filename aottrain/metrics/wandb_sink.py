@@ -15,10 +15,31 @@ from typing import Any, TypeVar
 
 import torch
 
+from aottrain.explain.report import CompileReport
+from aottrain.metrics.report_tables import tables
 from aottrain.metrics.sinks import Row
 
 T = TypeVar("T")
 INIT_TIMEOUT_S = 20
+BENCH = (
+    "step_ms_median",
+    "step_ms_p90",
+    "tokens_per_s",
+    "samples_per_s",
+    "compile_s",
+    "peak_bytes",
+    "predicted_peak_bytes",
+    "saved_bytes",
+    "last_loss",
+    "val_loss",
+    "verify_max_error",
+    "fallbacks",
+)
+# By type, of the files of a run's folder.
+ARTIFACTS = {
+    "report": ("run.html", "compile_report.html", "metrics.csv", "summary.json"),
+    "plan": ("decisions.json",),
+}
 
 
 class WandbSink:
@@ -65,7 +86,7 @@ class WandbSink:
                 settings=wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S),
             )
             run.define_metric("trainer/step", hidden=True)
-            for pattern in ("train/*", "val/*", "perf/*", "memory/*"):
+            for pattern in ("train/*", "val/*", "perf/*", "memory/*", "verify/*"):
                 run.define_metric(pattern, step_metric="trainer/step")
             return run
 
@@ -81,6 +102,9 @@ class WandbSink:
         """The folder that `wandb sync` takes; None where there is none."""
         return self._guarded(lambda: str(Path(self._run.dir).parent)) if self._run is not None else None
 
+    def rewind(self, step: int) -> None:
+        """Nothing: wandb shows the newest of several values of one trainer/step last."""
+
     def write(self, rows: Sequence[Row]) -> None:
         """One `log` for each row. Steps go as a value: wandb's own step may only grow, and a resumed run goes back."""
 
@@ -92,9 +116,46 @@ class WandbSink:
         if self._run is not None:
             self._guarded(log)
 
+    def publish(self, directory: Path, report: CompileReport | None) -> None:
+        """What is looked at after the run: its page, the compiler's decisions as tables, and its files as artifacts.
+        Before `close`, when the pages are written."""
+
+        def log() -> None:
+            import wandb
+
+            for name, table in tables(report).items():
+                self._run.log({f"compile/{name}": wandb.Table(columns=list(table.columns), data=table.rows)})
+            if (directory / "run.html").is_file():
+                self._run.log({"page": wandb.Html((directory / "run.html").read_text(encoding="utf-8"), inject=False)})
+            for kind, names in ARTIFACTS.items():
+                files = [directory / name for name in names if (directory / name).is_file()]
+                artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
+                for file in files:
+                    artifact.add_file(str(file))
+                if files:
+                    self._run.log_artifact(artifact)
+            checkpoints = directory / "checkpoints"
+            if checkpoints.is_dir():
+                # Where it lies, not a copy: it may be larger than all the rest of the disk's free space.
+                artifact = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint")
+                artifact.add_reference(checkpoints.resolve().as_uri(), checksum=False)
+                self._run.log_artifact(artifact)
+
+        if self._run is not None:
+            self._guarded(log)
+
     def close(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """The summary; beside it under `bench/` the same keys for every engine. A fault alerts those who asked for it
+        in their settings."""
+
         def finish() -> None:
             self._run.summary.update({key: value for key, value in summary.items() if value is not None})
+            self._run.summary.update({f"bench/{name}": summary.get(name) for name in BENCH})
+            if summary.get("status") == "failed":
+                self._run.alert(title="the run failed", text=str(summary.get("error", "")), level="ERROR")
+            elif summary.get("fallbacks"):
+                text = f"{summary['fallbacks']} calls ran eagerly: see the compile report"
+                self._run.alert(title="calls ran eagerly", text=text, level="WARN")
             self._run.finish(exit_code=exit_code)
 
         if self._run is not None:

@@ -10,6 +10,9 @@ from torch import Tensor
 
 _library = torch.library.Library("aottrain", "FRAGMENT")
 
+# ATen's numbers of a loss's reductions; the third is the sum.
+NONE, MEAN = 0, 1
+
 
 def nll_rows(log_probabilities: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """-log_probabilities[row, target[row]] of (rows, classes) and (rows,), in float32 at least; 0 where the target is

@@ -1,4 +1,5 @@
-"""A compile report as one HTML page: no scripts, nothing loaded from elsewhere, the same bytes for the same report."""
+"""A compile report as one HTML page: nothing loaded from elsewhere, the same bytes for the same report. Without its
+script, which zooms and searches the pictures, it is complete."""
 
 from __future__ import annotations
 
@@ -13,8 +14,13 @@ from aottrain.explain.summary import capture_text, inputs_text
 from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
 from aottrain.report.charts import bars, breakable, size
+from aottrain.report.graph import figure
+from aottrain.report.graph.script import SCRIPT
+from aottrain.report.highlight import STYLE as CODE
 from aottrain.report.page import Column, card, heading, mono, page, table, within
 from aottrain.report.program import render_program
+
+STYLE = f"{figure.STYLE}.aottrain {{{CODE}}}\n"
 
 
 def write(report: CompileReport, path: str | Path, summary: Mapping[str, Any] | None = None) -> None:
@@ -24,12 +30,14 @@ def write(report: CompileReport, path: str | Path, summary: Mapping[str, Any] | 
 
 def render(report: CompileReport, summary: Mapping[str, Any] | None = None) -> str:
     """The page as text; see `write`."""
-    return page("compile report", _body(report, summary or {}, texts=True))
+    body = _body(report, summary or {}, texts=True)
+    drawn = any(graph.diagrams for graph in report.graphs)
+    return page("compile report", body, script=SCRIPT if drawn else "", style=STYLE)
 
 
 def fragment(report: CompileReport) -> str:
     """The page without the graphs' text, to stand within another one: what a notebook shows."""
-    return within(_body(report, {}, texts=False))
+    return within(_body(report, {}, texts=False), style=STYLE)
 
 
 def _body(report: CompileReport, summary: Mapping[str, Any], *, texts: bool) -> list[str]:

@@ -42,9 +42,15 @@ def _only(script: str) -> str:
     return f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">\n'
 
 
-def within(body: Iterable[str]) -> str:
+def inner_of(document: str) -> str:
+    """The contents of a document that `page` made, as parts of another one: its title is one of a section there."""
+    inner = document.partition("<main>")[2].rpartition("</main>")[0]
+    return inner.replace("<h1>", "<h2>").replace("</h1>", "</h2>")
+
+
+def within(body: Iterable[str], *, style: str = "") -> str:
     """The same to be shown inside another page, which its style leaves alone."""
-    return f'<div class="aottrain"><style>{CSS}</style>\n{joined(body)}\n</div>\n'
+    return f'<div class="aottrain"><style>{CSS}{style}</style>\n{joined(body)}\n</div>\n'
 
 
 def joined(parts: Iterable[str]) -> str:
@@ -97,7 +103,8 @@ def heading(title: str, note: str = "") -> str:
 
 def card(title: str, figure: str, note: str) -> str:
     """A figure that is looked at first; it and the note are HTML."""
-    return f'<div class="card"><h3>{escape(title)}</h3><div class="figure">{figure}</div><p>{note}</p></div>'
+    title = f'<p class="title">{escape(title)}</p>'
+    return f'<div class="card">{title}<div class="figure">{figure}</div><p>{note}</p></div>'
 
 
 def mono(text: str) -> str:

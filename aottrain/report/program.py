@@ -21,11 +21,15 @@ from aottrain.explain.report import GraphReport, MemoryTimeline, StageRecord, Va
 from aottrain.explain.summary import inputs_text
 from aottrain.ir.units import exact_bytes, format_bytes, format_count, format_flops, format_seconds, format_shape
 from aottrain.report.charts import at_each_width, bars, breakable, size, stacked_bar
+from aottrain.report.graph.figure import pictures
+from aottrain.report.kernels import render_kernels
 from aottrain.report.layers import Layers, area_plot
 from aottrain.report.page import Column, folded, heading, joined, long_table, mono, table
 from aottrain.report.style import MEMORY
 
 NUM_ROWS = 12  # of a long table, before the rest is folded
+MOST_ROWS = 300  # of values, on a page
+MOST_CHARACTERS = 900_000  # of the graphs' texts, on a page
 
 # From the bottom of the picture to its top. Each category is drawn as the same colour everywhere.
 _ORDER = ("parameters", "optimizer", "buffers", "batch", "reserved", "outputs", "saved", "gradients", "arena")
@@ -43,10 +47,12 @@ def render_program(graph: GraphReport, number: int, total: int, *, texts: bool) 
         [
             f'<h2>{name}: {kind}</h2><p class="dim">{escape(f"{inputs}{sizes}; {draws}; {_kernels(graph)}.")}</p>',
             _memory(graph),
+            pictures(graph.diagrams, f"program{number}"),
             *(f"<p>{escape(text)}.</p>" for text in _decisions(graph)),
             _decided(graph),
             _saved(graph),
             _recomputed(graph),
+            render_kernels(graph, texts=texts),
             _stages(graph, texts=texts),
             *(_graph_texts(graph) if texts else ()),
         ]
@@ -182,10 +188,14 @@ def _values(values: Sequence[ValueRecord]) -> str:
         *([Column("peak then", 9, number=True)] if simulated else []),
         Column("reason", 20 if simulated else 29),
     ]
-    rest = values[NUM_ROWS:]
+    rest, unlisted = values[NUM_ROWS:], values[MOST_ROWS:]
     total = format_bytes(sum(value.num_bytes for value in rest))
-    rows = [_value(value, simulated) for value in values]
-    return long_table(columns, rows, shown=NUM_ROWS, rest=f"{len(rest)} more, {total} together")
+    rows = [_value(value, simulated) for value in values[:MOST_ROWS]]
+    listing = long_table(columns, rows, shown=NUM_ROWS, rest=f"{len(rest)} more, {total} together")
+    if not unlisted:
+        return listing
+    total = format_bytes(sum(value.num_bytes for value in unlisted))
+    return f'{listing}<p class="dim">Not listed: {len(unlisted)}, {total} together; report.explain(max_rows=None).</p>'
 
 
 def _value(value: ValueRecord, simulated: bool) -> list[str]:
@@ -223,8 +233,23 @@ def _stages(graph: GraphReport, *, texts: bool) -> str:
         ]
         for stage in graph.stages
     ]
-    after = [_graph_text(f"After {stage.name}", stage.after, stage.num_nodes_after) for stage in graph.stages if texts]
+    after = _texts_after(graph) if texts else []
     return joined([heading("Stages", format_seconds(graph.compile_s)), table(columns, rows), *after])
+
+
+def _texts_after(graph: GraphReport) -> list[str]:
+    """The graph after each stage, as far as there is room: the two that run come first, then the latest stage's."""
+    room = MOST_CHARACTERS - len(graph.forward_text) - len(graph.backward_text)
+    shown, left = list[str](), list[str]()
+    for stage in reversed([stage for stage in graph.stages if stage.after]):
+        room -= len(stage.after)
+        if room >= 0:
+            shown.append(_graph_text(f"After {stage.name}", stage.after, stage.num_nodes_after))
+        else:
+            left.append(stage.name)
+    where = ".after of report.graphs[...].stages"
+    more = f'<p class="dim">Too long for this page: after {", ".join(map(escape, reversed(left)))}; {where}.</p>'
+    return [*reversed(shown), more if left else ""]
 
 
 def _share(stage: StageRecord, longest: float) -> str:
@@ -240,4 +265,6 @@ def _graph_texts(graph: GraphReport) -> list[str]:
 
 def _graph_text(title: str, text: str, num_nodes: int | None) -> str:
     note = "" if num_nodes is None else f"{format_count(num_nodes)} nodes"
+    if len(text) > MOST_CHARACTERS // 2:
+        text, note = text[: MOST_CHARACTERS // 2] + "\n...", f"{note}, cut off: all of it is in the report"
     return folded(title, f"<pre>{escape(text)}</pre>", note) if text else ""

@@ -57,6 +57,7 @@ _RULES = """
 h1 { font-size: 1.6em; line-height: 1.2; margin: 0 0 .3em; letter-spacing: -.01em; }
 h2 { font-size: 1.25em; margin: 2.2em 0 .7em; padding-top: 1.1em; border-top: 1px solid var(--line); }
 h3 { font-size: 1em; margin: 1.8em 0 .5em; }
+h4 { font-size: .9em; margin: .8em 0 .3em; }
 h3 small, summary small { font-weight: normal; color: var(--dim); margin-left: .5em; font-size: .9em; }
 p { margin: .35em 0; max-width: 110ch; overflow-wrap: break-word; }
 .dim { color: var(--dim); }
@@ -65,10 +66,10 @@ p { margin: .35em 0; max-width: 110ch; overflow-wrap: break-word; }
   margin: 1.2em 0; }
 .card, .panel { background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 .card { padding: .8em .95em; }
-.card h3 { margin: 0; font-size: .8em; font-weight: 600; color: var(--dim); }
+.card p.title { margin: 0; font-size: .8em; font-weight: 600; color: var(--dim); }
 .card .figure { font-size: 1.45em; line-height: 1.4; font-weight: 600; letter-spacing: -.02em; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
-.card p { font-size: .85em; color: var(--dim); }
+.card p:not(.title) { font-size: .85em; color: var(--dim); }
 .panel { padding: .9em 1em; margin: .6em 0; }
 .alarm { background: var(--alarm-page); border: 1px solid var(--alarm); border-radius: 8px; padding: .4em 1em .9em;
   margin: 1.2em 0; }
@@ -139,8 +140,9 @@ pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); 
 """
 
 
-def _variables(scheme: dict[str, str], index: int) -> str:
-    colours = dict(scheme)
+def variables(index: int) -> str:
+    """The colours as CSS variables, 0: of the light scheme, 1: of the dark one."""
+    colours = dict((LIGHT, DARK)[index])
     colours |= {f"m-{name}": pair[index] for name, pair in MEMORY.items()}
     colours |= {f"s{i}": pair[index] for i, pair in enumerate(SERIES)}
     return " ".join(f"--{name}: {colour};" for name, colour in colours.items())
@@ -152,10 +154,10 @@ def _fills() -> str:
     return filled + "\n" + "\n".join(f".l{i} {{ stroke: var(--s{i}); }}" for i in range(len(SERIES)))
 
 
-CSS = f""".aottrain {{ {_variables(LIGHT, 0)}
+CSS = f""".aottrain {{ {variables(0)}
 color-scheme: light; background: var(--page); color: var(--ink);
 font: 15px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
-@media (prefers-color-scheme: dark) {{ & {{ color-scheme: dark; {_variables(DARK, 1)} }} }}
+@media (prefers-color-scheme: dark) {{ & {{ color-scheme: dark; {variables(1)} }} }}
 {_RULES}{_fills()}
 }}
 body.aottrain {{ margin: 0; }}

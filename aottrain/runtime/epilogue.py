@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aottrain.compat import negated, set_view_origin
 from aottrain.ir.calling import OutputInfo, ResultSource, is_pair
-from aottrain.ir.sizes import SizeExpression, resolve
+from aottrain.ir.sizes.expressions import SizeExpression, resolve
 from aottrain.runtime.chain import Chain
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from aottrain.compat import SIZE_NAMESPACE
+from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.graph import info, is_size, spec_of
-from aottrain.ir.liveness import freed_after, last_uses
+from aottrain.ir.tensor import sizes_text
 
 # Ops that the trace prepared an input's strides for: views that other strides forbid, and kernels that take two inputs
 # to be laid out alike. All others get the strides that eager's would get.
@@ -72,7 +73,7 @@ def _laid_out(node: fx.Node, names: dict[str, Any]) -> list[str]:
         return []
     names["laid_out"] = laid_out
     if spec.symbolic is not None:
-        strides = f"({', '.join(map(str, spec.strides))},)"  # of the sizes, which are inputs by these names
+        strides = sizes_text(spec.strides)
     else:
         strides = f"k_{len(names)}"
         names[strides] = spec.stride

@@ -12,12 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.errors import UnsupportedError
+from aottrain.errors import UnsupportedError, is_out_of_memory
 from aottrain.ops.random.mode import PhiloxMode
 from aottrain.runtime.executor import Runner
-
-# Running again would need as much memory, or more.
-_FINAL = (MemoryError, torch.OutOfMemoryError)
 
 
 class ForwardRaised(Exception):
@@ -55,9 +52,9 @@ def signalling(forward: Runner, draws: bool, drawn_from: Sequence[torch.device])
         generators = {device: _generator(device) for device in drawn_from}
         try:
             return forward(inputs)
-        except _FINAL:
-            raise
         except Exception as error:
+            if is_out_of_memory(error):  # running again would need as much memory, or more
+                raise
             raise ForwardRaised(error, state, generators) from error
 
     return run

@@ -12,16 +12,19 @@ import torch
 from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
-from aottrain.ir.graph import info, is_size, placeholders, results, spec_of, value_of
-from aottrain.ir.liveness import freed_after, last_uses
+from aottrain.ir.analysis.liveness import freed_after, last_uses
+from aottrain.ir.graph import info, is_size, module_of, placeholders, results, source_of, spec_of, value_of
+from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, MemoryPlan, Schedule, touched_by
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.sizes.polynomials import is_open
+from aottrain.ir.tensor import TensorSpec, sizes_text
 from aottrain.ops.attention import ATTENTIONS
 from aottrain.ops.convolutions import convolve_into
 from aottrain.ops.products import PRODUCTS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
+from aottrain.runtime.labels import labelled, with_labels
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS}
@@ -38,7 +41,28 @@ def scheduled_runner(
     source, names = render(graph, schedule, launches, memory)
     namespace: dict[str, Any] = dict(names)
     exec(compile(source, "<aottrain program>", "exec"), namespace)
-    return namespace["run"]
+
+    def with_its_launches_labelled() -> Runner:
+        named = {f"run_{name}": labelled(names[f"run_{name}"], label) for name, label in labels(schedule).items()}
+        namespace = {**names, **named}
+        exec(compile(source, "<aottrain program>", "exec"), namespace)
+        return namespace["run"]
+
+    return with_labels(namespace["run"], with_its_launches_labelled)
+
+
+def labels(schedule: Schedule) -> dict[str, str]:
+    """Of each kernel, by its name, what a profile calls it: with the modules and lines of what it computes."""
+    written: dict[str, list[fx.Node]] = {}
+    for call in schedule.calls:
+        if isinstance(call, KernelCall):
+            written.setdefault(call.kernel.name, []).extend(call.writes)
+    texts = {}
+    for name, nodes in written.items():
+        modules = dict.fromkeys(module for node in nodes if (module := module_of(node)))
+        sources = dict.fromkeys(source for node in nodes if (source := source_of(node)))
+        texts[name] = " ".join(part for part in (name, ",".join(modules), ",".join(sources)) if part)
+    return texts
 
 
 def render(
@@ -86,7 +110,9 @@ def render(
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
             buffers = ", ".join(node.name for node in call.buffers)
-            lines.append(f"    {name}(({buffers},){scratch_name and ', ' + scratch_name})")
+            sizes = size_names(call.kernel)  # inputs by these names
+            others = f", sizes=({', '.join(sizes)},)" if sizes else scratch_name and ", " + scratch_name
+            lines.append(f"    {name}(({buffers},){others})")
         elif any(node in planned or node in residuals for node in schedule.written(call)):
             lines += _placed_call(call, schedule, planned, residuals, scratch_name, names)
             unbound.update({call}.difference(schedule.written(call)))
@@ -158,7 +184,8 @@ def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -
     names[dtype] = spec.dtype
     device = "k_" + str(spec.device).replace(":", "_")
     names[device] = spec.device
-    return [f"    {node.name} = run_empty({spec.shape}, {spec.stride}, dtype={dtype}, device={device})"]
+    shape, stride = sizes_text(spec.sizes), sizes_text(spec.strides)
+    return [f"    {node.name} = run_empty({shape}, {stride}, dtype={dtype}, device={device})"]
 
 
 def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[str]:
@@ -169,11 +196,14 @@ def _library_call(node: fx.Node, names: dict[str, Any], library: str) -> list[st
         text = f"{function}({text.split('(', 1)[1]}"
     lines = [f"    {node.name} = {text}"]
     spec = spec_of(node)
-    if spec is None or spec.symbolic is not None or info(node).kind is OpKind.VIEW or not _is_strided(node):
+    if spec is None or info(node).kind is OpKind.VIEW or not _is_strided(node):
         return lines
     # Kernels were made for this type and these strides; fake tensors and libraries disagree on some.
-    strides = "s_" + "_".join(map(str, spec.stride))
-    names[strides] = spec.stride
+    if spec.symbolic is None:
+        strides = "s_" + "_".join(map(str, spec.stride))
+        names[strides] = spec.stride
+    else:
+        strides = sizes_text(spec.strides)
     dtype = "k_" + str(spec.dtype).replace(".", "_")
     names[dtype] = spec.dtype
     lines.append(f"    if {node.name}.stride() != {strides}: {node.name} = run_laid_out({node.name}, {strides})")
@@ -206,6 +236,29 @@ def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launc
             count = min(count, scratch.numel() // scratch_bytes)
         elif scratch_bytes:
             scratch = torch.empty(scratch_bytes * count, dtype=torch.uint8)
+        if function(table, None if scratch is None else scratch.data_ptr(), count):
+            raise IndexError("index out of range in self")
+
+    launch.numbers = draw_numbers  # type: ignore[attr-defined]  # lives as long as what reads it
+    return launch
+
+
+def sized_cpp_launch(function: Any, scratch_bytes: Any, draws: Sequence[int], names: Sequence[str]) -> Launch:
+    """As cpp_launch, of a kernel that also takes these sizes. All its memory is fresh.
+
+    scratch_bytes: for each thread, a polynomial of the sizes or a number.
+    """
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    function.restype = ctypes.c_int
+    draw_numbers = (ctypes.c_int64 * len(draws))(*draws)
+    extra = (ctypes.addressof(draw_numbers),) if draws else ()
+
+    def launch(buffers: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+        count, numbers = torch.get_num_threads(), (ctypes.c_int64 * len(names))(*sizes)
+        pointers = (*map(Tensor.data_ptr, buffers), *extra, ctypes.addressof(numbers))
+        each = scratch_bytes.at(dict(zip(names, sizes, strict=True))) if is_open(scratch_bytes) else scratch_bytes
+        scratch = torch.empty(each * count, dtype=torch.uint8) if each else None
+        table = (ctypes.c_void_p * len(pointers))(*pointers)
         if function(table, None if scratch is None else scratch.data_ptr(), count):
             raise IndexError("index out of range in self")
 

@@ -359,6 +359,8 @@ def keep_dynamo_out() -> None:
 
 
 def _coerce(tangent: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
-    """A tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
+    """A dense tangent with the strides that the backward was traced for, no lazy conjugate or negative."""
+    if tangent.layout is not torch.strided:
+        tangent = tangent.to_dense()
     tangent, (_, strides) = tangent.resolve_conj().resolve_neg(), spec.layout(sizes)
     return tangent if tangent.stride() == strides else laid_out(tangent, strides)

@@ -16,10 +16,9 @@ from aottrain.explain.report import CompileReport
 from aottrain.metrics.sinks import write_summary
 from aottrain.metrics.throughput import StepTimer
 from aottrain.step import Batch
-from aottrain.tasks.build import build_job, load_kernel, raise_own_error
-from aottrain.tasks.loading import newest_of_run
+from aottrain.tasks.building.build import build_job, load_kernel, raise_own_error
+from aottrain.tasks.building.loading import load_weights, newest_of_run
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked
-from aottrain.trainer.checkpoint import load_model
 from aottrain.trainer.evaluation import TOP, Scored, Tally, bits_per_byte, evaluating, mean_loss, perplexity
 from aottrain.trainer.job import Job
 from aottrain.trainer.signals import interruptible
@@ -49,7 +48,7 @@ def run(config: RunConfig) -> int:
         job = build_job(config)
         for line in job.batches.notes:
             print(line)
-        load_model(job.module.model, loaded)
+        load_weights(job.module.model, loaded, "eval.weights", config.eval.weights)
         figures, report = measure(config, job)
     found = {"run": config.eval.run, "checkpoint": str(loaded.path), "step": loaded.step, "recipe": job.name, **figures}
     path = Path(config.output_dir, FILE)

@@ -7,16 +7,16 @@ from types import ModuleType
 
 import torch
 
-from aottrain.config.recipes import program_errors, recipe_of
+from aottrain.config.recipes import program_errors, recipe_of, writes_text
 from aottrain.config.run import RunConfig
 from aottrain.config.targets import could_take
 from aottrain.data.batches import Codec
 from aottrain.errors import ConfigError
-from aottrain.tasks.build import build_batches, chosen_device, model_options
-from aottrain.tasks.loading import able_recipes, newest_of_run
+from aottrain.tasks.building.build import build_batches, chosen_device
+from aottrain.tasks.building.loading import able_recipes, load_weights, newest_of_run
+from aottrain.tasks.building.model import build_model, model_options
+from aottrain.tasks.building.samples import unknown_token, write_sample, written
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
-from aottrain.tasks.samples import unknown_token, write_sample, writes_text, written
-from aottrain.trainer.checkpoint import load_model
 
 
 def run(config: RunConfig) -> int:
@@ -37,8 +37,8 @@ def run(config: RunConfig) -> int:
             text = "nothing says which text its tokens stand for; give data.tokenizer, the path of a tokenizer.json"
             raise ConfigError(f"data={config.data.name}: {text}")
         prompt = _prompt(config, codec)
-        model = recipe.build(options)
-        load_model(model, loaded)
+        model = build_model(recipe, options, config)
+        load_weights(model, loaded, "generate.weights", config.generate.weights)
         seed = config.seed if asked.seed is None else asked.seed
         text = written(recipe, model.to(device), codec, prompt, asked.length, asked.temperature, seed, **limits)
     path = write_sample(Path(config.output_dir), text)

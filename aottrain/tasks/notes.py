@@ -1,4 +1,4 @@
-"""What a person should know before training begins, a line each: settings without effect, things that are missing."""
+"""What a person should know before training begins, a line each: things that are missing."""
 
 from __future__ import annotations
 
@@ -9,28 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aottrain.config.choices import GENERATING
-from aottrain.config.run import KernelConfig, PartitionConfig, RunConfig
+from aottrain.config.run import RunConfig
 from aottrain.config.schema import command_line
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.settings.decisions import COUNTED, FILE
 from aottrain.toolchain.cache import cache_obstacle
-
-
-def ignored(config: RunConfig) -> list[str]:
-    """What was asked of our compiler, of a run that another engine makes."""
-    engine, partition, kernel = config.engine.name, config.partition, config.kernel
-    if engine == "aot":
-        return []
-    lines = []
-    default = PartitionConfig()
-    if (partition.strategy, partition.budget) != (default.strategy, default.budget):
-        takes_budget = partition.strategy == "budget"
-        setting = f"partition.budget={partition.budget}" if takes_budget else f"partition={partition.strategy}"
-        own = "; its own is engine.activation_memory_budget" if engine == "torch_compile" else ""
-        lines.append(f"warning: {setting} has no effect: engine={engine} takes none{own}")
-    if kernel.name != KernelConfig().name:
-        lines.append(f"warning: kernel={kernel.name} has no effect: engine={engine} runs kernels of its own")
-    return lines
 
 
 def without_cache() -> list[str]:

@@ -13,11 +13,11 @@ from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
-from aottrain.explain.report import CompileReport
+from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.settings.decisions import FILE
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
-from aottrain.tasks.build import build_job, raise_own_error
+from aottrain.tasks.building.build import build_job, raise_own_error
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.signals import interruptible
@@ -64,6 +64,7 @@ def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dic
         "batch_size": config.data.batch_size,
         "num_micro_batches": num_micro_batches,
         "num_parameters": sum(parameter.numel() for parameter in parameters),
+        "num_trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
         "flops_per_step": {
             "forward": graph.forward_flops * num_micro_batches,
@@ -71,7 +72,7 @@ def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dic
             "recompute": graph.recompute_flops * num_micro_batches,
         },
         "compile_s": graph.compile_s,
-        "graph": _without_long(dataclasses.asdict(graph)),
+        "graph": _without_long(dataclasses.asdict(dataclasses.replace(graph, traffic=None))) | _traffic(graph),
         "fallbacks": [dataclasses.asdict(fallback) for fallback in report.fallbacks],
     }
 
@@ -80,14 +81,22 @@ def render(plan: dict[str, Any]) -> str:
     """The lines above the tables."""
     times = "" if plan["num_micro_batches"] == 1 else f", {plan['num_micro_batches']} micro-batches a step"
     flops = ", ".join(f"{name} {format_flops(count)}" for name, count in plan["flops_per_step"].items())
+    num_trained = plan["num_trained"]
+    trained = "" if num_trained == plan["num_parameters"] else f", {format_count(num_trained)} of them trained"
     return "\n".join(
         [
             f"Plan of {plan['recipe']}: batches of {plan['batch_size']}{times}",
-            f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}",
+            f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}{trained}",
             f"FLOPs per step  {flops}",
             f"times of        {plan['machine']}",
         ]
     )
+
+
+def _traffic(graph: GraphReport) -> dict[str, Any]:
+    """Bytes that its kernels and library calls move, and the least."""
+    traffic = graph.traffic
+    return {"traffic": None if traffic is None else {"moved": traffic.moved, "least": traffic.least}}
 
 
 def _without_long(value: Any) -> Any:

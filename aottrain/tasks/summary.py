@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from aottrain.config.run import RunConfig
-from aottrain.explain.figures import bytes_by_kind, with_optimizer
-from aottrain.explain.report import CompileReport, GraphReport
+from aottrain.explain.figures import bytes_by_kind, train_graph, with_optimizer
+from aottrain.explain.report import CompileReport
 from aottrain.measure.machine import describe_machine
 from aottrain.metrics.memory import eager_saved_bytes
-from aottrain.tasks.build import accumulation_bytes
+from aottrain.tasks.building.build import accumulation_bytes
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import optimizer_state_bytes
 
@@ -38,14 +38,18 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "budget": config.partition.budget if compiled else None,
         "steps": 0,
         "skipped_steps": 0,
+        "rollbacks": 0,
+        "replans": [],
         "first_loss": None,
         "last_loss": None,
         "val_loss": None,
+        "best_val_loss": None,
         "val_bits_per_byte": None,
         "epochs": None,
         "step_ms_median": None,
         "step_ms_p90": None,
         "tokens_per_s": None,
+        "mfu": None,
         "compile_s": None,
         "peak_bytes": None,
         "predicted_peak_bytes": None,
@@ -56,8 +60,11 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
         "decisions": None,
         "verify_max_error": None,
         "verify_update_error": None,
+        "verify_checks": 0,
+        "verify_drift": None,
         "verify_note": notes.get(config.engine.name),
         "num_parameters": None,
+        "num_trained": None,
         "optimizer": config.optimizer.title,
         "optimizer_kernel": None,
         "optimizer_bytes": None,
@@ -74,18 +81,13 @@ def job_summary(config: RunConfig, job: Job) -> dict[str, Any]:
     """What is known of it once the model is built."""
     return {
         "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
+        "num_trained": sum(parameter.numel() for parameter in job.module.parameters() if parameter.requires_grad),
         "optimizer_kernel": job.optimizer_kernel,
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
         "accumulation_bytes": accumulation_bytes(job.module, job.batches),
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
         "machine": describe_machine(job.device),
     }
-
-
-def train_graph(report: CompileReport) -> GraphReport | None:
-    """The program that training runs: the last one with a backward; None if there is none."""
-    graphs = [graph for graph in report.graphs if graph.mode == "train"]
-    return graphs[-1] if graphs else None
 
 
 def report_figures(report: CompileReport | None, summary: dict[str, Any]) -> dict[str, Any]:

@@ -13,26 +13,29 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import COMPILING_ENGINES
+from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.config.targets import named_again
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
+from aottrain.explain.figures import train_graph
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
-from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
 from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
 from aottrain.report.runs.drawing.pages import write_page
-from aottrain.tasks.build import build_job, raise_own_error
+from aottrain.tasks.building.build import build_job, raise_own_error
+from aottrain.tasks.building.samples import FILE as SAMPLE
+from aottrain.tasks.building.samples import write_sample
 from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
-from aottrain.tasks.notes import ignored, resume_command, unmeasured, without_cache, without_kernels
-from aottrain.tasks.samples import FILE as SAMPLE
-from aottrain.tasks.samples import write_sample
-from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures, train_graph
+from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
+from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
 from aottrain.trainer.job import Job
-from aottrain.trainer.loop import Output, fit, prepare, restore
+from aottrain.trainer.loop import Output, fit
+from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
 from aottrain.trainer.signals import interruptible
 
@@ -107,9 +110,9 @@ def run(config: RunConfig) -> int:
 def _train(record: RunRecord) -> int:
     """From the model's building to the last checkpoint; the exit code."""
     config, summary = record.config, record.summary
-    for line in (*ignored(config), *without_cache()):
+    for line in without_cache():
         say(line)
-    checkpoints = CheckpointFolder(record.directory / "checkpoints", config.trainer)
+    checkpoints = CheckpointFolder(record.directory / CHECKPOINTS, config.trainer)
     resume = find(config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     job = record.job = build_job(config, decisions_of(config, resume))
@@ -125,6 +128,8 @@ def _train(record: RunRecord) -> int:
         restore(job, resume)
         summary["steps"] = resume.step
         summary["skipped_steps"] = resume.state.get("skipped_steps", 0)
+        summary["rollbacks"] = resume.state.get("rollbacks", 0)
+        summary["best_val_loss"] = resume.state.get("best_val_loss")
     record.write_summary()
     _prepare(record, job)
     for line in banner(config, job, summary):
@@ -147,6 +152,10 @@ def _prepare(record: RunRecord, job: Job) -> None:
         if line := check_peak(summary["predicted_peak_bytes"], job.device):
             say(line)
 
+    def note_replan(change: str) -> None:
+        summary["replans"] = [*summary["replans"], {"step": 0, "what": change}]
+        say(f"while compiling {change}")
+
     with ExitStack() as inside:
         if job.step.engine in COMPILING_ENGINES:
             record.begin("compiling, and measuring calls that are not in the cache")
@@ -156,7 +165,8 @@ def _prepare(record: RunRecord, job: Job) -> None:
 
             inside.enter_context(stages_told(status.tell))
         try:
-            summary["compile_s"], summary["compile_peak_bytes"] = prepare(job, check)
+            replan = note_replan if record.config.trainer.on_oom == "replan" else None
+            summary["compile_s"], summary["compile_peak_bytes"] = prepare(job, check, replan)
         except UnsupportedError:  # under engine.on_unsupported=error
             raise_own_error(job)
             raise
@@ -191,9 +201,12 @@ def _close(record: RunRecord) -> None:
             except OSError as error:  # a full disk names no file
                 raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
-    ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks]
-    curves = [partial(write_page, [record.directory])] if record.is_begun else []  # the last: it links the others
-    for end in (record.write_summary, *ends, page, partial(_write_decisions, record), *curves):
+    wandb_sinks = [sink for sink in record.sinks if isinstance(sink, WandbSink)]  # they take the pages along
+    ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks if sink not in wandb_sinks]
+    curves = [partial(write_page, [record.directory])] if record.is_begun else []  # it links the others
+    last = [partial(sink.publish, record.directory, report) for sink in wandb_sinks]
+    last += [partial(sink.close, record.summary, record.exit_code) for sink in wandb_sinks]
+    for end in (record.write_summary, *ends, page, partial(_write_decisions, record), *curves, *last):
         try:
             end()
         except OutputError as error:
@@ -276,8 +289,11 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     """What is about to be trained, by whom, and what compiling it took and saved."""
     batches, accumulate = job.batches, config.trainer.accumulate
     size, unit = (batches.tokens_per_batch, "tokens") if batches.tokens_per_batch else (batches.batch_size, "samples")
+    parameters = f"{format_count(summary['num_parameters'])} parameters"
+    if summary["num_trained"] != summary["num_parameters"]:
+        parameters = f"{format_count(summary['num_trained'])} trained of {parameters}"
     lines = [
-        f"{job.name}: {format_count(summary['num_parameters'])} parameters, {size * accumulate:,} {unit} a step, "
+        f"{job.name}: {parameters}, {size * accumulate:,} {unit} a step, "
         f"{summary['device']}, {config.trainer.precision}, torch {torch.__version__}"
     ]
     if config.optimizer.target is not None:
@@ -317,11 +333,14 @@ def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> N
     figures += [f"{bits:.3f} bits a byte"] if bits is not None else []
     figures += [f"{epochs:,.2f} epochs"] if epochs is not None else []
     figures += [f"{format_seconds(median / 1e3)} a step (median), {rate:,.0f} {unit}"] if median and rate else []
+    mfu = summary.get("mfu")
+    figures += [f"{format_percent(mfu)} of the device's peak FLOP/s"] if mfu else []
     figures += [f"peak {format_bytes(summary['peak_bytes'])}"] if summary["peak_bytes"] else []
     say(", ".join(figures))
     num_bytes = record.config.trainer.sample_bytes
     if job.sample is not None and num_bytes and summary["status"] == "finished":
-        sample = job.sample(num_bytes)
+        with job.with_averages():
+            sample = job.sample(num_bytes)
         say(f"--- it writes ({SAMPLE}):\n{sample}\n---")
         write_sample(directory, sample)
     say(f"results: {directory.resolve()}")

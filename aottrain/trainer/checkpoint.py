@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from aottrain.config.folders import INDEX, checkpoint_folder, no_checkpoint
 from aottrain.config.run import RunConfig, TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
 
 FORMAT = 1
-INDEX = "latest.json"
 BEST = "best"
 _NAME = re.compile(r"step_(\d{8,})\.pt")
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -64,14 +64,16 @@ def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
     """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
 
     Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where data and
-    tokenizer lie (their content counts), and the schedule's length, which a checkpoint brings along.
+    tokenizer lie (their content counts), what an adapter began with and the schedule's length, which a checkpoint
+    brings along.
     """
     flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
     flat["trainer.accumulate"] = config.trainer.accumulate
-    flat["trainer.precision"] = config.trainer.precision
-    for section in ("recipe", "optimizer", "lr_schedule", "data"):
+    for key in ("precision", "freeze", "ema"):
+        flat[f"trainer.{key}"] = getattr(config.trainer, key)
+    for section in ("recipe", "adapter", "optimizer", "lr_schedule", "data"):
         _flatten(section, asdict(getattr(config, section)), flat)
-    for key in ("data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
+    for key in ("adapter.base", "data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
         del flat[key]
     return flat
 
@@ -321,15 +323,11 @@ def find(
     path = Path(resume).expanduser()
     if not path.is_dir():
         return load(path)
-    nested = path / folder.directory.name
-    directory = nested if nested.is_dir() else path
+    directory = checkpoint_folder(path)
     is_own = directory.resolve() == folder.directory.resolve()
     newest = (folder if is_own else CheckpointFolder(directory)).newest(say)
     if newest is None:
-        within = path.glob(f"*/{folder.directory.name}/step_*.pt")
-        other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
-        hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
-        raise ResumeError(f"{key}={resume}: the folder has no checkpoint{hint}")
+        raise ResumeError(f"{key}={resume}: {no_checkpoint(path) or 'the folder has no checkpoint'}")
     return newest
 
 

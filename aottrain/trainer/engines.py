@@ -11,7 +11,7 @@ from torch import nn
 
 from aottrain.errors import RecipeError
 from aottrain.explain.report import CompileReport
-from aottrain.step import Batch, StepResult
+from aottrain.step import Batch, Rungs, StepResult
 
 
 class LossModule(nn.Module):
@@ -65,6 +65,9 @@ class ModuleStep:
     draws: a context in which the forward runs, to say where its random numbers come from.
     explain: says, for a batch whose numbers are wrong, where in the engine they first go wrong.
     compile_for: compiles for a batch without running it; None where the engine only compiles as it runs.
+
+    `splits` parts of each micro-batch run one after the other, as further micro-batches; `rungs` are other programs.
+    `doing` says what a step was at when it raised.
     """
 
     def __init__(
@@ -87,26 +90,54 @@ class ModuleStep:
         self.draws = draws
         self.explain = explain
         self.compile_for = compile_for
+        self.rungs: Rungs | None = None
+        self.splits = 1
+        self.doing = "forward"
 
     def __call__(self, micro_batches: Sequence[Batch]) -> StepResult:
         total: torch.Tensor | None = None
         ran_eagerly = []
-        for batch, share in zip(micro_batches, self.shares(micro_batches), strict=True):
+        parts = self.split(micro_batches)
+        for batch, share in parts:
             if not share:
                 ran_eagerly.append(False)
                 continue
             num_eager_calls = self._num_eager_calls()
+            self.doing = "forward"
             with self.draws():
                 loss = _checked_loss(self.call(*batch))
             ran_eagerly.append(self._num_eager_calls() > num_eager_calls)
-            (loss * share if len(micro_batches) > 1 else loss).backward()
+            self.doing = "backward"
+            (loss * share if len(parts) > 1 else loss).backward()
             part = loss.detach().float() * share
             total = part if total is None else total + part
         num_samples = sum(len(batch[0]) for batch in micro_batches)
-        return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches), tuple(ran_eagerly))
+        each = len(parts) // len(micro_batches)
+        eagerly = tuple(any(ran_eagerly[i : i + each]) for i in range(0, len(parts), each))
+        return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches), eagerly)
+
+    def split(self, micro_batches: Sequence[Batch]) -> list[tuple[Batch, float]]:
+        """The parts that run one after the other, each with its share in the loss."""
+        if self.splits == 1:
+            return list(zip(micro_batches, self.shares(micro_batches), strict=True))
+        parts = [part for batch in micro_batches for part in split_batch(batch, self.splits)]
+        weights = [len(part[0]) for part in parts]
+        shares = self.shares(parts)
+        if len({*shares}) == 1 and len({*weights}) > 1:  # each batch has as many: of unequal parts each its examples
+            shares = [weight / sum(weights) for weight in weights]
+        return list(zip(parts, shares, strict=True))
 
     def _num_eager_calls(self) -> int:
         return 0 if self.report is None else self.report.num_eager_calls
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """The examples of a batch in this many parts, as equal as they can be. ValueError: it cannot be cut."""
+    count = len(batch[0])
+    if count < parts or any(tensor.ndim == 0 or len(tensor) != count for tensor in batch):
+        raise ValueError(f"a batch of {count} examples cannot be cut into {parts}")
+    bounds = [count * i // parts for i in range(parts + 1)]
+    return [tuple(tensor[low:high] for tensor in batch) for low, high in zip(bounds, bounds[1:], strict=False)]
 
 
 def _checked_weight(value: Any) -> float:

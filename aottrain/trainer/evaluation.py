@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from aottrain.trainer.engines import LossModule
 
 if TYPE_CHECKING:
     from aottrain.data.batches import Batches
+    from aottrain.trainer.job import Job
 
 TOP = 5
 
@@ -41,6 +42,43 @@ def mean_loss(
     is not run: the mean of nothing is no number."""
     pairs = zip(batches, shares(batches), strict=True)
     return torch.stack([call(*batch).double() * share for batch, share in pairs if share]).sum().item()
+
+
+def evaluate(job: Job, num_batches: int) -> float | None:
+    """Mean loss over the same held-out batches each time, eager, whatever engine trains; of averaged weights where
+    there are some."""
+    if num_batches == 0:
+        return None
+    with evaluating(job.module), job.with_averages():
+        return mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches))
+
+
+@dataclass
+class Patience:
+    """Ends a run whose held-out loss falls no more. Evaluations that an interruption adds do not count, so that a run
+    that goes on ends where one would that was not interrupted."""
+
+    limit: int | None = None
+    """Evaluations without a lower loss; None: it never ends."""
+    best: float = math.inf
+    num_waited: int = 0
+
+    def add(self, loss: float) -> None:
+        is_lower = loss < self.best
+        self.best, self.num_waited = (loss, 0) if is_lower else (self.best, self.num_waited + 1)
+
+    @property
+    def is_over(self) -> bool:
+        return self.limit is not None and self.num_waited >= self.limit
+
+    def __str__(self) -> str:
+        return f"{self.num_waited} evaluations in turn without a held-out loss below {self.best:.4f} (trainer.patience)"
+
+    def state_dict(self) -> dict[str, float]:
+        return {"best": self.best, "num_waited": self.num_waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best, self.num_waited = state["best"], state["num_waited"]
 
 
 def perplexity(loss: float, batches: Batches) -> float | None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aottrain.step import TrainStep
 from aottrain.trainer.engines import LossModule
+from aottrain.trainer.evaluation import Patience
+from aottrain.trainer.weights.averaging import Averages
 
 if TYPE_CHECKING:
     from aottrain.data.batches import Batches
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Job:
-    """What is trained: made by tasks/build.py."""
+    """What is trained: made by tasks/building/build.py."""
 
     name: str
     module: LossModule
@@ -28,9 +31,28 @@ class Job:
     """What its update runs as, with the reason where another was to be expected."""
     batches: Batches
     device: torch.device
+    patience: Patience = field(default_factory=Patience)
+    averages: Averages | None = None
+    """Of the weights that are trained, where `trainer.ema` asks for it."""
     torch_optimizer: Callable[[], torch.optim.Optimizer] | None = None
     """Where `optimizer`'s kernels cannot be made."""
     flops_per_sample: int | None = None
     """Of forward and backward, as the recipe counts them."""
     sample: Callable[[int], str] | None = None
     """Text of that many bytes by the model as it is now."""
+
+    def with_averages(self) -> AbstractContextManager[None]:
+        """In which the model has its averaged weights, where there are some."""
+        return nullcontext() if self.averages is None else self.averages.applied()
+
+    def state_beside(self) -> dict[str, Any]:
+        """What a run that goes on needs beside the model's and the optimizer's state."""
+        averages = None if self.averages is None else self.averages.state_dict()
+        return {"averages": averages, "patience": self.patience.state_dict()}
+
+    def load_state_beside(self, state: Mapping[str, Any]) -> None:
+        """What `state_beside` gave. A checkpoint of before there was patience has none."""
+        if self.averages is not None:
+            self.averages.load_state_dict(state["averages"])
+        if "patience" in state:
+            self.patience.load_state_dict(state["patience"])

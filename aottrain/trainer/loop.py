@@ -2,46 +2,51 @@
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from aottrain.config.choices import EAGER_ENGINES
-from aottrain.errors import CheckpointError, NumericsError, OutputError, UnsupportedError
+from aottrain.errors import CheckpointError, NumericsError, OutputError, is_out_of_memory
 from aottrain.metrics import memory
-from aottrain.metrics.preserve import preserved
 from aottrain.metrics.sinks import Sink, write_summary
-from aottrain.metrics.throughput import summarise
+from aottrain.metrics.throughput import summarise, utilisation
 from aottrain.ops.random.mode import philox_eager
-from aottrain.step import Batch, ClipsItself
+from aottrain.step import Batch
 from aottrain.trainer.checkpoint import (
     CheckpointFolder,
     Loaded,
     check_storable,
     identity,
-    load_model,
-    load_optimizer,
     random_state,
-    set_random_state,
 )
-from aottrain.trainer.evaluation import bits_per_byte, evaluating, mean_loss
+from aottrain.trainer.evaluation import bits_per_byte, evaluate
 from aottrain.trainer.job import Job
-from aottrain.trainer.meters import History, StepMeter
-from aottrain.trainer.nonfinite import BeforeStep
+from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
+from aottrain.trainer.preparing import schedule_steps, start_streams
 from aottrain.trainer.progress import Progress
+from aottrain.trainer.reliability.culprit import first_bad_tensor
+from aottrain.trainer.reliability.flight import FlightRecord
+from aottrain.trainer.reliability.memory import rung_of, take_less_memory
+from aottrain.trainer.reliability.profile import StepProfile
+from aottrain.trainer.reliability.rollback import BadStepError, Copy
+from aottrain.trainer.reliability.sentinel import Sentinel
+from aottrain.trainer.reliability.spikes import Window
+from aottrain.trainer.reliability.undo import BeforeStep, Undo
 from aottrain.trainer.signals import Stop, graceful_stop
-from aottrain.trainer.verify.updates import verify_update
-from aottrain.trainer.verify.verification import Outcome, run_compiled, verify_outcome
+from aottrain.trainer.verify.checking import verify
+from aottrain.trainer.verify.verification import Verification
+from aottrain.trainer.weights.lora import unreached
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
+
+
+_RECENT = 50  # step times by which the share of checks is told
 
 
 @dataclass
@@ -73,50 +78,179 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     gradient norm is not finite; the parameters are then those from before that step.
     """
     trainer, start = config.trainer, resume.step if resume else 0
-    total_steps = schedule_steps(config, resume)
     start_streams(config.seed, resume)
-    max_skips = trainer.max_skips if trainer.on_nonfinite == "skip" else 0
-    meter = StepMeter(job, config.measure, start + 1, trainer.steps)
-
     with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
-        history = History(max_skips, output.summary["skipped_steps"], progress.say)
+        run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
-            for step in range(start + 1, trainer.steps + 1):
-                lr = learning_rate(step, config.optimizer.lr, config.lr_schedule, total_steps)
-                set_learning_rate(job.optimizer, lr)
-                micro_batches = job.batches.at(step)
-                if job.step.engine == "aot" and step - start <= config.verify.steps:
-                    verify(job, step, micro_batches, config, output, progress)
-
-                logs = step % trainer.log_every == 0 or step in (start + 1, trainer.steps)
-                with meter.measure(step, micro_batches):
-                    take_step(job, step, lr, micro_batches, config.optimizer.clip_norm, history, logs)
-                if step == start + 1 and config.optimizer.target is not None:  # not only when hours have been trained
-                    check_storable(job.optimizer.state_dict(), f"{config.optimizer.title}: state_dict")
-                output.summary["steps"] = step
-                progress.advance()
-
-                ends = step == trainer.steps or stop.signum is not None
-                is_asked = stop.takes_save()
-                saves = ends or is_asked or (trainer.save_every and step % trainer.save_every == 0)
-                evaluates = ends or (trainer.eval_every and step % trainer.eval_every == 0)
-                evaluates = evaluates or (saves and trainer.keep_best)
-                val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
-                if logs or evaluates or saves:
-                    history.read()
-                    output.summary["skipped_steps"] = history.num_skipped
-                if logs or evaluates:
-                    write_rows(job, history, meter, output, progress, val_loss)
-                if saves:
-                    path = save(job, step, config, total_steps, output, progress, val_loss, must=ends)
-                    if is_asked and path is not None:
-                        progress.say(f"SIGUSR1: a checkpoint was written after step {step}: {path}")
-                if ends:
-                    break
+            while run.step < trainer.steps and not (run.is_ended or job.patience.is_over):
+                try:
+                    run.take_next(stop)
+                except BadStepError as bad:
+                    run.go_back(bad)
+        except BaseException as error:
+            write_rows(job, run.history, run.meter, output, None, None, run.flight)
+            run.flight.write(output.summary_path.parent, error, {"step": run.step, **output.summary})
+            raise
         finally:
-            write_rows(job, history, meter, output, None, None)
-            finish_summary(job, history, meter, config, output)
+            write_rows(job, run.history, run.meter, output, None, None, run.flight)
+            finish_summary(job, run.history, run.meter, config, output)
     return stop
+
+
+class Run:
+    """The loop's state between two steps."""
+
+    def __init__(
+        self,
+        job: Job,
+        config: RunConfig,
+        output: Output,
+        progress: Progress,
+        start: int,
+        total_steps: int,
+        resume: Loaded | None,
+    ):
+        self.job, self.config, self.output, self.progress = job, config, output, progress
+        self.start, self.total_steps, self.step, self.is_ended = start, total_steps, start, False
+        self.flight = FlightRecord()
+        trainer, before = config.trainer, resume.state if resume else {}
+        self.num_left_out = before.get("batches_left_out", 0)
+        """Steps whose batches going back has left out."""
+        policies = {NONFINITE: trainer.on_nonfinite, SPIKE: trainer.on_spike}
+        max_skips = trainer.max_skips if "skip" in policies.values() else 0
+        window = Window(None if trainer.on_spike == "ignore" else trainer.spike_deviations, before.get("losses", ()))
+        self.history = History(max_skips, output.summary["skipped_steps"], self.say, policies, window)
+        self.meter = StepMeter(job, config.measure, start + 1, trainer.steps)
+        self.sentinel = Sentinel(job, config.verify, start, self._verify, self.say)
+        self.profile = StepProfile(config, start, output.summary_path.parent, self.say)
+        self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
+        self.copy: Copy | None = None
+        self._keep_copy("rollback" in policies.values())
+
+    def say(self, line: str) -> None:
+        self.flight.note(line)
+        self.progress.say(line)
+
+    def _verify(self, step: int, micro_batches: Sequence[Batch]) -> Verification | None:
+        return verify(self.job, step, micro_batches, self.config, self.output, self.progress)
+
+    def _keep_copy(self, is_wanted: bool) -> None:
+        if is_wanted:
+            recent = list(self.history.window.losses)
+            self.copy = Copy.of(self.job, self.step, len(self.history.losses), recent)
+
+    def take_next(self, stop: Stop) -> None:
+        """One step, and what is due after it."""
+        job, trainer, output, history = self.job, self.config.trainer, self.output, self.history
+        step = self.step + 1
+        lr = learning_rate(step, self.config.optimizer.lr, self.config.lr_schedule, self.total_steps)
+        set_learning_rate(job.optimizer, lr)
+        micro_batches = job.batches.at(step + self.num_left_out)
+        logs = step % trainer.log_every == 0 or step in (self.start + 1, trainer.steps)
+        verification = self._take(step, lr, micro_batches, logs)
+        if step == self.start + 1 and self.config.optimizer.target is not None:  # not only when hours have been trained
+            check_storable(job.optimizer.state_dict(), f"{self.config.optimizer.title}: state_dict")
+        self.step = output.summary["steps"] = step
+        self.progress.advance()
+
+        ends = step == trainer.steps or stop.signum is not None
+        is_asked = stop.takes_save()
+        copies = self.copy is not None and step % trainer.rollback_every == 0
+        saves = ends or is_asked or (trainer.save_every and step % trainer.save_every == 0)
+        is_due = trainer.eval_every > 0 and step % trainer.eval_every == 0
+        evaluates = ends or is_due or (saves and trainer.keep_best)
+        if logs or evaluates or saves or copies:
+            history.read()
+            output.summary["skipped_steps"] = history.num_skipped
+        val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
+        if is_due and val_loss is not None:
+            job.patience.add(val_loss)
+            ends = ends or job.patience.is_over
+            saves = saves or ends
+        if verification is not None:
+            output.summary.update(verify_checks=self.sentinel.num_checks, verify_drift=self.sentinel.drift)
+        if logs or evaluates or verification:
+            error = None if verification is None else verification.max_error
+            write_rows(job, history, self.meter, output, self.progress, val_loss, self.flight, error, logs or evaluates)
+        self._keep_copy(copies)
+        if saves:
+            path = save(job, step, self.config, self.total_steps, output, self.progress, val_loss, self, must=ends)
+            if is_asked and path is not None:
+                self.say(f"SIGUSR1: a checkpoint was written after step {step}: {path}")
+        if job.patience.is_over and step < trainer.steps:
+            self.say(f"ends after step {step}: {job.patience}")
+        self.is_ended = ends
+
+    def _take(self, step: int, lr: float, micro_batches: Sequence[Batch], logs: bool) -> Verification | None:
+        """The step itself, checked first where it is its turn; again where memory runs out in it."""
+        job, trainer = self.job, self.config.trainer
+        while True:
+            times = list(self.meter.timer.step_ms.values())[-_RECENT:]
+            verification = self.sentinel.look(step, micro_batches, times)
+            replans = trainer.on_oom == "replan"
+            before = self.undo.before()
+            limit, num_skipped = self.history.window.limit(), self.history.num_skipped
+            try:
+                with self.profile.watch(step), self.meter.measure(step, micro_batches):
+                    clip = self.config.optimizer.clip_norm
+                    is_first = step == self.start + 1
+                    take_step(job, step, lr, micro_batches, clip, self.history, logs, limit, before, is_first)
+                    if job.averages is not None:
+                        job.averages.update_after(self.history, num_skipped)
+            except BadStepError as bad:
+                raise self._explained(bad, step, micro_batches, before) from None
+            except (MemoryError, RuntimeError) as error:
+                if not replans or before.is_taken or not is_out_of_memory(error):
+                    raise
+                change = take_less_memory(job, micro_batches, error)
+                if change is None:
+                    raise
+            else:
+                if self.history.num_skipped > num_skipped and job.device.type == "cpu":
+                    self.say(f"step {step}: {self._culprit(micro_batches, before)}")
+                return verification
+            before.put_all_back()  # here, where the error holds nothing of the step any more
+            self.note_replan(step, change)
+
+    def note_replan(self, step: int, change: str) -> None:
+        self.output.summary["replans"] = [*self.output.summary.get("replans", ()), {"step": step, "what": change}]
+        self.say(f"step {step}: {change}; the step is taken again")
+        self.sentinel.asked = True
+
+    def _culprit(self, micro_batches: Sequence[Batch], before: BeforeStep) -> str:
+        is_compiled = self.job.step.engine == "aot"
+        draws = philox_eager if is_compiled else nullcontext
+        return first_bad_tensor(self.job.module, micro_batches, draws, before.random)
+
+    def _explained(
+        self, bad: BadStepError, step: int, micro_batches: Sequence[Batch], before: BeforeStep
+    ) -> BadStepError:
+        """With the tensor that was the first. Weights are those that the step began with; a step that was read later,
+        as devices have it, is not taken again."""
+        if bad.step == step and "spike" not in bad.why:
+            bad = BadStepError(step, f"{bad.why}; {self._culprit(micro_batches, before)}", bad.policy)
+        return bad
+
+    def go_back(self, bad: BadStepError) -> None:
+        """To the newest copy; the bad error itself where its policy is another, or where that was too often."""
+        summary, most = self.output.summary, self.config.trainer.max_rollbacks
+        number = summary.get("rollbacks", 0) + 1
+        if bad.policy != "rollback" or self.copy is None or number > most:
+            many = f"; trainer.max_rollbacks={most} times the run has gone back already" if number > most else ""
+            raise NumericsError(f"{bad}{many}")
+        summary["rollbacks"] = number
+        target = self.copy
+        self.num_left_out += bad.step - target.step
+        target.put_back(self.job)
+        self.history.forget(target.num_losses, target.recent)
+        self.step = self.output.summary["steps"] = target.step
+        self.progress.go_back_to(target.step)
+        for sink in self.output.sinks:
+            sink.rewind(target.step)
+        self.say(
+            f"{bad}: back to step {target.step}, and on with other batches ({number} of at most {most} times); "
+            f"{self.num_left_out} steps' batches are left out"
+        )
 
 
 def take_step(
@@ -127,187 +261,72 @@ def take_step(
     clip_norm: float | None,
     history: History,
     logs: bool,
+    limit: float | None = None,
+    before: BeforeStep | None = None,
+    is_first: bool = False,
 ) -> None:
-    """Gradients, clipping, update. Where a loss or norm is not finite, the update leaves itself out.
+    """Gradients, clipping, update. Where a loss or norm is not finite, or the loss above `limit`, the update leaves
+    itself out. before: what is put back then.
 
     On a GPU reading a loss would wait for the device, so whether it is finite is read at log steps only. Where the run
     goes on after it, parameters, the optimizer's state and buffers are those from before it on every device; random
     numbers are drawn again on the CPU alone.
     """
-    before = BeforeStep(job.module) if history.max_skips else None
+    if before is None and history.max_skips:
+        before = Undo(job.module).before()
     result = job.step(micro_batches)
-    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, result.loss)
+    if is_first and (names := unreached(job.module)):
+        history.say(f"warning: this step gave the adapters of {', '.join(names)} no gradient: they were not called")
+    judged = result.loss if limit is None else torch.where(result.loss > limit, torch.inf, result.loss)
+    job.step.doing = "optimizer"
+    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, judged)
     if before is not None:
-        before.put_buffers_back(result.loss, grad_norm)
-    history.add(step, lr, result, grad_norm)
+        before.is_taken = True
+        if history.max_skips:
+            before.put_buffers_back(judged, grad_norm)
+    history.add(step, lr, result, grad_norm, limit)
     on_cpu, num_skipped = job.device.type == "cpu", history.num_skipped
     if logs or on_cpu:
         history.read()
     if before is not None and on_cpu and history.num_skipped > num_skipped:
-        before.put_random_numbers_back()
+        before.random.put_back()
     job.optimizer.zero_grad(set_to_none=True)
 
 
-def schedule_steps(config: RunConfig, resume: Loaded | None) -> int:
-    """How long the learning-rate schedule is: as told, else as in the run that goes on, else this run's steps.
-
-    So it does not depend on where a run stops.
-    """
-    if config.lr_schedule.total_steps is not None:
-        return config.lr_schedule.total_steps
-    return resume.state["schedule_steps"] if resume else config.trainer.steps
-
-
-def start_streams(seed: int, resume: Loaded | None) -> None:
-    """Random numbers start anew here, whatever building and compiling drew, or go on where the checkpoint was."""
-    if resume:
-        set_random_state(resume.state["random"])
-        return
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-def restore(job: Job, resume: Loaded) -> None:
-    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. ResumeError:
-    it is of another model or optimizer."""
-    load_model(job.module.model, resume)
-    load_optimizer(job.optimizer, resume)
-
-
-def prepare(job: Job, check: Callable[[], None] = lambda: None) -> tuple[float, int | None]:
-    """Compile: one call that leaves no trace. Returns its seconds and, on CUDA, the most memory held meanwhile.
-
-    check: is called where the engine has compiled and run nothing yet; what it raises ends this.
-
-    Eager has nothing to prepare: 0.0, None; its optimizer, where that is generated, compiles in its first step.
-    """
-    if job.step.engine in EAGER_ENGINES:
-        return 0.0, None
-    on_cuda = job.device.type == "cuda"
-    if on_cuda:
-        torch.cuda.reset_peak_memory_stats(job.device)
-    start_s = time.perf_counter()
-    with preserved(job.module):
-        batches = job.batches.at(1)[:1]
-        if job.step.compile_for is not None:
-            job.step.compile_for(batches[0])
-            check()
-        job.step(batches)
-        prepare_optimizer(job)
-        if on_cuda:
-            torch.cuda.synchronize(job.device)
-    seconds = time.perf_counter() - start_s
-    return seconds, torch.cuda.max_memory_allocated(job.device) if on_cuda else None
-
-
-def prepare_optimizer(job: Job) -> None:
-    """Compile its update, where kernels are generated for it. Where that fails the run goes on with torch's own, as
-    `engine.on_unsupported=eager` says; UnsupportedError under "error"."""
-    if not isinstance(job.optimizer, ClipsItself):
-        return
-    try:
-        job.optimizer.prepare()
-    except UnsupportedError as error:
-        if job.torch_optimizer is None:
-            raise
-        other = job.torch_optimizer()
-        other.load_state_dict(job.optimizer.state_dict())
-        job.optimizer, job.optimizer_kernel = other, f"torch ({error})"
-
-
-def verify(
-    job: Job, step: int, micro_batches: Sequence[Batch], config: RunConfig, output: Output, progress: Progress
-) -> None:
-    """Check this step's compiled numbers against eager's, and its generated update against torch's, before it is
-    taken."""
-    try:
-        compiled = run_compiled(job.step, job.module, micro_batches)
-        _verify_outcome(job, step, micro_batches, compiled, config, output, progress)
-        _verify_update(job, step, compiled, config, output, progress)
-    except torch.cuda.OutOfMemoryError:  # that eager does not fit may be why the step is compiled
-        torch.cuda.empty_cache()
-        output.summary["verify_note"] = "what it is compared with does not fit in memory"
-        progress.say(f"step {step} could not be verified: what it is compared with does not fit in memory")
-
-
-def _verify_outcome(
-    job: Job,
-    step: int,
-    micro_batches: Sequence[Batch],
-    compiled: Outcome,
-    config: RunConfig,
-    output: Output,
-    progress: Progress,
-) -> None:
-    eager, summary = sum(compiled.ran_eagerly), output.summary
-    if eager:
-        of_all = f"{eager} of {len(micro_batches)} micro-batches"
-        part = "the step runs" if eager == len(micro_batches) else f"of step {step} {of_all} run"
-        summary["verify_note"] = f"{part} eagerly: see fallbacks"
-    if eager == len(micro_batches):
-        progress.say(f"step {step} runs eagerly, so there is nothing to verify")
-        return
-    try:
-        verification = verify_outcome(step, compiled, job.step, job.module, micro_batches, config.verify, philox_eager)
-    except NumericsError as error:
-        if not config.verify.bisect or job.step.explain is None:
-            raise
-        suspect = micro_batches[(error.micro_batch or compiled.ran_eagerly.index(False) + 1) - 1]
-        raise NumericsError(f"{error}\n{job.step.explain(suspect)}") from error
-    summary["verify_max_error"] = max(verification.max_error, summary.get("verify_max_error") or 0.0)
-    progress.say(
-        f"verified step {step} against eager: largest relative error {verification.loss_error:.1e} of the loss, "
-        f"{verification.grad_error:.1e} of a gradient or buffer"
-        + (f" ({verification.worst})" if verification.grad_error else "")
-        + ("" if verification.noise is None else f"; eager's own rounding error is up to {verification.noise:.1e}")
-        + (f"; {of_all} run eagerly" if eager else "")
-    )
-
-
-def _verify_update(
-    job: Job, step: int, compiled: Outcome, config: RunConfig, output: Output, progress: Progress
-) -> None:
-    if not isinstance(job.optimizer, ClipsItself):
-        return  # torch's own
-    names = {parameter: name for name, parameter in job.module.named_parameters()}
-    verification = verify_update(step, job.optimizer, names, compiled.gradients, config.optimizer)
-    largest = output.summary.get("verify_update_error") or 0.0
-    output.summary["verify_update_error"] = max(verification.error, largest)
-    progress.say(
-        f"verified its update against torch's in float64: largest relative error {verification.error:.1e}"
-        + (f" ({verification.worst})" if verification.error else "")
-    )
-
-
-def evaluate(job: Job, num_batches: int) -> float | None:
-    """Mean loss over the same held-out batches each time, eager, whatever engine trains."""
-    if num_batches == 0:
-        return None
-    with evaluating(job.module):
-        return mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches))
-
-
 def write_rows(
-    job: Job, history: History, meter: StepMeter, output: Output, progress: Progress | None, val_loss: float | None
+    job: Job,
+    history: History,
+    meter: StepMeter,
+    output: Output,
+    progress: Progress | None,
+    val_loss: float | None,
+    flight: FlightRecord,
+    verify_error: float | None = None,
+    logs: bool = True,
 ) -> None:
-    """Give the sinks a row for each step since the last time; the newest has what is measured only now and then."""
+    """Give the sinks a row for each step since the last time; the newest has what is measured only now and then.
+    logs: whether it is shown."""
     rows = history.take_rows(meter.timer.read())
     if not rows:
         return
     rows[-1] = {
         **rows[-1],
         "val/loss": val_loss,
+        "verify/max_error": verify_error,
         "memory/peak_bytes": meter.peak_bytes,
         "memory/peak_rss_bytes": memory.peak_rss_bytes(),
     }
     if val_loss is not None:
         output.summary["val_loss"] = val_loss
+        best = output.summary.get("best_val_loss")
+        output.summary["best_val_loss"] = val_loss if best is None else min(best, val_loss)
         if (bits := bits_per_byte(val_loss, job.batches)) is not None:
             output.summary["val_bits_per_byte"] = bits
+    for row in rows:
+        flight.add(row)
     for sink in output.sinks:
         sink.write(rows)
-    if progress is not None:
+    if progress is not None and logs:
         progress.log(rows[-1])
         output.write_summary(progress.say)
 
@@ -320,6 +339,7 @@ def save(
     output: Output,
     progress: Progress,
     val_loss: float | None,
+    run: Run,
     *,
     must: bool,
 ) -> Path | None:
@@ -330,9 +350,15 @@ def save(
         "schedule_steps": total_steps,
         "model": job.module.model.state_dict(),
         "optimizer": job.optimizer.state_dict(),
+        **job.state_beside(),
         "random": random_state(),
         "wandb_id": output.wandb_id(),
         "skipped_steps": output.summary["skipped_steps"],
+        "rollbacks": output.summary.get("rollbacks", 0),
+        "batches_left_out": run.num_left_out,
+        "losses": list(run.history.window.losses),
+        "best_val_loss": output.summary.get("best_val_loss"),
+        "rung": rung_of(job),
         "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
         "torch": str(torch.__version__),  # a plain string: its own class would need code to load
     }
@@ -361,6 +387,8 @@ def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConf
             flops_per_step=job.flops_per_sample * samples_per_step if job.flops_per_sample else None,
         )
     )
+    flops_per_s, device = output.summary["model_flops_per_s"], output.summary.get("device") or ""
+    output.summary["mfu"] = utilisation(flops_per_s, device, config.trainer.precision)
     if job.batches.examples_per_epoch:
         output.summary["epochs"] = output.summary["steps"] * samples_per_step / job.batches.examples_per_epoch
     output.summary["peak_bytes"] = meter.peak_bytes

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
-from aottrain.errors import NumericsError
 from aottrain.metrics import memory
 from aottrain.metrics.sinks import Row
 from aottrain.metrics.throughput import StepTimer
 from aottrain.step import Batch, StepResult
+from aottrain.trainer.reliability.rollback import BadStepError
+from aottrain.trainer.reliability.spikes import Window
 
 if TYPE_CHECKING:
     from aottrain.config.run import MeasureConfig
     from aottrain.trainer.job import Job
+
+
+NONFINITE, SPIKE = "nonfinite", "spike"
 
 
 class StepMeter:
@@ -43,6 +47,7 @@ class StepMeter:
                 yield
         else:
             alive = memory.alive_tensors(self.job.module, self.job.optimizer, micro_batches)
+            alive += [] if self.job.averages is None else self.job.averages.values.values()
             with memory.watch_cpu_peak(alive) as self._cpu_peak:
                 yield
 
@@ -57,40 +62,71 @@ class StepMeter:
 class History:
     """Loss and gradient norm of each step, left on the device until a log step reads them all at once."""
 
-    def __init__(self, max_skips: int = 0, num_skipped: int = 0, say: Callable[[str], None] = print) -> None:
+    def __init__(
+        self,
+        max_skips: int = 0,
+        num_skipped: int = 0,
+        say: Callable[[str], None] = print,
+        policies: Mapping[str, str] | None = None,
+        window: Window | None = None,
+    ) -> None:
         """max_skips: how many steps of a run may be left out; with 0 the first one raises. num_skipped: of these, how
-        many there were before; say: takes a line about each."""
+        many there were before; say: takes a line about each. policies: for NONFINITE and SPIKE one of raise, skip and
+        rollback, as the configuration has them. window: what tells spikes."""
         self.max_skips, self.num_skipped, self.say = max_skips, num_skipped, say
+        default = "skip" if max_skips else "raise"
+        self.policies = policies or {NONFINITE: default, SPIKE: default}
+        self.window = window or Window(None)
         self.losses: list[float] = []
-        self._unread: list[tuple[int, float, torch.Tensor, torch.Tensor, StepResult]] = []
+        self._unread: list[tuple[int, float, torch.Tensor, torch.Tensor, StepResult, float | None]] = []
         self._read: list[dict] = []
 
-    def add(self, step: int, lr: float, result: StepResult, grad_norm: torch.Tensor) -> None:
-        self._unread.append((step, lr, result.loss, grad_norm.detach().to(result.loss), result))
+    def add(
+        self, step: int, lr: float, result: StepResult, grad_norm: torch.Tensor, limit: float | None = None
+    ) -> None:
+        """limit: a loss above it is a spike."""
+        self._unread.append((step, lr, result.loss, grad_norm.detach().to(result.loss), result, limit))
 
     def read(self) -> None:
-        """Fetch what has been added. NumericsError names the first step whose loss or gradient norm is not finite and
-        that is one too many to be left out."""
+        """Fetch what has been added. BadStepError, a NumericsError, names the first step whose loss or gradient norm is
+        not finite, or whose loss is a spike, and that is not to be left out, or one too many."""
         unread, self._unread = self._unread, []
         if not unread:
             return
-        values = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm, _ in unread]).tolist()
-        for (step, lr, _, _, result), (loss, norm) in zip(unread, values, strict=True):
+        values = torch.stack([torch.stack((loss, norm)) for _, _, loss, norm, *_ in unread]).tolist()
+        for (step, lr, _, _, result, _), (loss, norm) in zip(unread, values, strict=True):
             self.losses.append(loss)
             row = {"step": step, "train/loss": loss, "train/lr": lr, "train/grad_norm": norm}
             self._read.append({**row, "num_samples": result.num_samples, "num_tokens": result.num_tokens})
-        for (step, *_), (loss, norm) in zip(unread, values, strict=True):
-            for name, value in (("loss", loss), ("gradient norm", norm)):
-                if not math.isfinite(value):
-                    self._leave_out(step, f"the {name} is {value}")
-                    break
+        for (step, *_, limit), (loss, norm) in zip(unread, values, strict=True):
+            self._judge(step, loss, norm, limit)
 
-    def _leave_out(self, step: int, why: str) -> None:
-        if self.num_skipped >= self.max_skips:
-            many = f"; trainer.max_skips={self.max_skips} steps have been left out already" if self.max_skips else ""
-            raise NumericsError(f"step {step}: {why}; the parameters are those from before it{many}")
+    def _judge(self, step: int, loss: float, norm: float, limit: float | None) -> None:
+        for name, value in (("loss", loss), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                self._leave_out(step, f"the {name} is {value}", self.policies[NONFINITE])
+                return
+        if limit is not None and loss > limit:
+            why = f"the loss {loss:.6g} is a spike: above {limit:.6g}, by the last {len(self.window.losses)} losses"
+            self._leave_out(step, why, self.policies[SPIKE])
+            return
+        self.window.losses.append(loss)
+
+    def _leave_out(self, step: int, why: str, policy: str) -> None:
+        if policy == "rollback":
+            raise BadStepError(step, why, policy)
+        if policy == "raise" or self.num_skipped >= self.max_skips:
+            left_out = policy == "skip" and self.max_skips
+            many = f"; trainer.max_skips={self.max_skips} steps have been left out already" if left_out else ""
+            raise BadStepError(step, f"{why}; the parameters are those from before it{many}", "raise")
         self.num_skipped += 1
         self.say(f"step {step} is left out: {why} ({self.num_skipped} of at most {self.max_skips})")
+
+    def forget(self, num_losses: int, recent: Sequence[float]) -> None:
+        """The run goes back to where so many losses had been read, the last of them `recent`."""
+        del self.losses[num_losses:]
+        self._unread, self._read = [], []
+        self.window = Window(self.window.deviations, recent)
 
     def take_rows(self, step_ms: dict[int, float]) -> list[Row]:
         """One row for each step that was read since the last call, with its time where it has one."""

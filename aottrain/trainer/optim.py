@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.ops.lion import Lion
 from aottrain.step import ClipsItself
+from aottrain.trainer.weights.groups import FACTOR, parameter_groups
 
 if TYPE_CHECKING:
     from aottrain.config.run import LrScheduleConfig, OptimizerConfig
@@ -26,32 +28,30 @@ if TYPE_CHECKING:
 PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration
 
 
-def decay_groups(model: nn.Module, weight_decay: float, norms_and_biases: bool = False) -> list[dict]:
-    """Matrices decay; vectors (biases, norm scales) do not: shrinking those changes what a layer does, not how much.
-
-    norms_and_biases: they decay, too."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    decayed = [parameter for parameter in parameters if norms_and_biases or parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if not norms_and_biases and parameter.ndim < 2]
-    groups = ({"params": decayed, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0})
-    return [group for group in groups if group["params"]]
-
-
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion; or the class
-    that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments."""
-    groups = decay_groups(model, config.weight_decay, config.decay_norms_and_biases)
+    that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments; or see
+    `parameter_groups`."""
+    groups = parameter_groups(model, config)
     if config.target is None:
         return PLAIN[config.name](groups, **hyperparameters(config))
     optimizer_class, arguments = _of_target(config)
     if "weight_decay" not in arguments:
-        groups = [{"params": [parameter for group in groups for parameter in group["params"]]}]
+        groups = _without_decay(groups)
     try:
         return optimizer_class(groups, **arguments)
     except Exception as error:
         file = target_file(config.target)
         text = error_text(error, [file] if file else []) or brief(error)
         raise ConfigError(f"optimizer.target={config.target}: cannot be built: {text}") from error
+
+
+def _without_decay(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups of one rate together."""
+    by_rate: dict[float, list[nn.Parameter]] = {}
+    for group in groups:
+        by_rate.setdefault(group.get(FACTOR, 1.0), []).extend(group["params"])
+    return [{"params": params, **({} if factor == 1 else {FACTOR: factor})} for factor, params in by_rate.items()]
 
 
 def check_target(config: OptimizerConfig) -> None:
@@ -127,7 +127,7 @@ def _state_bytes_after_a_step(
 ) -> int:
     twins = nn.ParameterList(nn.Parameter(torch.ones_like(parameter, device=device)) for parameter in parameters)
     with preserved_rng():
-        optimizer = build_optimizer(twins, config)
+        optimizer = build_optimizer(twins, dataclasses.replace(config, lr_factors=(), layer_decay=None))
         set_learning_rate(optimizer, config.lr)
         for twin in twins:
             twin.grad = torch.ones_like(twin)
@@ -171,7 +171,7 @@ def _factor_of_target(step: int, schedule: LrScheduleConfig, total_steps: int) -
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get(FACTOR, 1.0)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:

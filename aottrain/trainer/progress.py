@@ -57,6 +57,11 @@ class Progress:
     def advance(self) -> None:
         self._bar.update()
 
+    def go_back_to(self, step: int) -> None:
+        """Some steps are to come again."""
+        self._bar.n = step
+        self._bar.refresh()
+
     def log(self, row: Row) -> None:
         """Figures of one step that has been read."""
         self._bar.set_postfix_str(", ".join(describe(row, ON_THE_BAR)), refresh=False)

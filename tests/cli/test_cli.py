@@ -141,7 +141,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("recipe=resnet data=images data.pad=-1", "data.pad=-1:", ">= 0"),
     ("data.pad=1", "data.pad=1:", "unknown key with data=text"),
     ("data.order=sorted", "data.order=sorted:", "random, epochs"),
-    ("data.tokenizer=nowhere.json", "data.tokenizer=", "no such file; give null, bpe or a tokenizer.json"),
+    ("data.tokenizer=nowhere.json", "data.tokenizer=", "no such file; allowed: null, bpe, bytes, the path"),
     ("data=tokens data.path=some_text.txt data.tokenizer=bpe", "data.tokenizer=bpe:", "has tokens already"),
     ("logger.mode=ofline", "logger.mode=ofline:", "offline, online, disabled"),
     ("logger.tags=a", "logger.tags=a:", "[a,b]"),
@@ -153,7 +153,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("resume=nowhere", "resume=", "no such file or folder"),
     ("decisions=nowhere", "decisions=", "nowhere: no such file or folder; allowed: measured"),
     ("decisions=some_text.txt", "decisions=", "some_text.txt: "),
-    ("recipe.name=nothing", "recipe.name=nothing:", "recipes: hf, llama, resnet, transformer"),
+    ("recipe.name=nothing", "recipe.name=nothing:", "unknown recipe (recipes: "),
     ("recipe.model.num_heads=5", "recipe.model.num_heads=5:", "width=192"),
     ("recipe.model.dropout=1.5", "recipe.model.dropout=1.5:", "below 1"),
     ("recipe.model.width=wide", "recipe.model.width=wide:", "a whole number"),
@@ -294,6 +294,7 @@ class Options:
     context: int = 128
     dropout: float = 0.1
     vocab_size: int = 256
+    label_smoothing: float = 0.0
 
     def check(self):
         return []
@@ -460,7 +461,7 @@ def test_the_table_of_a_sweep_is_written_for_people():
 def test_the_first_line_of_a_sweep_comes_before_its_jobs_are_checked(here, capsys, monkeypatch):
     seen = []
     monkeypatch.setattr(Composer, "check", lambda *_, **__: seen.append(capsys.readouterr().out) or (None, []))
-    monkeypatch.setattr(sweeps, "run_sweep", lambda planned, folder: 0)
+    monkeypatch.setattr(sweeps, "run_sweep", lambda planned, folder, *_: 0)
     assert main(["-m", "seed=1,2"]) == 0
     assert seen == [f"aottrain {__version__}: a sweep of 2 jobs; checking them\n", ""]
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import http.client
+import importlib.util
 import json
 import os
+import subprocess
 import threading
 import urllib.error
 import urllib.request
@@ -43,6 +45,23 @@ def test_report_writes_the_page_of_whatever_the_folder_holds(here, capsys):
         assert main(["report", *arguments]) == 0
         assert capsys.readouterr().out.strip() == path and Path(path).read_text().startswith("<!doctype html>")
     assert "sweep/seed=2" in Path("runs.html").read_text()
+
+
+def test_plots_are_files_beside_the_page(here, capsys):
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("matplotlib is not installed")
+    write_sweep(here / "sweep", [{"seed": 1}, {"seed": 2}], steps=3)
+    assert main(["report", "sweep", "--png"]) == 0
+    page, *plots = capsys.readouterr().out.split()
+    assert page == "sweep/sweep.html" and {"sweep/train_loss.png", "sweep/step_ms_median.png"} <= set(plots)
+    assert all(Path(plot).read_bytes().startswith(b"\x89PNG") for plot in plots)
+
+
+def test_plots_without_matplotlib_are_one_line_before_any_work(here, capsys, monkeypatch):
+    write_run(here / "run", steps=3)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["report", "run", "--png"]) == 2
+    assert "pip install 'aottrain[plots]'" in capsys.readouterr().err and not Path("run/run.html").exists()
 
 
 @pytest.mark.parametrize("word", ["report", "watch"])
@@ -158,11 +177,12 @@ def test_the_server_answers_its_page_alone_and_to_this_machine(here):
 def test_a_sweep_leaves_its_page(here, capsys, monkeypatch):
     jobs = [SweepJob(i, {"seed": str(i)}, here / "out" / str(i), []) for i in (0, 1)]
 
-    def run(job: SweepJob, running: object) -> int:
+    def start(job: SweepJob, running: object, is_quiet: bool) -> subprocess.Popen[bytes]:
         write_run(job.directory, steps=3, settings={"seed": job.number})
-        return 0
+        running.processes.append(process := subprocess.Popen(["true"]))
+        return process
 
-    monkeypatch.setattr("aottrain.cli.jobs._run", run)
+    monkeypatch.setattr("aottrain.cli.jobs._start", start)
     assert run_sweep(jobs, here / "out") == 0
     assert f"page: {here / 'out' / 'sweep.html'}" in capsys.readouterr().out
     page = (here / "out" / "sweep.html").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -151,3 +152,37 @@ def test_the_configuration_can_be_looked_at_before(first, capfd):
     assert main(["--cfg", "job", f"resume={first}", "trainer.steps=9"]) == 0
     shown = yaml.safe_load(capfd.readouterr().out)
     assert shown["partition"]["budget"] == 0.4 and shown["trainer"]["steps"] == 9
+
+
+@pytest.mark.parametrize(("left", "says"), [
+    ("summary.json", "has a run of 7 steps (finished), which would be written over; give another hydra.run.dir"),
+    ("compare.csv", "has a comparison, which would be written over"),
+    ("sweep.csv", "has a sweep, which would be written over"),
+])  # fmt: skip
+def test_a_folder_in_which_another_run_was_is_refused_and_stays_as_it_is(here, capsys, left, says):
+    (here / "old").mkdir()
+    (here / "old" / left).write_text(json.dumps({"steps": 7, "status": "finished"}))
+    assert main([*FAST, "hydra.run.dir=old"]) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in Path("old").iterdir()] == [left]
+
+
+def test_a_finished_run_is_gone_on_with_by_the_command_that_its_refusal_names(first, capsys):
+    before = losses(first)
+    assert main([*FAST, "data.path=text.txt", f"hydra.run.dir={first}"]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "hydra.run.dir=" in line]
+    assert line.endswith("resume=auto hydra.run.dir=first trainer.steps=6") and losses(first) == before
+    assert main(["resume=auto", f"hydra.run.dir={first}", "trainer.steps=4"]) == 0
+    assert len(losses(first)) == 4
+
+
+NO_TORCH = "import sys; sys.modules['torch'] = None; from aottrain.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("key", ["resume=", "task=eval eval.run="])
+def test_a_folder_that_is_no_run_is_refused_before_torch_is_imported(here, key):
+    (here / "some").mkdir()
+    (here / "some" / "notes.txt").write_text("nothing of a run")
+    done = subprocess.run([sys.executable, "-c", NO_TORCH, *f"{key}some".split()], capture_output=True, text=True)
+    assert done.returncode == 2 and "the folder has no checkpoint" in done.stderr, done.stderr
+    assert "torch" not in done.stdout + done.stderr

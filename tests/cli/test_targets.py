@@ -105,7 +105,7 @@ def test_what_is_wrong_is_said_at_once_before_anything_runs(here, capsys):
     [
         ("recipe.target=mine recipe.model.wdith=3", "recipe.model.wdith=3: unknown key; did you mean recipe.model."),
         ("recipe.target=mine", "mine.py has an Options without context and vocab_size, which a recipe for text needs"),
-        ("recipe=mine", "(options: custom, hf, llama, resnet, transformer); a program of your own: recipe.target="),
+        ("recipe=mine", "transformer, vae, vit); a program of your own: recipe.target="),
     ],
 )
 def test_a_mistake_in_naming_a_recipe_is_one_line(here, capsys, line, says):

@@ -11,7 +11,7 @@ import aottrain
 import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.link import backends, linking, programs
 from aottrain.compiler.lowering import rules
-from aottrain.compiler.schedule import fusion, order
+from aottrain.compiler.schedule import order, units
 from aottrain.errors import BudgetError, CapacityError
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import replace_pass
@@ -45,7 +45,7 @@ STAGES = {
     "a rewrite": (pipeline, "split_norms"),
     "lowering": (rules._MAKERS, "aten.gelu.default"),
     "fusion": (order, "fuse"),
-    "placing in a loop nest": (fusion, "place"),
+    "placing in a loop nest": (units, "place"),
     "scheduling": (programs, "schedule"),
     "what planning asks of kernels": (backends, "apply_partition"),
     "rendering": (programs, "render_cpp"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import aottrain
+from aottrain.compiler import reporting
 from tests.compiler.programs import leaf
 from tests.numerics.comparison import compiled
 from tests.zoo import Mlp
@@ -94,3 +99,27 @@ def test_an_inference_program_saves_nothing():
         report = report_of("min_cut")
     assert report.mode == "inference" and report.saved == () and report.backward_text == ""
     assert report.saved_bytes == report.min_cut_saved_bytes == report.save_all_bytes == 0
+
+
+def test_the_traffic_of_a_program_is_counted_when_it_is_read(monkeypatch):
+    """A gate's forward reads two and writes one, its backward reads three and writes two; operators are not counted."""
+    counted = []
+
+    def traffic_of(*given):
+        counted.append(given)
+        return real(*given)
+
+    real = reporting.traffic_of
+    monkeypatch.setattr(reporting, "traffic_of", traffic_of)
+    x, gate = (torch.randn(512, 640, requires_grad=True) for _ in range(2))
+    call = aottrain.compile(lambda x, gate: F.silu(gate) * x, kernel="cpp", capture="trace")
+    call(x, gate).sum().backward()
+    (graph,) = call.report.graphs
+    assert not counted and graph.traffic is not None
+    assert (graph.traffic.moved, graph.traffic.least, graph.traffic.ratio) == (8 * x.nbytes, 8 * x.nbytes, 1.0)
+    assert "10.0 MiB moved, at least 10.0 MiB (1.00)" in str(call.report)
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(graph.traffic)))
+    assert copied.moved == 8 * x.nbytes and len(counted) == 1
+    call = aottrain.compile(lambda x: x.sin(), kernel="aten", capture="trace")
+    call(x)
+    assert call.report.graphs[0].traffic is None and "MiB moved" not in str(call.report)

@@ -7,12 +7,11 @@ import operator
 import torch
 from torch import fx
 
+from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
-    ancestors,
     calls,
-    descendants,
     is_tuple,
     placeholders,
     results,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aottrain.ir.liveness import freed_after, last_uses
+from aottrain.ir.analysis.liveness import freed_after, last_uses
 
 
 def test_the_last_step_that_touches_a_value():

@@ -28,6 +28,7 @@ THEIRS = "wrong by TorchDynamo alone, too"
 _NUM_NOISY_RUNS = 6
 _COARSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half()": torch.float16}
 _STALE = "modified by an inplace"  # operation, as eager says
+_NO_SPARSE_FORM = ("doesn't support converting to a different layout", "from the 'SparseCPU' backend")
 _AGAIN = "Trying to backward through the graph a second time"
 
 
@@ -66,7 +67,8 @@ class Observation:
 class Verdict:
     """EQUAL: the same bits. ROUNDED: the same but for the order in which gradients were summed, where a view, an input
     or a tangent of other strides lets it differ. EAGER: ran eagerly and was counted. REFUSED: an error that says why.
-    LENIENT: the caller writes to a value that eager has saved, which raises; the compiled backward has its own copy.
+    LENIENT: the caller writes to a value that eager has saved, which raises; the compiled backward has its own copy. Or
+    eager has no sparse form of an operator that follows a sum of a sparse gradient and one that does not come.
     STRIDED: the same, but some value has other strides. PARTLY: the same, but where a program has several results and
     the backward begins at some: it is one node of autograd's graph, so hooks on the others, and on an argument that
     only they need, are called, with None, and what that argument was computed from is let go. NOISY: where kernels may
@@ -343,7 +345,7 @@ def _check(program: Any, frontend: str, kernel: str = "aten") -> Verdict:
     if WRONG in kinds and kernel != "aten":
         philox = program.draws and program.rng == "philox" and not ran_eagerly
         noise = [observe(program, None, philox, seed) for seed in range(_NUM_NOISY_RUNS)]
-        difference, kinds = compare(wanted, got, rounding=True, noise=noise)
+        difference, kinds = compare_beside_noise(wanted, got, noise)
         noisy = WRONG not in kinds
     if ran_eagerly and not difference:
         return Verdict(EAGER, made[0].report.fallbacks[0].reason)
@@ -351,7 +353,8 @@ def _check(program: Any, frontend: str, kernel: str = "aten") -> Verdict:
         return Verdict(EQUAL, wanted.error)
     if got.error and not wanted.error and (UnsupportedError.__name__ in got.error or _STALE in got.error):
         return Verdict(REFUSED, got.error)
-    if program.after and _STALE in wanted.error and not got.error:
+    no_sparse_form = any(text in wanted.error for text in _NO_SPARSE_FORM)
+    if not got.error and ((program.after and _STALE in wanted.error) or no_sparse_form):
         return Verdict(LENIENT, wanted.error)
     if noisy:
         return Verdict(NOISY, difference)
@@ -379,7 +382,7 @@ def compare(
     """The first difference in words ("" where there is none), and the kinds of all: ROUNDED, STRIDED, PARTLY, WRONG.
 
     rounding: whether outputs, too, may be rounded otherwise, not gradients alone. noise: runs that say how far."""
-    if wanted.error.split(":")[0] != got.error.split(":")[0]:
+    if _kind_of_error(wanted) != _kind_of_error(got):
         return f"eager: {wanted.error or 'no error'}; compiled: {got.error or 'no error'}", {WRONG}
     if len(wanted.seen) != len(got.seen):
         return f"{len(wanted.seen)} observations became {len(got.seen)}", {WRONG}
@@ -394,6 +397,20 @@ def compare(
     ]
     found.sort(key=lambda pair: pair[1] != WRONG)
     return found[0][0] if found else "", {kind for _, kind in found}
+
+
+def compare_beside_noise(wanted: Observation, got: Observation, noise: Sequence[Observation]) -> tuple[str, set[str]]:
+    """`compare` where rounding differs. Where an assertion is about a last bit (a sum that is 0 or 1e-16), some of
+    eager's noisy runs end as this one did, and it is compared with them."""
+    alike = [run for run in noise if _kind_of_error(run) == _kind_of_error(got)]
+    if _kind_of_error(wanted) == _kind_of_error(got) or not alike:
+        return compare(wanted, got, rounding=True, noise=noise)
+    difference, kinds = compare(alike[0], got, rounding=True, noise=alike)
+    return difference or f"a last bit decides about {wanted.error or got.error}", kinds
+
+
+def _kind_of_error(run: Observation) -> str:
+    return run.error.partition(":")[0]
 
 
 def _excused(wanted: Observation, a: Any, b: Any) -> bool:
@@ -417,7 +434,7 @@ def _differ(
     if value is not None and other is not None and value.shape == other.shape and not same_bits(value, other):
         may_round = value.dtype == other.dtype and (rounding or "gradient" in what or "afterwards" in what)
         noisy = [third for _, _, third in noise if third is not None and third.shape == value.shape]
-        close = may_round and (_close(value, other, coarsest) or (bool(noisy) and within_noise(value, other, noisy)))
+        close = may_round and (is_close(value, other, coarsest) or (bool(noisy) and within_noise(value, other, noisy)))
         yield f"{value.flatten()[:6].tolist()} became {other.flatten()[:6].tolist()}", ROUNDED if close else WRONG
 
 
@@ -431,7 +448,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(nan, b.isnan()) and bool((((a == b) & (a.signbit() == b.signbit())) | nan).all())
 
 
-def _close(a: Tensor, b: Tensor, coarsest: torch.dtype = torch.float64) -> bool:
+def is_close(a: Tensor, b: Tensor, coarsest: torch.dtype = torch.float64) -> bool:
     """coarsest: the type of values on the way to these."""
     if a.is_complex():
         return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -26,6 +26,7 @@ from tests.numerics.fuzz_checking import (
     Observation,
     check,
     compare,
+    compare_beside_noise,
     legal,
     minimised,
 )
@@ -120,6 +121,17 @@ def test_rounding_noise_excuses_only_what_it_reaches():
     assert WRONG in compare(wanted, other_signs, rounding=True)[1]
     assert WRONG not in compare(wanted, other_signs, rounding=True, noise=noise)[1]
     assert WRONG in compare(wanted, off, rounding=True, noise=noise)[1]
+
+
+def test_an_error_that_a_last_bit_decides_about_is_excused_where_eager_has_both_ends():
+    refused, passed, other = run_of(torch.ones(3)), run_of(torch.ones(3)), run_of(torch.ones(3))
+    refused.error, other.error = "RuntimeError: Expected Tensor with single nonzero value", "IndexError: too many"
+    assert WRONG in compare_beside_noise(refused, passed, [refused] * 3)[1]
+    assert WRONG in compare_beside_noise(refused, other, [refused, passed])[1]
+    difference, kinds = compare_beside_noise(refused, passed, [refused, passed])
+    assert WRONG not in kinds
+    assert difference == "a last bit decides about RuntimeError: Expected Tensor with single nonzero value"
+    assert WRONG in compare_beside_noise(refused, run_of(torch.ones(3) * 2), [refused, passed])[1]
 
 
 def test_rounding_at_random_leaves_the_programs_draws():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
-from aottrain.compiler.schedule import demand, fusion, groups, in_place, kernels, memory
+from aottrain.compiler.schedule import demand, fusion, groups, in_place, kernels, memory, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ops import loss_head as loss_head_op
 from aottrain.runtime import arena
@@ -17,7 +17,7 @@ FUSED = TestsOf("tests/compiler/schedule/test_scheduling.py")
 SCHEDULES.edit(
     "a group depends on itself through a product",
     FUSED.what_depends_on_a_product_of_its_own_group_is_another_kernel,
-    fusion._Dependencies.allows,
+    units.Dependencies.allows,
     "return all(",
     "return True or all(",
 )
@@ -40,7 +40,7 @@ SCHEDULES.edit(
 SCHEDULES.edit(
     "nothing is fused",
     FUSED.a_chain_is_one_kernel_each_way_and_saves_one_tensor,
-    fusion._joins,
+    units.joins,
     "if isinstance(placed, Placement):",
     "if placed is None:",
     quick=True,
@@ -56,8 +56,8 @@ SCHEDULES.edit(
     "loops merged that are two",
     SMALL.format("heads"),
     kernels._merge,
-    "if any(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):",
-    "if all(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):",
+    "if not all(same(p.coefficient(before), p.coefficient(loop) * loops[loop]) for p in affines):",
+    "if not any(same(p.coefficient(before), p.coefficient(loop) * loops[loop]) for p in affines):",
 )
 SCHEDULES.edit(
     "a sum's divisor is forgotten",

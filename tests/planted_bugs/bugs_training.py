@@ -5,8 +5,9 @@ from __future__ import annotations
 from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
 from aottrain.data.tokens import token_files, tokenizer, windows
-from aottrain.trainer import checkpoint, optim
+from aottrain.trainer import checkpoint
 from aottrain.trainer.verify import rounding, updates, verification
+from aottrain.trainer.weights import groups
 from tests.planted_bugs.planting import Area, TestsOf
 
 VERIFYING = Area("verification")
@@ -377,8 +378,8 @@ OPTIMIZERS.edit(
 OPTIMIZERS.edit(
     "vectors decay, too",
     "tests/trainer/test_optimisation.py::test_only_matrices_decay",
-    optim.decay_groups,
-    '{"params": others, "weight_decay": 0.0}',
-    '{"params": others, "weight_decay": weight_decay}',
+    groups.parameter_groups,
+    "config.weight_decay if decays else 0.0",
+    "config.weight_decay",
     quick=True,
 )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -180,10 +178,3 @@ def test_both_engines_train_alike_bit_for_bit(precision, tie_head):
     options = dataclasses.replace(SMALL, tie_head=tie_head)
     batch = (tokens(8, 20), tokens(8, 20, seed=1))
     assert_engines_train_alike(llama, options, batch, precision=precision, falls_by=1.0)
-
-
-def test_a_recipe_imports_torch_alone():
-    tree = ast.parse(Path(llama.__file__).read_text())
-    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    assert imported <= {"__future__", "math", "dataclasses", "torch", "torch.nn.functional", "_sampling"}

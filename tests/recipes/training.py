@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import aottrain
+from aottrain.config.recipes import load_recipe
 from aottrain.trainer.engines import LossModule
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]
@@ -50,3 +51,30 @@ def assert_engines_train_alike(
         assert compiled_losses == losses
         for name, value in state.items():
             assert torch.equal(compiled_state[name], value), name
+
+
+# Recipes that are tried in the same way in several files, so small that a step is nothing.
+SMALL: dict[str, dict[str, Any]] = {
+    "bert": {"num_layers": 2, "width": 16, "num_heads": 2, "mlp_width": 24, "context": 20, "dropout": 0.0},
+    "vit": {"num_layers": 2, "width": 16, "num_heads": 2, "mlp_width": 24, "image_size": 8, "num_classes": 4},
+    "moe": {"num_layers": 2, "width": 16, "num_heads": 2, "num_kv_heads": 1, "mlp_width": 12, "context": 12,
+            "num_experts": 4},
+    "t5": {"width": 16, "num_heads": 2, "head_width": 6, "mlp_width": 24, "context": 20},
+    "dit": {"num_layers": 2, "width": 16, "num_heads": 2, "image_size": 8, "num_classes": 4},
+    "mamba": {"num_layers": 2, "width": 16, "head_width": 8, "state_width": 4, "chunk": 4, "context": 12},
+    "lstm": {"num_layers": 2, "width": 16, "context": 8},
+    "dlrm": {"num_rows": 10, "row_width": 8, "bottom_width": 12, "top_width": 20},
+    "gcn": {"width": 12, "num_nodes": 20, "num_known": 6},
+    "vae": {"width": 4, "code_width": 5, "image_size": 8},
+}  # fmt: skip
+
+
+def small(name: str, batch_size: int = 8) -> tuple[ModuleType, Any, tuple[torch.Tensor, ...]]:
+    """(recipe, options, a batch) of one of these."""
+    recipe = load_recipe(name)
+    options, generator = recipe.Options(**SMALL[name]), torch.Generator().manual_seed(0)
+    if hasattr(recipe, "make_batch"):
+        return recipe, options, recipe.make_batch(options, batch_size, generator)
+    text = torch.randint(options.vocab_size, (batch_size, options.context + 1), generator=generator)
+    batch = (text[:, :-1].contiguous(), text[:, 1:].contiguous())
+    return recipe, options, recipe.prepare(options, batch, generator) if hasattr(recipe, "prepare") else batch

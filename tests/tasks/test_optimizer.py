@@ -11,7 +11,7 @@ import aottrain
 from aottrain.errors import ConfigError
 from aottrain.ops.lion import Lion
 from aottrain.tasks import train
-from aottrain.tasks.build import build_job
+from aottrain.tasks.building.build import build_job
 from aottrain.toolchain import native
 from aottrain.trainer import optim
 from tests.trainer.conftest import left_by, one_thread, tiny

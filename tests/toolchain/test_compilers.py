@@ -20,10 +20,10 @@ from aottrain.compiler.link import backends
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.errors import CompilerError, UnsupportedError
 from aottrain.tasks import plan, train
-from aottrain.tasks.build import build_job
+from aottrain.tasks.building.build import build_job
 from aottrain.toolchain import cache, native
 from aottrain.toolchain.native import Source, compiler_obstacle, find_compiler, load_all, require_all
-from aottrain.trainer.loop import prepare
+from aottrain.trainer.preparing import prepare
 from aottrain.trainer.signals import Interrupted
 from tests.toolchain.conftest import isolated
 from tests.trainer.conftest import left_by, one_thread, tiny

@@ -13,10 +13,11 @@ import torch
 from aottrain.config.recipes import load_recipe
 from aottrain.config.run import LoggerConfig, RecipeConfig, RunConfig
 from aottrain.metrics.sinks import CsvSink
-from aottrain.tasks.build import build_job
+from aottrain.tasks.building.build import build_job
 from aottrain.tasks.summary import first_summary
 from aottrain.trainer.checkpoint import CheckpointFolder
-from aottrain.trainer.loop import Output, fit, prepare
+from aottrain.trainer.loop import Output, fit
+from aottrain.trainer.preparing import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from aottrain.config.folders import INDEX
 from aottrain.config.run import TrainerConfig
 from aottrain.errors import ResumeError
 from aottrain.tasks import train
-from aottrain.trainer.checkpoint import BEST, INDEX, CheckpointFolder, find, load, load_model, load_optimizer
+from aottrain.trainer.checkpoint import BEST, CheckpointFolder, find, load, load_model, load_optimizer
 from tests.trainer.test_checkpoint import Hostile, cut, flip
 from tests.trainer.test_run import same
 

@@ -14,8 +14,9 @@ from aottrain.config.recipes import load_recipe
 from aottrain.config.run import DataConfig, RecipeConfig
 from aottrain.data.batches import MadeBatches
 from aottrain.errors import CheckpointError, ConfigError
-from aottrain.tasks import build, train
-from aottrain.tasks.samples import sampler
+from aottrain.tasks import train
+from aottrain.tasks.building import build
+from aottrain.tasks.building.samples import sampler
 from tests.data.making import images, npz, tokens, write
 
 

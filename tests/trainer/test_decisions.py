@@ -15,7 +15,7 @@ from aottrain.ir.settings.decisions import ATEN, ONEDNN, Timing, read_record
 from aottrain.measure import measuring, timings
 from aottrain.ops.products import choose_library
 from aottrain.tasks import train
-from aottrain.tasks.build import build_job
+from aottrain.tasks.building.build import build_job
 from aottrain.toolchain.cache import Table
 from aottrain.toolchain.native import find_compiler
 from aottrain.trainer.checkpoint import load

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from aottrain.cli import main
+from aottrain.config.folders import INDEX
 from aottrain.config.run import TrainerConfig
 from aottrain.tasks import train
-from aottrain.trainer.checkpoint import BEST, INDEX, CheckpointFolder, find, load
+from aottrain.trainer.checkpoint import BEST, CheckpointFolder, find, load
 from tests.trainer.test_run import same
 
 LOSSES = {10: 3.0, 20: 1.0, 30: 2.0, 40: 1.0, 50: 4.0, 60: 5.0}
@@ -161,7 +162,7 @@ def test_a_run_keeps_what_it_was_told_and_goes_on_from_its_best(tiny, left_by, t
             "trainer.keep_last=0": "must be a whole number >= 1",
             "trainer.keep_every=-1": "must be a whole number >= 0",
             "trainer.keep_best=1": "must be true or false",
-            "trainer.on_nonfinite=stop": "must be one of raise, skip",
+            "trainer.on_nonfinite=stop": "must be one of raise, skip, rollback",
             "trainer.max_skips=0": "must be a whole number >= 1",
         },
         {"trainer.keep_every=3": "must be a multiple of trainer.save_every=2, the steps that have a checkpoint, or 0"},

@@ -19,11 +19,11 @@ from aottrain.trainer.optim import (
     build_optimizer,
     clip_and_update,
     clip_gradients,
-    decay_groups,
     learning_rate,
     optimizer_state_bytes,
     update,
 )
+from aottrain.trainer.weights.groups import parameter_groups
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_constant_schedule_and_no_warm_up():
 
 def test_only_matrices_decay():
     model = nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
-    decayed, others = decay_groups(model, 0.1)
+    decayed, others = parameter_groups(model, OptimizerConfig(weight_decay=0.1))
     assert decayed["weight_decay"] == 0.1 and others["weight_decay"] == 0.0
     assert [tuple(p.shape) for p in decayed["params"]] == [(5, 4), (3, 4)]
     assert [tuple(p.shape) for p in others["params"]] == [(4,), (4,), (3,)]

@@ -11,15 +11,15 @@ from torch import nn
 from aottrain.config.run import LrScheduleConfig, OptimizerConfig
 from aottrain.errors import CheckpointError, ConfigError, RecipeError
 from aottrain.tasks import train
-from aottrain.tasks.build import build_job
+from aottrain.tasks.building.build import build_job
 from aottrain.trainer.checkpoint import check_identity, check_storable, identity
 from aottrain.trainer.optim import (
     build_optimizer,
     clip_and_update,
-    decay_groups,
     learning_rate,
     optimizer_state_bytes,
 )
+from aottrain.trainer.weights.groups import parameter_groups
 from tests.trainer import own_programs
 
 HERE = "tests.trainer.own_programs"
@@ -45,7 +45,7 @@ def test_it_is_given_its_options_and_the_rate():
 def test_it_decays_matrices_or_all_where_it_takes_a_decay(everything, decays):
     config = own("Decaying", weight_decay=0.1, decay_norms_and_biases=everything)
     assert [group["weight_decay"] for group in build_optimizer(model(), config).param_groups] == decays
-    assert len(decay_groups(model(), 0.1, everything)) == len(decays)
+    assert len(parameter_groups(model(), config)) == len(decays)
 
 
 @pytest.mark.parametrize(

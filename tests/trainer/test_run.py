@@ -18,8 +18,9 @@ from aottrain.errors import CheckpointError, ConfigError, NumericsError, Unsuppo
 from aottrain.explain.report import CompileReport, Fallback
 from aottrain.ir.units import format_bytes
 from aottrain.step import StepResult
-from aottrain.tasks import build, train
-from aottrain.trainer import loop
+from aottrain.tasks import train
+from aottrain.tasks.building import build
+from aottrain.trainer import loop, preparing
 from aottrain.trainer.checkpoint import load
 from tests.sampling import crossed
 
@@ -369,7 +370,7 @@ def test_what_is_compiled_is_verified_where_something_else_runs_eagerly(tiny, le
 
     monkeypatch.setattr("aottrain.compile", compiled)
     config = tiny("aot", model={"dropout": 0.1}, trainer={"accumulate": 3, "steps": 1}, verify={"steps": 1})
-    monkeypatch.setattr(loop, "prepare_optimizer", lambda job: setattr(made[-1], "num_calls", 0))
+    monkeypatch.setattr(preparing, "prepare_optimizer", lambda job: setattr(made[-1], "num_calls", 0))
     if factor == 1.0:
         assert train.run(config) == 0
         assert left_by(config).summary["verify_max_error"] < 1e-6

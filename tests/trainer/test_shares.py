@@ -3,6 +3,7 @@ numbers of tokens."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +16,7 @@ from aottrain.config.run import VerifyConfig
 from aottrain.errors import RecipeError
 from aottrain.ops.random.mode import philox_eager
 from aottrain.trainer.engines import LossModule, ModuleStep
-from aottrain.trainer.loop import evaluate
+from aottrain.trainer.evaluation import evaluate
 from aottrain.trainer.verify.verification import run_compiled, verify_outcome
 from tests.numerics.tolerance import RTOL_ATOL
 
@@ -77,7 +78,8 @@ def test_where_nothing_counts_the_loss_is_no_number(module):
 
 def test_held_out_loss_is_a_mean_over_what_counts(module):
     apart, whole = batches((5, 1, 0))
-    job = SimpleNamespace(module=module, batches=SimpleNamespace(held_out=lambda count: apart[:count]))
+    drawn = SimpleNamespace(held_out=lambda count: apart[:count])
+    job = SimpleNamespace(module=module, batches=drawn, with_averages=nullcontext)
     assert evaluate(job, 3) == pytest.approx(module(*whole).item(), rel=1e-6)
 
 
@@ -94,3 +96,9 @@ def test_a_weight_that_is_none(module, value):
     module.weight = lambda batch: value
     with pytest.raises(RecipeError, match=r"weight\(batch\) must return a number of at least 0"):
         module.shares(batches((5, 1))[0])
+
+
+def test_a_step_has_the_tokens_of_all_its_micro_batches(module):
+    apart, _ = batches((5, 1, 3))
+    result = ModuleStep("eager", module, tokens_per_batch=10, shares=module.shares)(apart)
+    assert (result.num_tokens, result.num_samples) == (30, 6)

@@ -11,8 +11,9 @@ from torch import nn
 import aottrain
 from aottrain.config.run import OptimizerConfig
 from aottrain.errors import NumericsError
-from aottrain.trainer.optim import decay_groups, hyperparameters
+from aottrain.trainer.optim import hyperparameters
 from aottrain.trainer.verify.updates import verify_update
+from aottrain.trainer.weights.groups import parameter_groups
 
 MADE = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}
 
@@ -29,7 +30,7 @@ def setup(name="adamw", made=None, clip_norm=0.5, **config):
     """(optimizer over a model's parameters, their names, gradients that differ much in size, its configuration)"""
     model, config = Model(), OptimizerConfig(name=name, lr=0.01, weight_decay=0.1, clip_norm=clip_norm, **config)
     more = {"clip_norm": clip_norm, "skip_nonfinite": True, "kernel": "evaluate"}
-    optimizer = (made or MADE[name])(decay_groups(model, 0.1), **hyperparameters(config), **more)
+    optimizer = (made or MADE[name])(parameter_groups(model, config), **hyperparameters(config), **more)
     names = {parameter: name for name, parameter in model.named_parameters()}
     generator = torch.Generator().manual_seed(1)
     gradients = {

@@ -15,8 +15,8 @@ from aottrain.config.run import VerifyConfig
 from aottrain.errors import NumericsError
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import StepResult
-from aottrain.trainer import loop
 from aottrain.trainer.engines import LossModule, ModuleStep
+from aottrain.trainer.verify import checking
 from aottrain.trainer.verify.operands import changed_operands
 from aottrain.trainer.verify.rounding import Surroundings, distance, place_of, relative_norm, unexplained
 from aottrain.trainer.verify.verification import run_compiled, verify_outcome
@@ -332,10 +332,11 @@ def test_a_step_whose_check_does_not_fit_goes_on_unchecked_and_its_memory_is_giv
         raise torch.cuda.OutOfMemoryError("no memory is left")
 
     emptied, said, output = [], [], SimpleNamespace(summary={})
-    monkeypatch.setattr(loop, "run_compiled", full)
+    monkeypatch.setattr(checking, "run_compiled", full)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    job, progress = SimpleNamespace(step=None, module=None), SimpleNamespace(say=said.append)
-    loop.verify(job, 3, [], None, output, progress)
+    job = SimpleNamespace(step=None, module=None, device=torch.device("cuda"))
+    progress = SimpleNamespace(say=said.append)
+    checking.verify(job, 3, [], None, output, progress)
     note = "what it is compared with does not fit in memory"
     assert emptied == [True] and output.summary == {"verify_note": note}
     assert said == [f"step 3 could not be verified: {note}"]

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 from aottrain.compiler.link import backends
-from aottrain.config.run import EngineConfig, KernelConfig, PartitionConfig, RunConfig
 from aottrain.data.tokens.text import load_text
 from aottrain.errors import CapacityError, OutOfMemoryError, OutputError
 from aottrain.metrics.sinks import CsvSink, write_summary
-from aottrain.tasks import build, train
+from aottrain.tasks import train
+from aottrain.tasks.building import build
 from aottrain.tasks.measuring import capacity
-from aottrain.tasks.notes import ignored
 
 FULL = OSError(28, "No space left on device")
 
@@ -178,19 +177,3 @@ def test_of_many_such_files_the_first_are_named_and_the_rest_counted(tiny, tmp_p
 
 def test_the_built_in_text_needs_no_line():
     assert load_text(None, held_out=0.1, context=16, vocab_size=256).notes == ()
-
-
-@pytest.mark.parametrize("engine", ["eager", "eager_checkpoint", "torch_compile"])
-def test_what_an_engine_ignores_is_said(engine):
-    config = RunConfig(engine=EngineConfig(name=engine))
-    assert ignored(config) == []
-    budget, kernel = ignored(RunConfig(
-        engine=EngineConfig(name=engine), partition=PartitionConfig(budget=0.4), kernel=KernelConfig(name="cpp"))
-    )  # fmt: skip
-    assert f"partition.budget=0.4 has no effect: engine={engine}" in budget
-    assert ("activation_memory_budget" in budget) == (engine == "torch_compile")
-    assert "kernel=cpp has no effect" in kernel
-    (strategy,) = ignored(RunConfig(
-        engine=EngineConfig(name=engine), partition=PartitionConfig(strategy="min_cut", budget=None)))  # fmt: skip
-    assert "partition=min_cut has no effect" in strategy
-    assert ignored(RunConfig(partition=PartitionConfig(budget=0.4))) == []

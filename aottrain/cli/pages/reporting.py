@@ -10,18 +10,21 @@ from pathlib import Path
 from aottrain.errors import ConfigError
 from aottrain.report.runs.drawing.pages import write_page
 from aottrain.report.runs.folders import collect
+from aottrain.report.runs.plots import check_installed, write_plots
 
 USAGE = """\
-python -m aottrain report FOLDER... [-o FILE]
+python -m aottrain report FOLDER... [-o FILE] [--png]
 
 Writes a page of the runs in the folders: run.html of one run, comparison.html of task=compare, sweep.html of a sweep or
-of any folder with several runs, runs.html here of several folders. -o FILE: there instead."""
+of any folder with several runs, runs.html here of several folders. -o FILE: there instead. --png: the main plots, too,
+beside the page (needs matplotlib: pip install 'aottrain[plots]')."""
 
 
 def report(arguments: list[str]) -> int:
     """The exit code: 0, or 2 with a line for each folder that holds no run. Raises ConfigError: unknown flags."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--output", "-o", type=Path)
+    parser.add_argument("--png", action="store_true")
     flags = parsed(parser, arguments, USAGE)
     if flags.help:
         print(USAGE)
@@ -30,13 +33,17 @@ def report(arguments: list[str]) -> int:
     if wrong or not flags.folders:
         print("\n".join(f"aottrain report: {line}" for line in wrong or ["give a folder; see --help"]), file=sys.stderr)
         return 2
+    if flags.png:
+        check_installed()
     try:
         path = write_page(flags.folders, flags.output)
+        plots = write_plots(collect(flags.folders).runs, path.parent) if flags.png and path else []
     except OSError as error:
         where = error.filename or flags.output or flags.folders[0]
         print(f"aottrain report: {where}: cannot be written: {error.strerror}", file=sys.stderr)
         return 2
-    print(path)
+    for each in (path, *plots):
+        print(each)
     return 0
 
 

@@ -36,7 +36,7 @@ from aottrain.compiler.graphs.source_locations import SourceLocation, noted_loca
 from aottrain.errors import UnsupportedError, none_caught, note_refusal
 from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_in_backward, set_marks, set_provenance
 from aottrain.ir.ops import hidden_mutation, op_info, uses_generator
-from aottrain.ir.sizes import hint
+from aottrain.ir.sizes.expressions import hint
 from aottrain.ir.tensor import tensor_spec
 from aottrain.ops.checks import checked_value
 from aottrain.ops.random.eager_draws import eager_draw

@@ -13,7 +13,7 @@ from torch import Tensor
 from aottrain.compat import SIZE_NAMESPACE, shape_guard, symbolic_fake, symbolic_mode
 from aottrain.errors import UnsupportedError
 from aottrain.guards.guards import dynamic_dims
-from aottrain.ir.sizes import SizeExpression, is_symbolic, size_of
+from aottrain.ir.sizes.expressions import SizeExpression, is_symbolic, size_of
 
 # Where a symbol is read from: (position of an argument, the attribute that holds it or "" for itself, dimension).
 Place = tuple[int, str, int]

@@ -6,7 +6,7 @@ import pickle
 import random
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import map_values, no_onednn, no_saved_tensor_hooks
+from aottrain.compat import FakeTensor, map_values, no_onednn, no_saved_tensor_hooks
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -156,10 +156,41 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
 
     torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
     try:
-        with _StandInMode(table, inputs):
+        with _StandInMode(table, inputs), asked_of_fakes(("untyped_storage", "storage"), _refuse_storage):
             yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+@contextmanager
+def asked_of_fakes(methods: Sequence[str], tell: Callable[[Tensor, Any], None]) -> Iterator[None]:
+    """Inside, `tell` hears what code that is neither torch's nor ours asks of a fake, and the answer: the user's
+    program, or the fake of a custom operator, which no mode sees."""
+    thread, before = threading.get_ident(), {name: vars(FakeTensor).get(name) for name in methods}
+
+    def asked(name: str) -> Callable[[Tensor], Any]:
+        method = getattr(FakeTensor, name)
+
+        def ask(self: Tensor) -> Any:
+            told = method(self)
+            caller = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
+            if caller not in ("torch", "aottrain") and threading.get_ident() == thread:
+                tell(self, told)
+            return told
+
+        return ask
+
+    for name in methods:
+        setattr(FakeTensor, name, asked(name))
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            delattr(FakeTensor, name) if method is None else setattr(FakeTensor, name, method)
+
+
+def _refuse_storage(tensor: Tensor, told: Any) -> None:
+    raise UnsupportedError("something asks for the memory behind a tensor, whose size no guard holds")
 
 
 def _swap(table: dict[int, Tensor], value: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.kernels.kernel import Compute, KernelIR, Level, Load, Position, Reduce, Store, levels, operands, stages
-from aottrain.ir.liveness import last_uses
 
 # Values that cost more than this (in additions) to compute again are held for a later pass.
 _HOLD_FROM = 3

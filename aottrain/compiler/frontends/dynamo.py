@@ -32,6 +32,7 @@ from aottrain.compat_dynamo import (
     left_to_python,
     num_resets,
     optimized,
+    promotes_otherwise,
 )
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.checkpoint_regions import checkpointed, reentrant_checkpoint
@@ -43,8 +44,8 @@ from aottrain.compiler.frontends.memory_guards import (
     OVERLAP,
     STARTS,
     counts_from_start,
-    keep_all_apart,
     keep_apart,
+    keep_for_eager,
     starts_unread,
     tensors_at,
 )
@@ -56,7 +57,7 @@ from aottrain.compiler.joint.analysis import Analysis
 from aottrain.compiler.options import CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.reporting import without_state
-from aottrain.errors import AottrainError, ConfigError, OverlapError, UnsupportedError
+from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport, add_graph_break
 from aottrain.guards.guards import FORWARD_MODE, is_disjoint
 from aottrain.guards.state import StateGuard
@@ -218,18 +219,17 @@ def compile_graph(
 
 
 def _uncompiled(graph: fx.GraphModule, example_inputs: Sequence[Any], error: UnsupportedError, eager: _Eager) -> Runner:
-    """What runs a graph that is not compiled; where its inputs overlap, Python is to run the code."""
+    """What runs a graph that is not compiled, if Python need not run the code, as where its inputs overlap."""
     try:
-        if isinstance(error, OverlapError):
+        if isinstance(error, PythonOnlyError):
             raise error
-        keep_all_apart(graph, tensors_at(example_inputs))
+        keep_for_eager(graph, tensors_at(example_inputs), error)
         return eager.because(error)
-    except OverlapError as overlap:
+    except PythonOnlyError as error:
         # Dynamo has followed the code past the place where eager raises, and left its `except` out.
-        counted = UnsupportedError(overlap.reason, overlap.source or raised_at(overlap))
-        note = partial(eager.counted.note_once, counted)
+        note = partial(eager.counted.note_once, UnsupportedError(error.reason, error.source or raised_at(error)))
         note()
-        raise left_to_python(overlap.reason, note) from None
+        raise left_to_python(error.reason, note) from None
 
 
 def _compile_graph(options: CompileOptions, graph: fx.GraphModule, inputs: Sequence[Any], eager: _Eager) -> Runner:
@@ -352,16 +352,16 @@ def _examples(graph: fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any]
     """Dynamo's fakes of the inputs, and symbolic numbers."""
     examples = []
     nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
-    for node in (node for part in parts for node in part.graph.nodes):
+    for node in (node for part in graph.modules() if isinstance(part, fx.GraphModule) for node in part.graph.nodes):
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name.startswith(_SETTERS):
             # Dynamo has called it once already: the trace sees no change.
             raise UnsupportedError(f"the program calls {name}, which sets what holds for all code")
+    if promotes_otherwise(graph):
+        raise PythonOnlyError("TorchDynamo makes tensors of numpy's scalars, which promote otherwise")
     for node, example in zip(nodes, example_inputs, strict=True):
         value = node.meta.get("example_value", example)
         if drawn_by_python(node):
-            # Its type is another when the graph runs than when it was traced, and it promotes as no number does.
             raise UnsupportedError("TorchDynamo makes tensors of Python's random numbers")
         if isinstance(value, Tensor) and value.is_nested:
             raise UnsupportedError("an input is a nested tensor")
@@ -389,7 +389,7 @@ class _Inliner(fx.Interpreter):
             if isinstance(value, torch.SymFloat) and value.node.hint is not None:
                 return float(value)
         if n.target is not torch.ops.higher_order.tag_activation_checkpoint:
-            with written_at(location_of(n)), starts_unread(n):
+            with written_at(location_of(n)), starts_unread(n, self.env):
                 return super().run_node(n)
         (body, *inputs), kwargs = self.fetch_args_kwargs_from_env(n)
         preserves_rng = kwargs.get("preserve_rng_state", True)

@@ -9,23 +9,24 @@ from __future__ import annotations
 import operator
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from aottrain.compat import is_wrapped
+from aottrain.compat import FakeTensor, is_wrapped
 from aottrain.compat_dynamo import guard_inputs, inputs_of
+from aottrain.compiler.capture.substitutes import asked_of_fakes
 from aottrain.compiler.joint.overlap import overlap
 from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.tensor import is_injective
 
 OVERLAP = "inputs overlap in memory, and the program writes one"
 STARTS = "as_strided with an offset counts from the start of the memory, and an input starts elsewhere"
-READ = "a function that TorchDynamo does not follow asks where in memory a tensor starts, which nothing guards"
+READ = "what TorchDynamo does not follow asks where in memory a tensor starts, which nothing guards"
 _NAMES = "iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv ixor setitem"
 _IN_PLACE = {getattr(operator, name) for name in _NAMES.split()}
 
@@ -119,14 +120,54 @@ def _has_offset(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return len(args) > 3 or kwargs.get("storage_offset") is not None
 
 
-def starts_unread(node: fx.Node) -> AbstractContextManager[Any]:
-    """Around the call of a graph's node: UnsupportedError where code that is not torch's own asks for a start, in a
-    function that the user has allowed in the graph as it is."""
-    package = (getattr(node.target, "__module__", None) or "torch").partition(".")[0]
-    return nullcontext() if node.op != "call_function" or package in _FOLLOWED else _StartsUnread()
+def keep_for_eager(graph: fx.GraphModule, indices: Sequence[int], error: UnsupportedError) -> None:
+    """Guard what a graph that is not compiled for this reason relies on: see `keep_all_apart`. And where its inputs
+    start, if something has asked for that: TorchDynamo takes sizes that come of it for constants."""
+    keep_all_apart(graph, indices)
+    inputs = inputs_of(graph, indices) if error.reason == READ else None
+    if inputs is not None:
+        starts = list(map(_start, inputs))
+        guard_inputs(graph, indices, lambda values: list(map(_start, values)) == starts)
+
+
+def _start(value: Any) -> Any:
+    """Where in its memory it starts, and how large that is."""
+    return (value.storage_offset(), value.untyped_storage().nbytes()) if _is_plain(value) else None
+
+
+@contextmanager
+def starts_unread(node: fx.Node, values: Mapping[fx.Node, Any]) -> Iterator[None]:
+    """Around the call of a graph's node: UnsupportedError where code that is not torch's own asks for the start of an
+    input, in a function that the user has allowed in the graph as it is, or in the fake of a custom operator.
+
+    values: of the graph's nodes so far.
+    """
+    if node.op != "call_function" or _is_followed(node.target):
+        yield
+        return
+    inputs = {
+        value.untyped_storage()._cdata
+        for other, value in values.items()
+        if other.op == "placeholder" and isinstance(value, FakeTensor)
+    }
+
+    def tell(value: Tensor, told: Any) -> None:
+        """A symbol may be told: TorchDynamo guards it."""
+        if Tensor.untyped_storage(value)._cdata in inputs and not isinstance(told, torch.SymInt):
+            raise UnsupportedError(READ)
+
+    with _StartsUnread(), asked_of_fakes(("storage_offset", "untyped_storage", "storage"), tell):
+        yield
+
+
+def _is_followed(target: Any) -> bool:
+    if (namespace := getattr(target, "namespace", None)) is not None:  # of an operator
+        return namespace in _OWN_OPERATORS
+    return (getattr(target, "__module__", None) or "torch").partition(".")[0] in _FOLLOWED
 
 
 _FOLLOWED = {"torch", "_operator", "builtins", "math"}
+_OWN_OPERATORS = {"aten", "prims", "prim", "torchvision", "aottrain"}
 
 
 class _StartsUnread(TorchFunctionMode):

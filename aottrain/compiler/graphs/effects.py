@@ -15,14 +15,13 @@ from torch import fx
 
 import aottrain.ops.checks  # noqa: F401  (the ops)
 from aottrain.compiler.graphs.rewriting import add_call
+from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
-    ancestors,
     calls,
-    descendants,
     effects_of,
     is_tuple,
     made_in_backward,

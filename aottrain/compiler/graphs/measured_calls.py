@@ -11,8 +11,9 @@ from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
 from aottrain.compiler.graphs.repetition import once_for_alike
-from aottrain.ir.graph import InputKind, JointGraph, calls, descendants, info, spec_of, storage_bytes, value_of
-from aottrain.ir.sizes import concrete, hint
+from aottrain.ir.analysis.reach import descendants
+from aottrain.ir.graph import InputKind, JointGraph, calls, info, spec_of, storage_bytes, value_of
+from aottrain.ir.sizes.expressions import concrete, hint
 from aottrain.measure.calls import OpCall
 from aottrain.measure.workspaces import product_workspace_bytes, workspace_bytes
 
@@ -29,12 +30,22 @@ def workspaces_of(*graphs: fx.Graph) -> Workspace:
 
     The calls of these graphs are measured now, those of others when asked for. What cannot be measured counts 0.
     """
-    bytes_by_node = _measured(node for graph in graphs for node in calls(graph))
+    alike = once_for_alike(call_of)
+    bytes_by_call: dict[int, int] = {}
+
+    def measure(nodes: Iterable[fx.Node]) -> None:
+        found = {id(call): call for call in map(alike, nodes) if call is not None and id(call) not in bytes_by_call}
+        bytes_by_call.update(zip(found, workspace_bytes(list(found.values())).num_bytes, strict=True))
+        kept.extend(found.values())
+
+    kept: list[OpCall] = []  # so that no other one takes its identity
+    measure(node for graph in graphs for node in calls(graph))
 
     def workspace(node: fx.Node) -> int:
-        if node not in bytes_by_node:
-            bytes_by_node.update(_measured([node]))
-        return bytes_by_node[node]
+        call = alike(node)
+        if call is not None and id(call) not in bytes_by_call:
+            measure([node])
+        return 0 if call is None else bytes_by_call[id(call)]
 
     return workspace
 
@@ -56,15 +67,6 @@ def call_of(node: fx.Node) -> OpCall | None:
         return None
     args, kwargs = tree_map(_layout, (tuple(node.args), dict(node.kwargs)))
     return OpCall(node.target, args, kwargs, _result_bytes(node))
-
-
-def _measured(nodes: Iterable[fx.Node]) -> dict[fx.Node, int]:
-    alike = once_for_alike(call_of)
-    calls_by_node = {node: alike(node) for node in nodes}
-    calls = list({id(call): call for call in calls_by_node.values() if call is not None}.values())
-    sizes = workspace_bytes(calls).num_bytes
-    by_call = {id(call): size for call, size in zip(calls, sizes, strict=True)}
-    return {node: 0 if call is None else by_call[id(call)] for node, call in calls_by_node.items()}
 
 
 def _layout(argument: Any) -> Any:

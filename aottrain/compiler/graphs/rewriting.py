@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,7 +11,17 @@ from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
 from aottrain.errors import VerificationError
-from aottrain.ir.graph import JointGraph, calls, copy_provenance, info, set_value, spec_of, value_of, view_source
+from aottrain.ir.graph import (
+    JointGraph,
+    calls,
+    copy_meta,
+    copy_provenance,
+    info,
+    set_value,
+    spec_of,
+    value_of,
+    view_source,
+)
 from aottrain.ir.ops import OpKind
 from aottrain.ir.tensor import TensorSpec
 
@@ -25,6 +35,21 @@ def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str |
     copy_provenance(like, node)
     set_value(node, fake_result(target, arguments, kwargs))
     return node
+
+
+def copy_into(graph: fx.Graph, node: fx.Node, operand: Callable[[fx.Node], fx.Node]) -> fx.Node:
+    """A copy of a node as the last one of another graph. It does what `graph.node_copy` does, but that arguments are
+    given to a node that is there: those of a new one fx looks through for symbols, which takes longer than all else.
+
+    operand: the node there for each operand.
+    """
+    args, kwargs = fx.node.map_arg(node.args, operand), fx.node.map_arg(node.kwargs, operand)
+    new = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
+    new.args = args
+    if kwargs:
+        new.kwargs = kwargs
+    copy_meta(node, new)
+    return new
 
 
 def is_call(node: Any, *targets: Any) -> bool:

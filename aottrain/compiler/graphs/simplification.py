@@ -12,6 +12,7 @@ from torch import fx
 
 from aottrain.compat import tree_flatten
 from aottrain.compiler.graphs.effects import anchor_checks, drop_anchors
+from aottrain.compiler.graphs.rewriting import fake_result
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
     GraphSignature,
@@ -29,7 +30,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind, is_pure
-from aottrain.ir.sizes import SizeExpression, size_of
+from aottrain.ir.sizes.expressions import SizeExpression, size_of
 
 aten = torch.ops.aten
 
@@ -38,7 +39,8 @@ _IDENTITIES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 
 
 def simplify(joint: JointGraph) -> JointGraph:
-    """Identities, copies into fresh memory, unread batch-norm statistics, common subexpressions, dead code."""
+    """Identities, copies into fresh memory, unread batch-norm statistics, concatenations of concatenations, common
+    subexpressions, dead code."""
     graph = copy_graph(joint.graph)
     anchor_checks(joint.with_graph(graph))
     _express_sizes(graph, joint.signature)
@@ -47,6 +49,7 @@ def simplify(joint: JointGraph) -> JointGraph:
             _drop_identity(node)
             _drop_copy_into_fresh(graph, node)
             _drop_running_statistics(node)
+            _join_concatenations(node)
     _merge_common_subexpressions(graph)
     remove_dead_code(graph)
     drop_anchors(joint.with_graph(graph))
@@ -146,6 +149,36 @@ def _drop_running_statistics(node: fx.Node) -> None:
     among its arguments but are not read."""
     if node.target is aten.native_batch_norm_backward.default and node.args[7] is True:
         node.args = (*node.args[:3], None, None, *node.args[5:])
+
+
+def _join_concatenations(node: fx.Node) -> None:
+    """The parts of a concatenation that is read by another one along the same dimension alone are parts of that one."""
+    if node.target is not aten.cat.default or spec_of(node) is None:
+        return
+    whole = spec_of(node)
+    assert whole is not None
+
+    def is_part(part: Any) -> bool:
+        return (
+            part.target is aten.cat.default
+            and list(part.users) == [node]
+            and _along(part) == _along(node)
+            and marks_of(part) == marks_of(node)
+            and all(value_of(source).dtype is whole.dtype for source in part.all_input_nodes)
+        )
+
+    sources: Any = node.args[0]
+    if not any(map(is_part, sources)) or len(set(sources)) < len(sources):
+        return
+    flat = [source for part in sources for source in (part.args[0] if is_part(part) else (part,))]
+    if fake_result(aten.cat.default, (flat, *node.args[1:]), dict(node.kwargs)).stride() == value_of(node).stride():
+        node.args = (flat, *node.args[1:])
+
+
+def _along(node: fx.Node) -> int:
+    """The dimension of a concatenation."""
+    dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return int(dim % max(value_of(node).dim(), 1))
 
 
 def _merge_common_subexpressions(graph: fx.Graph) -> None:

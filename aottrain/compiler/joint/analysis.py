@@ -21,7 +21,7 @@ from aottrain.compiler.joint.overlap import check_overlap
 from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource, is_pair
 from aottrain.ir.ops import op_info
-from aottrain.ir.sizes import hint, is_symbolic, size_of
+from aottrain.ir.sizes.expressions import hint, is_symbolic, size_of
 from aottrain.ir.tensor import is_injective, tensor_spec
 from aottrain.ir.values import PLAIN_TYPES
 

@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from aottrain.compiler.capture.recording import Recorder
 from aottrain.errors import UnsupportedError
+from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     InputKind,
@@ -20,7 +21,6 @@ from aottrain.ir.graph import (
     as_module,
     calls,
     copy_provenance,
-    descendants,
     info,
     placeholders,
     spec_of,

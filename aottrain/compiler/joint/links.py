@@ -24,6 +24,7 @@ from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.partition.split import backward_graph
 from aottrain.compiler.partition.undefined import copied, specialise_backward
 from aottrain.errors import UnsupportedError
+from aottrain.ir.analysis.reach import ancestors
 from aottrain.ir.calling import NO_LINKS, Link, Links, OutputInfo, ResultSource
 from aottrain.ir.graph import (
     GraphSignature,
@@ -32,7 +33,6 @@ from aottrain.ir.graph import (
     OutputKind,
     OutputSpec,
     PartitionedGraph,
-    ancestors,
     placeholders,
     results,
     spec_of,
@@ -78,7 +78,7 @@ def isolated(
     following = _graph([value.grad_fn for value in sources])
     live = _reaching(following, {id(leaf) for leaf in leaves})
     # Nodes that compute something that no leaf needs: they, and those before them, unpack for it what they have saved.
-    vain = [node for node, nodes in following.items() if node not in live or any(next not in live for next in nodes)]
+    vain = [node for node, nodes in following.items() if node not in live or not live.issuperset(nodes)]
     if vain:
         _check_vain(vain, sources, leaves, {value.untyped_storage()._cdata for value in seen})
     return {i for i, value in enumerate(values) if value.grad_fn is not None and value.grad_fn not in live}
@@ -112,7 +112,7 @@ def _graph(sources: Sequence[Any]) -> dict[Any, list[Any]]:
     while stack:
         node = stack.pop()
         if node not in following:
-            following[node] = [next for next, _ in node.next_functions if next is not None]
+            following[node] = [receiver for receiver, _ in node.next_functions if receiver is not None]
             stack += following[node]
     return following
 
@@ -121,8 +121,8 @@ def _reaching(following: dict[Any, list[Any]], leaves: set[int]) -> set[Any]:
     """The nodes from which gradients come to one of the leaves, which are given by their ids."""
     preceding: dict[Any, list[Any]] = {}
     for node, nodes in following.items():
-        for next in nodes:
-            preceding.setdefault(next, []).append(node)
+        for receiver in nodes:
+            preceding.setdefault(receiver, []).append(node)
     stack = [node for node in following if id(getattr(node, "variable", None)) in leaves]
     live = set(stack)
     while stack:

@@ -14,17 +14,9 @@ from torch import Tensor, fx
 
 from aottrain.compiler.capture.capture import CapturedStep
 from aottrain.compiler.capture.substitutes import CUSTOM_FUNCTION
-from aottrain.ir.graph import (
-    InputKind,
-    JointGraph,
-    OutputKind,
-    ancestors,
-    as_module,
-    calls,
-    copy_meta,
-    grad_mode_of,
-    results,
-)
+from aottrain.compiler.graphs.rewriting import copy_into
+from aottrain.ir.analysis.reach import ancestors
+from aottrain.ir.graph import InputKind, JointGraph, OutputKind, as_module, calls, copy_meta, grad_mode_of, results
 from aottrain.ir.ops import uses_generator
 from aottrain.runtime.program import Replay
 
@@ -60,7 +52,7 @@ def _forward(functional: JointGraph) -> fx.Graph:
             new[node] = graph.placeholder(node.name)
             copy_meta(node, new[node])
         elif node.op == "call_function" and node in needed:
-            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node] = copy_into(graph, node, new.__getitem__)
     graph.output([new[node] for node in outputs if node is not None])
     return graph
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.symbols import guard, size_facts
 from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
-from aottrain.compiler.lowering import rules_for
+from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.costs.kernel_cost import Fused
@@ -21,10 +22,13 @@ from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.schedule.fusion import one_kernel
 from aottrain.errors import ConfigError
+from aottrain.ir.analysis.unchanged import unchanged
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.settings.choices import FOREIGN, GENERATED
+from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes, within
+from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.units import format_bytes
 from aottrain.runtime.triton_launch import check_device
 from aottrain.toolchain.native import compiler_obstacle
@@ -49,10 +53,10 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
 
 
 def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
-    if any(value.kind is InputKind.SIZE for value in joint.signature.inputs):
-        return "aten", "kernels are generated for fixed sizes, and this program's are symbolic"
     devices = sorted({str(device) for device in devices_of(joint.graph)})
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
+        if any(value.kind is InputKind.SIZE for value in joint.signature.inputs):
+            return "aten", "Triton kernels are generated for fixed sizes, and this program's are symbolic"
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:
         return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"
@@ -69,13 +73,19 @@ def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ..
     if options.kernel not in GENERATED:
         return None
 
-    def peak_bytes(plan: PartitionPlan) -> int:
-        workspace = workspaces_of(joint.graph)  # each is measured once
-        parts = for_tangents(apply_partition(joint, plan), defined)
-        schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
-        return trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes
+    workspaces: list[Workspace] = []  # found when they are first asked for
 
-    return Fused(one_kernel, lambda node: str(node.target) in WINDOWED or not rules_for(node), peak_bytes)
+    def peak_bytes(plan: PartitionPlan) -> int:
+        if not workspaces:
+            workspaces.append(workspaces_of(joint.graph))
+        parts = for_tangents(apply_partition(joint, plan), defined)
+        with unchanged():
+            schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
+            return trace_memory(parts, options.reserved_bytes, workspaces[0], schedules).peak_bytes
+
+    facts = size_facts(joint.graph)
+    rules = within(facts, rules_for)
+    return Fused(within(facts, one_kernel), lambda node: str(node.target) in WINDOWED or not rules(node), peak_bytes)
 
 
 @dataclass(frozen=True)
@@ -90,8 +100,11 @@ class KernelPlan:
     """Both graphs' schedules where kernels are generated."""
     memories: Sequence[MemoryPlan] = ()
     """As of `link.programs.fuse_program`."""
+    facts: SizeFacts | None = None
+    """Of symbolic sizes, with what the schedules assume about them."""
 
 
+@unchanged()
 def plan_kernels(
     joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, options: CompileOptions
 ) -> KernelPlan:
@@ -104,32 +117,41 @@ def plan_kernels(
     if kernel not in GENERATED:
         return KernelPlan(kernel)
     workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    facts = size_facts(parts.forward)
     if plan.limit is None:
-        planned = plan_program(parts)
+        planned = plan_program(parts, facts=facts)
+        if facts is not None:  # an arena has the size of one call
+            return KernelPlan(kernel, "", planned, facts=facts)
         # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
         return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace) if kernel == "cpp" else ())
     tried = []
     for local in (True, False):
-        planned = plan_program(parts, local)
+        planned = plan_program(parts, local, facts)
         schedules = [schedule for _, _, schedule in planned]
         tried.append((planned, trace_memory(parts, options.reserved_bytes, workspace, schedules).peak_bytes))
     (small, lower), (large, higher) = tried
     # A plan was chosen by the peak of small kernels: where large ones peaked lower, a smaller budget might have others.
     if lower <= higher <= plan.limit:
-        return KernelPlan(kernel, "", large)
+        return KernelPlan(kernel, "", large, facts=facts)
     if min(lower, higher) <= plan.limit:
-        return KernelPlan(kernel, "", small if lower <= plan.limit else large)
+        return KernelPlan(kernel, "", small if lower <= plan.limit else large, facts=facts)
     return KernelPlan("aten", f"fused kernels would peak above the {format_bytes(plan.limit)} that the budget allows")
 
 
 def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
     """The kernels of both graphs, compiled; none where other backends run them."""
-    return fuse_program(plan.planned, plan.memories, str(plan.kernel)) if plan.planned else []
+    if not plan.planned:
+        return []
+    with open_sizes(plan.facts):
+        fused = fuse_program(plan.planned, plan.memories, str(plan.kernel))
+    if plan.facts is not None:
+        guard(fused[0].graph, plan.facts)
+    return fused
 
 
 def _too_small(graph: fx.Graph) -> str:
     """Why generated kernels would not pay; empty where they do."""
-    traffic = sum(_fusible_bytes(graph))
+    traffic = sum(_fusible_bytes(graph, within(size_facts(graph), rules_for)))
     if traffic >= _WORTH_COMPILING_BYTES:
         return ""
     return f"kernel=auto: only {format_bytes(traffic)} are computed by calls that could be fused"
@@ -149,9 +171,9 @@ def _choose_triton(kernel: str, devices: list[str], graph: fx.Graph) -> tuple[Ke
     return "triton", ""
 
 
-def _fusible_bytes(graph: fx.Graph) -> Iterator[int]:
+def _fusible_bytes(graph: fx.Graph, rules_of: Callable[[fx.Node], Sequence[Rule]]) -> Iterator[int]:
     for node in calls(graph):
-        if rules_for(node):
+        if rules_of(node):
             value = value_of(node)
             results = value if isinstance(value, (tuple, list)) else [value]
-            yield sum(t.numel() * t.element_size() for t in results if isinstance(t, torch.Tensor))
+            yield sum(tensor_spec(t).nbytes for t in results if isinstance(t, torch.Tensor))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import fx
@@ -26,6 +27,7 @@ from aottrain.ir.graph import (
     calls,
     devices_of,
     info,
+    is_size,
     placeholders,
     results,
     spec_of,
@@ -172,6 +174,8 @@ def _fused_runner(graph: fx.Graph, expected: FusedGraph, as_expected: bool, faul
     """expected: the backward for the tangents that were expected, from which others take their arena."""
     if as_expected:
         return expected.runner()
+    if any(map(is_size, placeholders(graph))):  # it is too late for guards on sizes
+        return aten_runner(graph)
     try:
         return fuse_graph(graph, expected.memory, expected.backend).runner()
     except CompilerError as error:
@@ -244,16 +248,17 @@ def _or_by_operators(runner: Runner, graph: fx.Graph) -> Runner:
         if not operators_are_watched(inputs):
             return runner(inputs)
         # The other half of the program may run as kernels, which count on these strides.
+        sizes = {node.name: value for node, value in zip(placeholders(graph), inputs, strict=True) if is_size(node)}
         pairs = zip(by_operators()(inputs), results(graph), strict=True)
-        return [_as_traced(value, node) for value, node in pairs]
+        return [_as_traced(value, node, sizes) for value, node in pairs]
 
     return run
 
 
-def _as_traced(value: torch.Tensor, node: fx.Node | None) -> torch.Tensor:
+def _as_traced(value: torch.Tensor, node: fx.Node | None, sizes: Mapping[str, Any]) -> torch.Tensor:
     if node is None or value is None or is_wrapped(value):
         return value
     spec = spec_of(node)
-    if spec is None or spec.symbolic is not None or value.layout is not torch.strided:
+    if spec is None or value.layout is not torch.strided:
         return value
-    return laid_out(value, spec.stride)
+    return laid_out(value, spec.layout(sizes)[1])

@@ -12,15 +12,18 @@ from torch import fx
 
 from aottrain.compiler.codegen.cpp.library import LIBRARY
 from aottrain.compiler.codegen.cpp.render import render_cpp
+from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.schedule.memory import arena_within
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
 from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
+from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, is_own_attention
+from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
 from aottrain.ops.attention import native_source
 from aottrain.ops.loss_head import NATIVE
 from aottrain.runtime.executor import Runner
-from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner
+from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner, sized_cpp_launch
 from aottrain.toolchain.native import Source, require_all
 
 _LOSS_HEAD = torch.ops.aottrain.linear_cross_entropy.default
@@ -51,12 +54,16 @@ class FusedGraph:
 Planned = tuple[fx.Graph, int, Schedule]  # the graph, how many of its results are no residuals, what runs
 
 
-def plan_program(parts: PartitionedGraph, local: bool = False) -> list[Planned]:
-    """The schedules of the forward and, where there is one, the backward. local: as `schedule.order.schedule`."""
-    planned = [(parts.forward, parts.num_forward_outputs, schedule(parts.forward, "forward_", local))]
-    if parts.backward is not None:
-        count = len(results(parts.backward))
-        planned.append((parts.backward, count, schedule(parts.backward, "backward_", local)))
+def plan_program(parts: PartitionedGraph, local: bool = False, facts: SizeFacts | None = None) -> list[Planned]:
+    """The schedules of the forward and, where there is one, the backward. local: as `schedule.order.schedule`.
+
+    facts: of symbolic sizes, where what is assumed about them is to be guarded.
+    """
+    with open_sizes(facts or size_facts(parts.forward)):
+        planned = [(parts.forward, parts.num_forward_outputs, schedule(parts.forward, "forward_", local))]
+        if parts.backward is not None:
+            count = len(results(parts.backward))
+            planned.append((parts.backward, count, schedule(parts.backward, "backward_", local)))
     return planned
 
 
@@ -119,7 +126,9 @@ def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict
     for call in kernels:
         unit, name = functions[call.kernel.name]
         function = getattr(libraries[unit].functions, name)
-        launches[call.kernel.name] = cpp_launch(function, scratch_bytes(call.kernel), draw_numbers(call.kernel))
+        arguments = function, scratch_bytes(call.kernel), draw_numbers(call.kernel)
+        sizes = size_names(call.kernel)
+        launches[call.kernel.name] = sized_cpp_launch(*arguments, sizes) if sizes else cpp_launch(*arguments)
     compiled = sum(library.compiled for library in libraries)
     count = len({name for _, name in functions.values()})
     note = f"{count} functions, {compiled} of {len(libraries)} objects compiled, the others found on disk"

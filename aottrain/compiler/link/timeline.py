@@ -10,6 +10,7 @@ from torch import fx
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.explain.report import AliveRecord, MemoryTimeline
+from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
@@ -23,8 +24,8 @@ from aottrain.ir.graph import (
     value_of,
     view_source,
 )
-from aottrain.ir.liveness import freed_after, last_uses
 from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copied_bytes, scratch_of
+from aottrain.ir.sizes.polynomials import likely
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -192,7 +193,7 @@ def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None
 def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
     """What a kernel allocates for itself: for each thread, or on a device for all programs together."""
     if value_of(call.writes[0]).device.type == "cpu":
-        return scratch_of(schedule, call)
+        return likely(scratch_of(schedule, call))
     from aottrain.compiler.codegen.triton.render import partial_bytes  # here: a program of a CPU need not load it
 
     return partial_bytes(call.kernel)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import fx
 
+from aottrain.compiler.lowering.indexing import in_parts
 from aottrain.compiler.lowering.rules import (
     Builder,
     Operand,
@@ -16,6 +18,7 @@ from aottrain.compiler.lowering.rules import (
     aligned,
     argument,
     arguments,
+    broadcast,
     lowers,
     moved,
     spec,
@@ -30,7 +33,7 @@ def _own_output(node: fx.Node) -> tuple[Output, ...]:
 
 
 @lowers("aten.index_select.default", "aten.gather.default")
-def _gather(node: fx.Node) -> Rule | None:
+def _gather(node: fx.Node) -> list[Rule] | None:
     """Along one dimension; no index counts from the end."""
     source, dim, index = arguments(node)[:3]
     own, rank = spec(node), len(spec(node).shape)
@@ -47,7 +50,60 @@ def _gather(node: fx.Node) -> Rule | None:
     index_shape = spec(index).shape
     dims = (dim if index_shape and index_shape[0] > 1 else None,) if selected else aligned(index_shape, own.shape)
     dims = dims[: len(index_shape)]
-    return Rule(own.shape, (Operand(source, free=True), Operand(index, dims)), _own_output(node), formula)
+    looked_up = Rule(own.shape, (Operand(source, free=True), Operand(index, dims)), _own_output(node), formula)
+    if selected or not own.dtype.is_floating_point or _one_each(spec(source).shape, dim, index_shape) is None:
+        return [looked_up]
+    return [looked_up, _picked(node, source, index, dim)]
+
+
+def _picked(node: fx.Node, source: fx.Node, index: fx.Node, dim: int) -> Rule:
+    """One element of each row that the kernel has at hand, as a token's log-probability: the greatest of the row if the
+    others count as -inf."""
+    shape, own, compute = spec(source).shape, spec(node), wide(spec(node).dtype)
+    kept = tuple(None if d == dim or size == 1 else d for d, size in enumerate(shape))
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        position = b.checked(b.cast(v[1], torch.int64), shape[dim], from_end=False)
+        others = b.constant(-math.inf, compute)
+        value = b.compute("where", b.compare("eq", b.position(dim), position), b.cast(v[0], compute), others)
+        return [b.cast(b.reduce("max", value), own.dtype)]
+
+    at_hand = Operand(source, tuple(None if size == 1 else d for d, size in enumerate(shape)), at_hand=True)
+    return Rule(shape, (at_hand, Operand(index, kept)), (Output(kept, own.dtype),), formula, (dim,))
+
+
+def _one_each(shape: Sequence[int], dim: int, index_shape: Sequence[int]) -> tuple[int | None, ...] | None:
+    """The dims of an index that names one element of each row along a dimension; None where it does not."""
+    if len(index_shape) != len(shape) or any(
+        size != (1 if d == dim else shape[d]) for d, size in enumerate(index_shape)
+    ):
+        return None
+    return tuple(None if size == 1 else d for d, size in enumerate(index_shape))
+
+
+@lowers("aten.scatter_add.default", "aten.scatter.src", "aten.scatter.value")
+def _scatter_one(node: fx.Node) -> Rule | None:
+    """One element of each row is added to, or replaced, as by the gradient of what was looked up there."""
+    source, dim, index, value = arguments(node)[:4]
+    own, rank = spec(node), len(spec(node).shape)
+    if not rank or not spec(index).shape or own.dtype is torch.bool:
+        return None
+    dim %= rank
+    dims, adds = _one_each(own.shape, dim, spec(index).shape), "add" in str(node.target)
+    if dims is None or (isinstance(value, fx.Node) and spec(value).shape != spec(index).shape):
+        return None
+
+    def formula(b: Builder, v: Values) -> Sequence[int]:
+        position = b.checked(b.cast(v[1], torch.int64), own.shape[dim], from_end=False)
+        new = v[2] if isinstance(value, fx.Node) else b.constant(value, own.dtype)
+        if adds:
+            total = b.compute("add", *(b.cast(each, wide(own.dtype)) for each in (v[0], new)))
+            new = b.cast(total, own.dtype)
+        return [b.compute("where", b.compare("eq", b.position(dim), position), new, v[0])]
+
+    operands = [Operand(source, aligned(own.shape, own.shape)), Operand(index, dims)]
+    operands += [Operand(value, dims)] if isinstance(value, fx.Node) else []
+    return Rule(own.shape, tuple(operands), _own_output(node), formula)
 
 
 @lowers("aten.index.Tensor")
@@ -58,7 +114,7 @@ def _index(node: fx.Node) -> Rule | None:
     indices = {d: index for d, index in enumerate(index_args) if index is not None}
     if not indices or any(spec(index).dtype in (torch.bool, torch.uint8) for index in indices.values()):
         return None
-    block = torch.broadcast_shapes(*(spec(index).shape for index in indices.values()))
+    block = broadcast([spec(index).shape for index in indices.values()])
     first, last = min(indices), max(indices)
     start = first if last - first + 1 == len(indices) else 0
     others = [d for d in range(len(spec(source).shape)) if d not in indices]
@@ -214,7 +270,7 @@ def _glu_backward(node: fx.Node) -> Rule | None:
 
 
 @lowers("aten.stack.default")
-def _stack(node: fx.Node) -> Rule | None:
+def _stack(node: fx.Node) -> list[Rule] | None:
     """Each element from the one input whose turn it is along the new dimension."""
     sources = arguments(node)[0]
     own, rank = spec(node), len(spec(node).shape)
@@ -235,4 +291,6 @@ def _stack(node: fx.Node) -> Rule | None:
     # Where parts alternate in memory each is computed for all of them: on a CPU that takes longer than to store them.
     alternate = dim == rank - 1 and own.device.type == "cpu"
     operands = tuple(Operand(source, free=True) if alternate else moved(source, kept) for source in sources)
-    return Rule(own.shape, operands, _own_output(node), formula)
+    dims = [None if d == dim else kept.index(d) for d in range(rank)]
+    starts = [own.stride[dim] * number for number in range(len(sources))]
+    return [Rule(own.shape, operands, _own_output(node), formula), *in_parts(node, sources, dims, starts)]

@@ -46,7 +46,7 @@ def _present(node: fx.Node, dims: tuple[int, ...]) -> tuple[int | None, ...]:
 
 
 @lowers("aten.cat.default")
-def _cat(node: fx.Node) -> Rule | None:
+def _cat(node: fx.Node) -> list[Rule] | None:
     """Each element from the one input whose part of the dimension it lies in."""
     own = spec(node)
     sources = [source for source in arguments(node)[0] if spec(source).shape != (0,)]
@@ -74,7 +74,24 @@ def _cat(node: fx.Node) -> Rule | None:
         return [result]
 
     operands = tuple(moved(source, _all_but(len(own.shape), dim)) for source in sources)
-    return Rule(own.shape, operands, (Output(whole(len(own.shape)), own.dtype),), formula)
+    read = Rule(own.shape, operands, (Output(whole(len(own.shape)), own.dtype),), formula)
+    return [read, *in_parts(node, sources, whole(len(own.shape)), [own.stride[dim] * start for start in starts[:-1]])]
+
+
+def in_parts(
+    node: fx.Node, sources: Sequence[fx.Node], dims: Sequence[int | None], starts: Sequence[int]
+) -> list[Rule]:
+    """Of a result that is made of sources of one shape: each is written to its part of it, where a kernel has its
+    elements. dims: for each of the result's dimensions the sources' one. starts: where the parts begin, in elements."""
+    shape = spec(sources[0]).shape
+    if len(sources) < 2 or any(spec(source).shape != shape for source in sources):
+        return []
+    operands = tuple(Operand(source, _present(source, whole(len(shape)))) for source in sources)
+    outputs = tuple(
+        Output(tuple(None if d is None or shape[d] == 1 else d for d in dims), spec(node).dtype, start=start)
+        for start in starts
+    )
+    return [Rule(shape, operands, outputs, lambda b, v: list(v))]
 
 
 def _all_but(rank: int, *changed: int) -> list[int | None]:

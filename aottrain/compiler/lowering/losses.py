@@ -27,8 +27,14 @@ from aottrain.compiler.lowering.rules import (
 )
 from aottrain.ir.graph import value_of
 from aottrain.ir.kernels.affine import ZERO
+from aottrain.ops.losses import MEAN, NONE
 
-_NONE, _MEAN = 0, 1
+
+def _counted(b: Builder, target_class: int, ignore: int, classes: int) -> tuple[int, int]:
+    """Whether a target counts, and its class: checked, and the first one where it does not."""
+    counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
+    picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
+    return counted, b.checked(picked, classes, from_end=False)
 
 
 def _class_dim(scores: object) -> int | None:
@@ -43,20 +49,14 @@ def _nll_loss(node: fx.Node) -> Rule | None:
     of the weights. Without weights each is 1. Each loss by itself is left to the libraries: it costs a few loads, and
     then the log-probabilities are kept rather than computed again."""
     log_probabilities, target, weight, reduction, ignore = arguments(node)[:5]
-    if _class_dim(log_probabilities) is None or reduction == _NONE:
+    if _class_dim(log_probabilities) is None or reduction == NONE:
         return None
     classes, shape = spec(log_probabilities).shape[1], spec(target).shape
     results = value_of(node)
     compute = wide(results[0].dtype)
 
-    def row(b: Builder, target_class: int) -> tuple[int, int]:
-        target_class = b.cast(target_class, torch.int64)
-        counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
-        picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
-        return counted, b.checked(picked, classes, from_end=False)
-
     def formula(b: Builder, v: Values) -> Sequence[int]:
-        counted, picked = row(b, v[1])
+        counted, picked = _counted(b, b.cast(v[1], torch.int64), ignore, classes)
         value = b.load(v[0], (b.index[0], ZERO, *b.index[1:]), [(1, picked)])
         loss, share = b.compute("neg", b.cast(value, compute)), None
         if weight is not None:
@@ -66,11 +66,11 @@ def _nll_loss(node: fx.Node) -> Rule | None:
         total = b.reduce("sum", b.compute("where", counted, loss, zero))
         counts = b.cast(counted, compute) if share is None else b.compute("where", counted, share, zero)
         number = b.reduce("sum", counts)
-        out = b.compute("div", total, number) if reduction == _MEAN else total
+        out = b.compute("div", total, number) if reduction == MEAN else total
         return [b.cast(out, results[0].dtype), b.cast(number, results[1].dtype)]
 
     def count(b: Builder, v: Values) -> Sequence[int]:
-        counted, picked = row(b, v[0])
+        counted, picked = _counted(b, b.cast(v[0], torch.int64), ignore, classes)
         counted = b.compute("and", counted, b.compare("ge", picked, b.constant(0, torch.int64)))  # checked
         number = b.cast(b.reduce("sum", b.cast(counted, compute)), results[1].dtype)
         return [number, number]
@@ -94,9 +94,8 @@ def _nll_rows(node: fx.Node) -> list[Rule]:
     rows = None if shape[0] == 1 else 0
 
     def loss(b: Builder, target_class: int, pick: Callable[[int], int]) -> Sequence[int]:
-        counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
-        picked = b.compute("where", counted, target_class, b.constant(0, torch.int64))
-        value = b.compute("neg", b.cast(pick(b.checked(picked, shape[1], from_end=False)), own))
+        counted, picked = _counted(b, target_class, ignore, shape[1])
+        value = b.compute("neg", b.cast(pick(picked), own))
         return [b.compute("where", counted, value, b.constant(0, own))]
 
     def looked_up(b: Builder, v: Values) -> Sequence[int]:
@@ -131,16 +130,16 @@ def _nll_loss_backward(node: fx.Node) -> Rule | None:
         step, target_class = b.compute("neg", b.cast(next(values), compute)), b.cast(next(values), torch.int64)
         if weight is not None:
             step = b.compute("mul", step, b.cast(next(values), compute))
-        if reduction == _MEAN:
+        if reduction == MEAN:
             step = b.compute("div", step, b.cast(next(values), compute))
         counted = b.compare("ne", target_class, b.constant(ignore, torch.int64))
         is_target = b.compute("and", b.compare("eq", b.position(1), target_class), counted)
         return [b.cast(b.compute("where", is_target, step, b.constant(0, compute)), own.dtype)]
 
     kept = everything[:1] + everything[2:]
-    operands = [Operand(gradient, kept if reduction == _NONE else ()), Operand(target, kept)]
+    operands = [Operand(gradient, kept if reduction == NONE else ()), Operand(target, kept)]
     operands += [] if weight is None else [Operand(weight, everything[1:2])]
-    operands += [Operand(total, ())] if reduction == _MEAN else []
+    operands += [Operand(total, ())] if reduction == MEAN else []
     return Rule(own.shape, tuple(operands), (Output(everything, own.dtype),), formula)
 
 
@@ -151,20 +150,20 @@ def _reduced(node: fx.Node, operands: Sequence[Any], reduction: int, formula: Fo
     """Each element's loss, their mean, or their sum."""
     if not all(isinstance(value, fx.Node) for value in operands) or spec(node).dtype is torch.bool:
         return None
-    if reduction == _NONE:
+    if reduction == NONE:
         return mixed(node, operands, formula)
     if len({spec(value).shape for value in operands}) > 1:
         return None
-    return reduce_all(node, operands, formula, mean=reduction == _MEAN)
+    return reduce_all(node, operands, formula, mean=reduction == MEAN)
 
 
 def _gradient(node: fx.Node, operands: Sequence[Any], reduction: int, formula: Formula) -> Rule | None:
     """operands: the gradient first; divided by the number of elements of a mean."""
-    count = math.prod(spec(node).shape) if reduction == _MEAN else 1
+    count = math.prod(spec(node).shape) if reduction == MEAN else 1
 
     def scaled(b: Builder, v: Values) -> int:
         share = b.constant(1 / max(count, 1), b.dtype(v[0]))
-        return b.compute("mul", formula(b, v), share) if reduction == _MEAN else formula(b, v)
+        return b.compute("mul", formula(b, v), share) if reduction == MEAN else formula(b, v)
 
     return mixed(node, operands, scaled)
 
@@ -180,7 +179,7 @@ def _mse(node: fx.Node) -> list[Rule] | Rule | None:
         difference = b.compute("sub", *v)
         return b.compute("mul", difference, difference)
 
-    return _reduced(node, arguments(node)[:2], argument(node, "reduction", 2, _MEAN), formula)
+    return _reduced(node, arguments(node)[:2], argument(node, "reduction", 2, MEAN), formula)
 
 
 @lowers("aten.mse_loss_backward.default")
@@ -208,7 +207,7 @@ def _smooth(node: fx.Node) -> list[Rule] | Rule | None:
         near = _halved_square(b, size, 1.0 if huber else border)
         return b.compute("where", b.compare("le" if huber else "lt", size, edge), near, far)
 
-    return _reduced(node, arguments(node)[:2], argument(node, "reduction", 2, _MEAN), formula)
+    return _reduced(node, arguments(node)[:2], argument(node, "reduction", 2, MEAN), formula)
 
 
 @lowers("aten.smooth_l1_loss_backward.default", "aten.huber_loss_backward.default")
@@ -250,7 +249,7 @@ def _binary(node: fx.Node) -> list[Rule] | Rule | None:
         loss = b.compute("sub", b.compute("mul", b.compute("sub", t, one), no), b.compute("mul", t, yes))
         return b.require(sides[0], loss)
 
-    return _reduced(node, (probability, target), argument(node, "reduction", 3, _MEAN), formula)
+    return _reduced(node, (probability, target), argument(node, "reduction", 3, MEAN), formula)
 
 
 @lowers("aten.binary_cross_entropy_backward.default")
@@ -266,7 +265,7 @@ def _binary_backward(node: fx.Node) -> Rule | None:
         variance = b.compute("max", variance, b.constant(1e-12, dtype))
         return b.compute("div", b.compute("mul", g, b.compute("sub", p, t)), variance)
 
-    return _gradient(node, (gradient, probability, target), argument(node, "reduction", 4, _MEAN), formula)
+    return _gradient(node, (gradient, probability, target), argument(node, "reduction", 4, MEAN), formula)
 
 
 @lowers("aten.binary_cross_entropy_with_logits.default")
@@ -285,4 +284,4 @@ def _binary_logits(node: fx.Node) -> list[Rule] | Rule | None:
         log_sigmoid = b.compute("sub", b.compute("min", logit, zero), log1p_power)
         return b.compute("sub", b.compute("mul", b.compute("sub", one, t), logit), log_sigmoid)
 
-    return _reduced(node, (x, target), argument(node, "reduction", 4, _MEAN), formula)
+    return _reduced(node, (x, target), argument(node, "reduction", 4, MEAN), formula)

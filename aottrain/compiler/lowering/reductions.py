@@ -26,6 +26,9 @@ from aottrain.compiler.lowering.rules import (
 )
 from aottrain.ir.tensor import TensorSpec
 
+# Vectors that are added up for each result at least, where results lie on either side of what is added up.
+_FEWEST_SUMMED = 8
+
 
 def reduced_dims(node: fx.Node, dim: Any) -> tuple[int, ...]:
     """The dimensions as non-negative numbers; None and () mean all."""
@@ -45,7 +48,7 @@ def kept_dims(rank: int, dims: Sequence[int], keepdim: bool) -> tuple[int | None
 
 def _is_across(source: TensorSpec, dims: tuple[int, ...]) -> bool:
     """Whether neither rows nor columns are as memory is: neighbours are kept, and so is what is farther apart than what
-    is reduced. In a kernel each element would be a load of its own; the libraries add such vectors up."""
+    is reduced. As a row's each element would be a load of its own: vectors are added up."""
     order = sorted((d for d, size in enumerate(source.shape) if size > 1), key=lambda d: -source.stride[d])
     reduced = [i for i, d in enumerate(order) if d in dims]
     if source.device.type != "cpu" or not reduced or source.shape[order[-1]] < NEIGHBOURS:
@@ -53,12 +56,18 @@ def _is_across(source: TensorSpec, dims: tuple[int, ...]) -> bool:
     return order[-1] not in dims and reduced != list(range(len(reduced)))
 
 
+def _sums_few(source: TensorSpec, dims: tuple[int, ...]) -> bool:
+    """Whether so few vectors are added up for each result that to begin and end it costs more: as the libraries do."""
+    return math.prod(source.shape[d] for d in dims) < _FEWEST_SUMMED
+
+
 def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, divisor: int = 1) -> list[Rule] | None:
     """As a row's reduction with readers in the kernel, and as one over the rows, or over all, without."""
     source, own = arguments(node)[0], spec(node)
     if not isinstance(source, fx.Node):
         return None
-    if _is_across(spec(source), dims):
+    across = _is_across(spec(source), dims)
+    if across and _sums_few(spec(source), dims):
         return None
     shape = spec(source).shape
     operands = (Operand(source, whole(len(shape))),)
@@ -74,10 +83,9 @@ def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, div
     def column(b: Builder, v: Values) -> Sequence[int]:
         return [b.cast(v[0], compute)]
 
-    return [
-        Rule(shape, operands, (Output(kept, own.dtype),), row, dims),
-        Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column),
-    ]
+    rows = Rule(shape, operands, (Output(kept, own.dtype),), row, dims)
+    columns = Rule(shape, operands, (Output(kept, own.dtype, op, divisor),), column)
+    return [columns] if across else [rows, columns]
 
 
 def reduce_all(

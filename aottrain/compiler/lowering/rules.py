@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.ir.analysis.unchanged import once
+from aottrain.ir.graph import info, is_size, spec_of, value_of
 from aottrain.ir.graph import known_spec as spec
-from aottrain.ir.graph import spec_of, value_of
-from aottrain.ir.kernels.affine import Affine
+from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
+from aottrain.ir.sizes.polynomials import Polynomial, UndecidedError, current_facts, likely
+from aottrain.ir.tensor import tensor_spec
 
 Values = Sequence[int]
 LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -51,6 +54,9 @@ class Output:
     """The reduction over the domain's other dimensions that follows the formula, "sum" or another; None for none."""
     divisor: int = 1
     """What the column's reduction is divided by."""
+    start: int | None = None
+    """Of one part of the op's only result, of which each output then is one: where in it the part begins, in elements.
+    Nothing in the kernel reads such a result."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,11 @@ class Rule:
     @property
     def columns(self) -> bool:
         return any(output.column is not None for output in self.outputs)
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it writes the parts of one result, each where the kernel has its elements."""
+        return any(output.start is not None for output in self.outputs)
 
 
 # From this many on, neighbours that are kept fill a vector.
@@ -96,49 +107,75 @@ def lowered_names() -> tuple[str, ...]:
     return tuple(sorted(_MAKERS))
 
 
+@once
 def rules_for(node: fx.Node) -> list[Rule]:
     """Ways to do this call in a kernel, the preferred one first; empty where the libraries do it."""
     if node.op != "call_function":
         return []
-    maker = _MAKERS.get(str(node.target))
+    maker = _MAKERS.get(info(node).name)
     if maker is None or not _plain(node):
         return []
-    made = maker(node)
-    if made is None:
+    try:
+        made = maker(node)
+        if made is None:
+            return []
+        rules = [made] if isinstance(made, Rule) else made
+        if all(rule.reduced and not rule.columns and _is_scattered(rule) for rule in rules):
+            return []
+        rules = [rule for rule in rules if all(size > 0 for size in rule.shape)]
+        if current_facts() is not None:
+            for rule in rules:
+                _try_formula(rule)
+    except UndecidedError:  # it would be another formula for other sizes
         return []
-    rules = [made] if isinstance(made, Rule) else made
-    if all(rule.reduced and not rule.columns and _is_scattered(rule) for rule in rules):
-        return []
-    return [rule for rule in rules if all(size > 0 for size in rule.shape)]
+    return rules
+
+
+def _try_formula(rule: Rule) -> None:
+    """Raises UndecidedError where the formula needs a number for a size that each call has its own of."""
+    free = {k: operand.node for k, operand in enumerate(rule.operands) if operand.free}
+    trial = Builder(index=(ZERO,) * len(rule.shape), resolve=lambda node, index: (0, ZERO), free=free)
+    rule.formula(
+        trial,
+        [
+            k if operand.free else trial.emit(Load(k, Address(ZERO), spec(operand.node).dtype))
+            for k, operand in enumerate(rule.operands)
+        ],
+    )
 
 
 def _is_scattered(rule: Rule) -> bool:
     """Whether the elements of a row lie far apart, and neighbours are kept: each would be a load of its own, and on a
     CPU the libraries do such rows side by side."""
-    operand = max((o for o in rule.operands if not o.free), key=lambda o: spec(o.node).numel, default=None)
-    if operand is None or spec(operand.node).device.type != "cpu" or math.prod(rule.shape) < _MANY:
+    operand = max((o for o in rule.operands if not o.free), key=lambda o: likely(spec(o.node).numel), default=None)
+    if operand is None or spec(operand.node).device.type != "cpu" or likely(math.prod(rule.shape)) < _MANY:
         return False
-    steps = [(stride, rule.shape[d], d) for stride, d in zip(spec(operand.node).stride, operand.dims, strict=True)
+    steps = [(likely(stride), likely(rule.shape[d]), d)
+             for stride, d in zip(spec(operand.node).stride, operand.dims, strict=True)
              if d is not None and rule.shape[d] > 1 and stride > 0]  # fmt: skip
     _, size, nearest = min(steps, default=(0, 0, -1))
     return size >= NEIGHBOURS and nearest not in rule.reduced
 
 
 def _plain(node: fx.Node) -> bool:
-    """Whether all tensors of the call are strided, of supported types, on one device, and of fixed sizes."""
+    """Whether all tensors of the call are strided, of supported types, on one device, and of sizes that are known."""
     value = value_of(node)
     results = list(value) if isinstance(value, (tuple, list)) else [value]
-    tensors = [spec_of(source) for source in node.all_input_nodes]
+    inputs = node.all_input_nodes
+    if current_facts() is not None:
+        unread = _sizes_of_results(node)
+        inputs = [source for source in inputs if source not in unread]
+    tensors = [spec_of(source) for source in inputs]
     if any(spec is None for spec in tensors):
         return False
-    values = [*results, *map(value_of, node.all_input_nodes)]
+    values = [*results, *map(value_of, inputs)]
     if any(isinstance(v, torch.Tensor) and v.layout is not torch.strided for v in values):
         return False  # a sparse gradient
     specs = [spec for spec in tensors if spec is not None]
-    if any(spec.symbolic is not None or spec.dtype not in _SUPPORTED for spec in specs):
+    if any(not spec.is_known or spec.dtype not in _SUPPORTED for spec in specs):
         return False
     own = spec_of(node)
-    if own is not None and own.symbolic is not None:
+    if own is not None and not own.is_known:
         return False
     return all(
         result is None
@@ -147,8 +184,25 @@ def _plain(node: fx.Node) -> bool:
     )
 
 
+# Arguments that say how large a result is. Rules ask its spec.
+_RESULT_SIZES = {"size", "input_sizes", "end"}
+
+
+def _sizes_of_results(node: fx.Node) -> set[fx.Node]:
+    """Symbolic sizes that the call takes as such arguments alone."""
+    names = [each.name for each in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    found: dict[bool, set[fx.Node]] = {True: set(), False: set()}
+    for name, value in given.items():
+        parts = value if isinstance(value, (list, tuple)) else [value]
+        found[name in _RESULT_SIZES].update(part for part in parts if isinstance(part, fx.Node) and is_size(part))
+    return found[True] - found[False]
+
+
 def _has_fixed_layout(result: torch.Tensor) -> bool:
-    return result.dtype in _SUPPORTED and all(isinstance(size, int) for size in (*result.shape, *result.stride()))
+    facts = current_facts()
+    layout = tensor_spec(result) if facts is None else tensor_spec(result).opened(facts)
+    return result.dtype in _SUPPORTED and layout.is_known
 
 
 def arguments(node: fx.Node) -> tuple[Any, ...]:
@@ -167,6 +221,13 @@ def aligned(shape: Sequence[int], domain: Sequence[int]) -> tuple[int | None, ..
     """Dims of a tensor broadcast against the domain from the right."""
     shift = len(domain) - len(shape)
     return tuple(None if size == 1 else d + shift for d, size in enumerate(shape))
+
+
+def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of tensors of these shapes together."""
+    rank = max(map(len, shapes))
+    padded = [(*(1 for _ in range(rank - len(shape))), *shape) for shape in shapes]
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in zip(*padded, strict=True))
 
 
 def moved(node: fx.Node, dims: Sequence[int | None]) -> Operand:
@@ -213,6 +274,8 @@ class Builder:
 
     def constant(self, value: float | int | bool, dtype: torch.dtype) -> int:
         """A number of a type; an integer that is too large for it wraps, as eager's do."""
+        if isinstance(value, Polynomial):
+            return self.cast(self.emit(Position(Affine((), value))), dtype)
         if dtype is torch.bool or dtype.is_floating_point:
             return self.emit(Constant(bool(value) if dtype is torch.bool else float(value), dtype))
         limits = torch.iinfo(dtype)

@@ -12,10 +12,10 @@ from collections.abc import Sequence, Set
 import torch
 from torch import fx
 
+from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.graph import info, is_size, storage_root, storage_roots, value_of
-from aottrain.ir.liveness import last_uses
 from aottrain.ir.ops import OpKind
-from aottrain.ir.sizes import hint
+from aottrain.ir.sizes.expressions import hint
 
 # Reductions one after the other that may lie between what is saved and what is computed from it again: those of one
 # residual branch, as a norm and what it feeds.

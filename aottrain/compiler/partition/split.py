@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import copy_into
 from aottrain.compiler.graphs.simplification import remove_dead_code
 from aottrain.errors import VerificationError
+from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     PRIMALS,
@@ -16,9 +18,7 @@ from aottrain.ir.graph import (
     JointGraph,
     OutputKind,
     PartitionedGraph,
-    ancestors,
     copy_meta,
-    descendants,
     is_size,
     is_tuple,
     storage_root,
@@ -79,7 +79,7 @@ def _forward_graph(
         new[node] = _placeholder(graph, node)
     for node in joint.graph.nodes:
         if node in needed and node.op == "call_function":
-            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node] = copy_into(graph, node, new.__getitem__)
     results = [None if node is None else new[node] for node in outputs]
     for node in residuals:
         if node in mutated:
@@ -123,7 +123,7 @@ def backward_graph(
                 continue
             if node.op != "call_function":
                 raise VerificationError(f"the backward needs {node.name}, which is neither saved nor recomputable")
-            new[node] = graph.node_copy(node, new.__getitem__)
+            new[node] = copy_into(graph, node, new.__getitem__)
             stack.pop()
 
     needed = ancestors([*(node for node in gradients if node is not None), *effects], stop=set(residuals))
@@ -155,14 +155,14 @@ def _scheduled(
             if node.op != "call_function" or not (is_size(node) or view_source(node) is not None or node in late):
                 raise VerificationError(f"the backward needs {node.name}, which is neither saved nor recomputable")
             sources = {source: read(source) for source in node.all_input_nodes}
-            new[node] = graph.node_copy(node, sources.__getitem__)
+            new[node] = copy_into(graph, node, sources.__getitem__)
             if not is_size(node) and view_source(node) is not None:
                 views.setdefault(storage_root(node), []).append(node)
         return new[node]
 
     for node in order:
         sources = {source: read(source) for source in node.all_input_nodes}
-        copy = graph.node_copy(node, sources.__getitem__)
+        copy = copy_into(graph, node, sources.__getitem__)
         items = [user for user in node.users if user.op == "call_function"] if is_tuple(node) else []
         for root in {node, *items} - saved:
             for view in views.pop(root, []):
@@ -170,7 +170,7 @@ def _scheduled(
         new[node] = copy
         for item in items:
             if item not in saved:
-                new[item] = graph.node_copy(item, lambda _, copy=copy: copy)  # type: ignore[misc]
+                new[item] = copy_into(graph, item, lambda _, copy=copy: copy)  # type: ignore[misc]
     for node in effects:
         read(node)
     graph.output([None if node is None else read(node) for node in gradients])

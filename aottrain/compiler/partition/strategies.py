@@ -15,6 +15,7 @@ from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effec
 from aottrain.compiler.partition.costs.kernel_cost import Fused
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
+from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     PRIMALS,
     InputKind,
@@ -22,9 +23,7 @@ from aottrain.ir.graph import (
     Mark,
     Marks,
     OutputKind,
-    ancestors,
     calls,
-    descendants,
     info,
     is_size,
     is_tuple,

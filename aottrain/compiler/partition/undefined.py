@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aottrain.compiler.graphs.rewriting import copy_into
 from aottrain.compiler.graphs.simplification import remove_dead_code
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
@@ -28,7 +29,7 @@ from aottrain.ir.graph import (
     spec_of,
     value_of,
 )
-from aottrain.ir.sizes import Size, SizeExpression
+from aottrain.ir.sizes.expressions import Size, SizeExpression
 
 aten = torch.ops.aten
 
@@ -112,12 +113,13 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
             if survivor and total and survivor.same_shape(total) and survivor.dtype == total.dtype:
                 kept = new[defined[0]]
                 assert kept is not None
-                if value_of(defined[0]).layout is not value_of(node).layout:  # a sparse part of a dense sum
+                # A gradient that is returned as it is has the layout and the strides that eager gives it.
+                returned = all(user.op == "output" for user in node.users)
+                if not returned and value_of(defined[0]).layout is not value_of(node).layout:
+                    # A sparse part of a dense sum: what follows was traced for a dense one.
                     kept = graph.call_function(aten._to_dense.default, (kept,))
                     copy_meta(node, kept)
                     return kept
-                # A gradient that is returned as it is has the strides that eager gives it.
-                returned = all(user.op == "output" for user in node.users)
                 return kept if returned or survivor.same_layout(total) else copied(graph, node, kept)
 
     waits = _packet(node) == "held_back"  # for those tangents that come
@@ -127,7 +129,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
             return None
         return _zeros(graph, source) if new[source] is None else new[source]
 
-    copy = graph.node_copy(node, value)
+    copy = copy_into(graph, node, value)
     if waits:
         held, tangents = copy.args
         copy.args = (held, [tangent for tangent in tangents if tangent is not None])  # type: ignore[union-attr]

@@ -20,7 +20,8 @@ from aottrain.ir.graph import JointGraph, calls, known_spec, marks_of, spec_of
 
 aten = torch.ops.aten
 
-# Fewer terms are as well added in the kernel that reads them.
+# Fewer terms are as well added in the kernel that reads them, unless they are all that there is, in equal parts: then
+# the kernel that makes them writes each to its place.
 _FEWEST = 3
 
 
@@ -41,13 +42,14 @@ def join_sums(joint: JointGraph) -> JointGraph:
 
 @dataclass(frozen=True)
 class _Part:
-    """A term that is `gradient` in [start, end) of a dimension, and zero elsewhere."""
+    """A term that is `gradient` in [start, end) of a dimension, or at each step there, and zero elsewhere."""
 
     term: fx.Node
     gradient: fx.Node
     dim: int
     start: int
     end: int
+    step: int = 1
 
 
 def _terms(node: fx.Node) -> list[fx.Node]:
@@ -63,7 +65,27 @@ def _terms(node: fx.Node) -> list[fx.Node]:
         else:
             terms.append(term)
     candidates = [term for term in terms if _part(term) is not None or _product(term) is not None]
-    return terms if len(candidates) >= _FEWEST else []
+    parts = [part for term in terms if len(term.users) == 1 and (part := _part(term)) is not None]
+    return terms if len(candidates) >= _FEWEST or any(map(_cover, _by_places(parts).values())) else []
+
+
+def _by_places(parts: Sequence[_Part]) -> dict[tuple[int, int], list[_Part]]:
+    """Those of one dimension and one step that do not overlap, in order."""
+    places: dict[tuple[int, int], list[_Part]] = {}
+    for part in sorted(parts, key=lambda part: (part.dim, part.step)):
+        places.setdefault((part.dim, part.step), []).append(part)
+    return {key: _disjoint(same) for key, same in places.items()}
+
+
+def _cover(parts: Sequence[_Part]) -> bool:
+    """Whether they are all of their dimension, in equal parts."""
+    if not parts:
+        return False
+    size, step, count = known_spec(parts[0].term).shape[parts[0].dim], parts[0].step, len(parts)
+    if step > 1:
+        whole = all(part.end - part.start == size - step + 1 for part in parts)
+        return whole and [part.start for part in parts] == list(range(step)) and size % step == 0
+    return {part.end - part.start for part in parts} == {size // count} and size % count == 0
 
 
 def _is_sum(node: fx.Node) -> bool:
@@ -94,9 +116,10 @@ def _join(root: fx.Node, terms: Sequence[fx.Node]) -> None:
     products = {term: product for term in terms if (product := _product(term)) is not None}
     with root.graph.inserting_before(root):
         joined: dict[fx.Node, fx.Node] = {}
-        for dim in sorted({part.dim for part in parts_of_tensors}):
-            parts = _disjoint([part for part in parts_of_tensors if part.dim == dim])
-            if len(parts) >= _FEWEST:
+        for (_, step), parts in _by_places(parts_of_tensors).items():
+            if step > 1 and _cover(parts):
+                joined |= dict.fromkeys((part.term for part in parts), _interleaved(root, parts))
+            elif step == 1 and (len(parts) >= _FEWEST or _cover(parts)):
                 joined |= dict.fromkeys((part.term for part in parts), _concatenated(root, parts))
         for transposed in (False, True):
             same = {term: product for term, (product, is_transpose) in products.items() if is_transpose is transposed}
@@ -137,15 +160,17 @@ def _part(term: fx.Node) -> _Part | None:
     begin = min(max(start + size if start < 0 else start, 0), size)
     if term.target is aten.select_backward.default:
         return _Part(term, gradient, dim, begin, begin + 1)
-    if rest[1] != 1:
-        return None
-    return _Part(term, gradient, dim, begin, begin + gradient_spec.shape[dim])
+    count, step = gradient_spec.shape[dim], rest[1]
+    return _Part(term, gradient, dim, begin, begin + max(step * (count - 1) + 1, 0), step)
 
 
 def _disjoint(parts: Sequence[_Part]) -> list[_Part]:
-    """In order of their places, without those that overlap one before."""
+    """In order of their places, without those that overlap one before. Of steps each start is another place."""
     disjoint: list[_Part] = []
     for part in sorted(parts, key=lambda part: (part.start, part.end)):
+        if part.step > 1:
+            disjoint += [part] if part.start not in [other.start for other in disjoint] else []
+            continue
         if part.end > part.start and (not disjoint or part.start >= disjoint[-1].end):
             disjoint.append(part)
     return disjoint
@@ -166,6 +191,12 @@ def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
             pieces.append(add_call(root, aten.unsqueeze.default, (part.gradient, dim)) if chosen else part.gradient)
             end = part.end
     return add_call(root, aten.cat.default, (pieces, dim))
+
+
+def _interleaved(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
+    """The parts that take turns along their dimension."""
+    stacked = add_call(root, aten.stack.default, ([part.gradient for part in parts], parts[0].dim + 1))
+    return add_call(root, aten.view.default, (stacked, list(known_spec(root).shape)))
 
 
 def _pays(products: Sequence[fx.Node]) -> bool:

@@ -12,19 +12,17 @@ from typing import Any
 import torch
 from torch import fx
 
-import aottrain.ops.losses  # noqa: F401  (the op)
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, known_spec, spec_of, value_of
+from aottrain.ops.losses import MEAN, NONE
 
 aten, own = torch.ops.aten, torch.ops.aottrain
-
-_NONE, _MEAN = 0, 1
 
 
 def split_losses(joint: JointGraph) -> JointGraph:
     """The same program; sums are rounded otherwise than eager's. The graph itself where it has no such loss: of rows of
-    fixed size, without weights."""
+    fixed size."""
     if not any(_is_split(node) for node in calls(joint.graph)):
         return joint
     graph = copy_graph(joint.graph)
@@ -37,33 +35,47 @@ def split_losses(joint: JointGraph) -> JointGraph:
 
 
 def _is_split(node: fx.Node) -> bool:
-    if node.target is not aten.nll_loss_forward.default or node.kwargs or node.args[2] is not None:
+    if node.target is not aten.nll_loss_forward.default or node.kwargs:
         return False
     specs = [spec_of(source) for source in node.all_input_nodes]
     plain = all(spec is not None and spec.symbolic is None and spec.numel > 0 for spec in specs)
     is_read = any(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
-    return plain and is_read and len(known_spec(node.args[0]).shape) == 2
+    weighs_bytes = node.args[2] is not None and known_spec(node.args[1]).dtype is torch.uint8
+    return plain and not weighs_bytes and is_read and len(known_spec(node.args[0]).shape) == 2
 
 
 def _split(node: fx.Node) -> None:
-    log_probabilities, target, _, reduction, ignore = node.args
+    log_probabilities, target, weight, reduction, ignore = node.args
     loss_type, total_type = (value.dtype for value in value_of(node))
     with node.graph.inserting_before(node):
         rows = add_call(node, own.nll_rows.default, (log_probabilities, target, ignore))
-        if reduction == _NONE:
+        shares = _shares(rows, target, weight, ignore)
+        if weight is not None:
+            rows = add_call(node, aten.mul.Tensor, (rows, shares))
+        if reduction == NONE:
             number = add_call(node, aten.full.default, ([], 0), dtype=total_type, device=known_spec(target).device)
             results = [rows, number]
         else:
-            wide = known_spec(rows).dtype
-            counted = _cast(add_call(node, aten.ne.Scalar, (target, ignore)), wide)
-            loss, number = (add_call(node, aten.sum.dim_IntList, (each, [0])) for each in (rows, counted))
-            results = [add_call(node, aten.div.Tensor, (loss, number)) if reduction == _MEAN else loss, number]
+            loss, number = (add_call(node, aten.sum.dim_IntList, (each, [0])) for each in (rows, shares))
+            results = [add_call(node, aten.div.Tensor, (loss, number)) if reduction == MEAN else loss, number]
         results = [_cast(each, dtype) for each, dtype in zip(results, (loss_type, total_type), strict=True)]
         for user in list(node.users):
             position: Any = user.args[1]
             result = laid_out_as(results[position], user)
             if result is not None:
                 user.replace_all_uses_with(result)
+
+
+def _shares(rows: fx.Node, target: Any, weight: Any, ignore: Any) -> fx.Node:
+    """What each row counts: 1 or its class's weight, 0 where it is ignored. In the losses' type."""
+    wide = known_spec(rows).dtype
+    counted = add_call(rows, aten.ne.Scalar, (target, ignore))
+    if weight is None:
+        return _cast(counted, wide)
+    picked = add_call(rows, aten.mul.Tensor, (target, counted))
+    share = _cast(add_call(rows, aten.index_select.default, (weight, 0, picked)), wide)
+    ignored = add_call(rows, aten.eq.Scalar, (target, ignore))
+    return add_call(rows, aten.masked_fill.Scalar, (share, ignored, 0))
 
 
 def _cast(value: fx.Node, dtype: torch.dtype) -> fx.Node:

@@ -6,20 +6,20 @@ from collections.abc import Callable, Sequence, Set
 
 from torch import fx
 
-from aottrain.compiler.lowering import Rule, rules_for
+from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.schedule.groups import start
+from aottrain.ir.analysis.unchanged import once
 from aottrain.ir.graph import calls, effects_of, info, may_raise, results
 from aottrain.ir.ops import OpKind
 
 
-def read_by(node: fx.Node, rules: Sequence[Rule] | None = None) -> Sequence[fx.Node]:
+@once
+def read_by(node: fx.Node) -> Sequence[fx.Node]:
     """The operands whose elements a call reads. Of some operands a kernel reads none: of a pool's input, of which its
     gradient has the shape; of log-probabilities where only the number of rows is wanted; of what a copy overwrites.
-
-    rules: of `rules_for`, where they are known. A call that no kernel does reads all its operands.
-    """
+    A call that no kernel does reads all its operands."""
     operands = node.all_input_nodes
-    rules = rules_for(node) if rules is None else rules
+    rules = rules_for(node)
     read = {operand.node for rule in rules for operand in rule.operands}
     if not rules or len(read) == len(operands) or start(0, node, rules) is None:
         return operands

@@ -11,43 +11,24 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-import torch
 from torch import fx
 
 from aottrain.compiler.lowering import Operand, Rule
-from aottrain.ir.graph import spec_of, storage_root, value_of
+from aottrain.compiler.lowering.rules import NEIGHBOURS
+from aottrain.compiler.schedule.layouts import Layout, layout_of, memory_order, result_nodes
 from aottrain.ir.kernels.affine import ZERO, Affine, Straddles, delinearize, offset_of, row_major
+from aottrain.ir.sizes.polynomials import UndecidedError, is_open, likely, same
 
 # Rows beyond this many elements are read again rather than held, so their reductions are not chained.
 LONGEST_HELD_ROW = 16384
+# Rows beyond this many elements are not added up for each sequence apart: what a thread adds up would leave its cache.
+LONGEST_SUMMED_ROW = 8192
+# Rows at least this long are also read in another order than memory's.
+_LEAST_ANYWHERE = 256
 # Buffers that one kernel may read and write, in registers or in memory: its text stays readable, its compilation quick.
 _MOST_BUFFERS = 192
 
 Index = tuple[Affine, ...]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a tensor lies, in elements from the start of the buffer that it is a view of."""
-
-    root: fx.Node
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    start: int
-
-
-def layout_of(node: fx.Node) -> Layout | None:
-    """None where the view has another type than its buffer, or begins before it."""
-    root = storage_root(node)
-    value, base = value_of(node), value_of(root)
-    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype is not base.dtype:
-        return None
-    if value.is_neg() or value.is_conj() or base.is_neg():
-        return None
-    start = int(value.storage_offset() - base.storage_offset())
-    if start < 0:
-        return None  # before the first element of the kernel's argument
-    return Layout(root, tuple(value.shape), value.stride(), start)
 
 
 @dataclass(frozen=True)
@@ -71,13 +52,17 @@ class Group:
     """The size of each loop, by its number."""
     inner: frozenset[int] | None = None
     """The loops of a row; None while no reduction has decided it."""
+    kept: frozenset[int] = frozenset()
+    """The loops over rows for each of which sums over the others are apart: they come first."""
     members: list[Member] = field(default_factory=list)
     values: dict[fx.Node, Affine] = field(default_factory=dict)
     """For each buffer that a member computes, where an iteration puts its element."""
     stages: dict[fx.Node, int] = field(default_factory=dict)
     """The stage of the member that computes each buffer."""
+    parts: dict[fx.Node, list[Affine]] = field(default_factory=dict)
+    """Of buffers that are written in parts, where an iteration puts an element of each."""
     columns: set[fx.Node] = field(default_factory=set)
-    """Buffers that are complete only when all rows are done."""
+    """Buffers that are complete only when all rows are done, and those that are written in parts."""
     reads: dict[fx.Node, list[Affine]] = field(default_factory=dict)
     """Positions at which members read other buffers."""
     next_loop: int = 0
@@ -100,11 +85,14 @@ class Group:
         self.loops = loops
         if self.inner is not None and loop in self.inner:
             self.inner = self.inner - {loop} | {first, second}
+        if loop in self.kept:
+            self.kept = self.kept - {loop} | {first, second}
 
         def change(position: Affine) -> Affine:
             return position.split(loop, first, second, inner_size)
 
         self.values = {node: change(position) for node, position in self.values.items()}
+        self.parts = {node: [change(position) for position in positions] for node, positions in self.parts.items()}
         self.reads = {node: [change(position) for position in positions] for node, positions in self.reads.items()}
         self.members = [
             Member(m.node, m.rule, tuple(change(position) for position in m.index), m.stage) for m in self.members
@@ -112,9 +100,9 @@ class Group:
 
     def copy(self) -> Group:
         """A group of its own that changes of this one leave as it is."""
-        reads = {node: list(positions) for node, positions in self.reads.items()}
-        state = dict(self.loops), self.inner, list(self.members), dict(self.values), dict(self.stages)
-        return Group(self.number, *state, set(self.columns), reads, self.next_loop, self.readers)
+        reads, parts = ({n: list(positions) for n, positions in each.items()} for each in (self.reads, self.parts))
+        state = dict(self.loops), self.inner, self.kept, list(self.members), dict(self.values), dict(self.stages)
+        return Group(self.number, *state, parts, set(self.columns), reads, self.next_loop, self.readers)
 
     def restore(self, before: Group) -> None:
         """Be again what `copy` has kept."""
@@ -137,30 +125,9 @@ class Placement:
     index: Index
     inner: frozenset[int] | None
     """The loops of a row from then on."""
+    kept: frozenset[int]
+    """As the group's, from then on."""
     stage: int
-
-
-def results_of(node: fx.Node) -> list[fx.Node | None]:
-    """The buffers of a call's results, in order: the node, or its items (None for one that nothing reads)."""
-    value = value_of(node)
-    if not isinstance(value, (tuple, list)):
-        return [node]
-    results: list[fx.Node | None] = [None] * len(value)
-    for user in node.users:
-        if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
-            results[user.args[1]] = user  # type: ignore[index]
-    return results
-
-
-def result_nodes(node: fx.Node, rule: Rule) -> list[fx.Node | None]:
-    """Those of the results that the rule gives: all but the ones that a mask leaves out."""
-    value = value_of(node)
-    results = results_of(node)
-    if not isinstance(value, (tuple, list)):
-        return results
-    if len(rule.outputs) == len(value):
-        return results
-    return [item for item, example in zip(results, value, strict=True) if example is not None]
 
 
 def place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
@@ -170,6 +137,8 @@ def place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
             return _place(group, node, rule)
         except Straddles as border:
             group.split(border.loop, border.inner)
+        except UndecidedError as error:
+            return str(error)
     return "its dimensions do not divide the group's loops"
 
 
@@ -180,7 +149,8 @@ def _place(group: Group, node: fx.Node, rule: Rule) -> Placement | str:
         if layout is None:
             return "an operand is a view in another type"
         if layout.root in group.columns:
-            return "it reads a sum over the group's rows"
+            kind = "a result in parts" if layout.root in group.parts else "a sum over the group's rows"
+            return f"it reads {kind}"
         if operand.at_hand and layout.root not in group.values and layout.root not in group.reads:
             return "a row would be read for one element"
         if layout.root in group.values and operand.free:
@@ -201,28 +171,50 @@ def _with_roles(group: Group, rule: Rule, index: Index, stage: int) -> Placement
     """Check the row's loops against what the rule reduces."""
     used = frozenset(loop for position in index for loop in position.loops)
     everything = frozenset(group.loops)
-    inner = group.inner
+    inner, apart = group.inner, group.kept
     if rule.reduced:
         row = frozenset(loop for d in rule.reduced for loop in index[d].loops)
         kept = frozenset(loop for d, position in enumerate(index) if d not in rule.reduced for loop in position.loops)
         if row & kept or used != everything or (inner is not None and inner != row):
             return "it reduces other dimensions than the group's rows"
         inner = row
-        if group.row_size(inner) > LONGEST_HELD_ROW and stage > 2:
+        if likely(group.row_size(inner)) > LONGEST_HELD_ROW and stage > 2:
             return "the rows are too long to hold between reductions"
     for output in rule.outputs:
         if output.column is None:
             continue
         kept = frozenset(loop for d in output.dims if d is not None for loop in index[d].loops)
         if kept:
-            if used != everything or (inner is not None and inner != kept):
+            inner, rows = _parts(group, inner, kept)
+            if used != everything or not inner or (rows and apart and rows != apart):
                 return "it reduces other dimensions than the group's rows"
-            inner = kept
+            apart = apart or rows
         elif used != everything:
             return "it reduces fewer elements than the group's"
     if used != everything and (inner is None or used != everything - inner):
         return "it has fewer iterations than the group"
-    return Placement(rule, index, inner, stage)
+    return Placement(rule, index, inner, apart, stage)
+
+
+def _parts(group: Group, inner: frozenset[int] | None, kept: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
+    """The loops that a sum over rows keeps, as those of the row and those over rows; nothing where that may not be.
+
+    Where no reduction has decided what a row is, it is what lies within all that is added up. Rows are long enough to
+    be added as vectors, and to be read one by one where the order of memory is another."""
+    order, reduced = list(group.loops), [i for i, loop in enumerate(group.loops) if loop not in kept]
+    if inner is None:
+        inner = frozenset(order[max(reduced, default=-1) + 1 :])
+    rows = kept - inner
+    if not inner or not inner <= kept:
+        return frozenset(), rows
+    if rows:
+        if is_open(*group.loops.values()):  # the text cuts rows at numbers
+            return frozenset(), rows
+        natural = max(order.index(loop) for loop in rows) < min(reduced, default=0)
+        least = NEIGHBOURS if natural else _LEAST_ANYWHERE
+        if not reduced or not least <= group.row_size(inner) <= LONGEST_SUMMED_ROW:
+            return frozenset(), rows
+    return inner, rows
 
 
 def _position(operand: Operand, layout: Layout, index: Index) -> Affine:
@@ -259,7 +251,7 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
         return None
     index = tuple(position for position in partial if position is not None)
     covered = math.prod(group.loops[loop] for loop in {loop for position in index for loop in position.loops})
-    return index if covered == math.prod(rule.shape) else None
+    return index if same(covered, math.prod(rule.shape)) else None
 
 
 def _fill(partial: list[Affine | None], operand: Operand, layout: Layout, position: Affine, group: Group) -> bool:
@@ -282,9 +274,9 @@ def _fill_rest(partial: list[Affine | None], node: fx.Node, rule: Rule, group: G
     open_dims = [d for d, position in enumerate(partial) if position is None]
     missing = math.prod(rule.shape[d] for d in open_dims)
     left = [(loop, size) for loop, size in group.loops.items() if loop not in used]
-    if math.prod(size for _, size in left) != missing:
+    if not same(math.prod(size for _, size in left), missing):
         outer = [(loop, size) for loop, size in left if loop in group.outer]
-        if group.inner is None or math.prod(size for _, size in outer) != missing:
+        if group.inner is None or not same(math.prod(size for _, size in outer), missing):
             return False
         left = outer
     ordered = [d for d in memory_order(node, rule) if d in open_dims]
@@ -302,28 +294,9 @@ def _fill_rest(partial: list[Affine | None], node: fx.Node, rule: Rule, group: G
     return True
 
 
-def memory_order(node: fx.Node, rule: Rule) -> list[int]:
-    """The domain's dimensions, the one with the largest steps in memory first: as in the largest tensor it touches."""
-    best: tuple[int, Sequence[int | None], Sequence[int]] | None = None
-    for item, output in zip(result_nodes(node, rule), rule.outputs, strict=True):
-        spec = spec_of(item) if item is not None else None
-        if spec is not None and output.column is None and (best is None or spec.numel > best[0]):
-            best = spec.numel, output.dims, spec.stride
-    for operand in rule.operands:
-        spec = spec_of(operand.node)
-        if not operand.free and spec is not None and (best is None or spec.numel > best[0]):
-            best = spec.numel, operand.dims, spec.stride
-    steps = [0] * len(rule.shape)
-    if best is not None:
-        for d, stride in zip(best[1], best[2], strict=True):
-            if d is not None:
-                steps[d] = stride
-    return sorted(range(len(rule.shape)), key=lambda d: (-steps[d], d))
-
-
 def join(group: Group, node: fx.Node, placed: Placement) -> None:
     """Add a call that fits."""
-    group.inner = placed.inner
+    group.inner, group.kept = placed.inner, placed.kept
     rule, index = placed.rule, placed.index
     group.members.append(Member(node, rule, index, placed.stage))
     for operand in rule.operands:
@@ -340,9 +313,11 @@ def join(group: Group, node: fx.Node, placed: Placement) -> None:
         layout = layout_of(item)
         assert layout is not None
         dims = [ZERO if d is None else index[d] for d in output.dims]
-        group.values[item] = offset_of(dims, layout.stride)
+        group.values[item] = offset_of(dims, layout.stride, output.start or 0)
         group.stages[item] = placed.stage
-        if output.column is not None:
+        if output.start is not None:
+            group.parts.setdefault(item, []).append(group.values[item])
+        if output.column is not None or output.start is not None:
             group.columns.add(item)
 
 
@@ -352,6 +327,13 @@ def too_large(group: Group) -> bool:
 
 def start(number: int, node: fx.Node, rules: Sequence[Rule]) -> Group | None:
     """A group of one call. A reduction over leading dimensions in memory sums columns, another one rows."""
+    try:
+        return _start(number, node, rules)
+    except UndecidedError:
+        return None
+
+
+def _start(number: int, node: fx.Node, rules: Sequence[Rule]) -> Group | None:
     for rule in preferred(node, rules):
         group = Group(number)
         for d in memory_order(node, rule):
@@ -375,5 +357,6 @@ def preferred(node: fx.Node, rules: Sequence[Rule]) -> list[Rule]:
     order = memory_order(node, rules[0])
     reduced = [order.index(d) for d in rules[0].reduced if rules[0].shape[d] > 1]
     kept = [order.index(d) for d in range(len(order)) if d not in rules[0].reduced and rules[0].shape[d] > 1]
-    leading = bool(reduced) and (max(reduced) < min(kept) if kept else math.prod(rules[0].shape) > LONGEST_HELD_ROW)
+    size = likely(math.prod(rules[0].shape))
+    leading = bool(reduced) and (max(reduced) < min(kept) if kept else size > LONGEST_HELD_ROW)
     return sorted(rules, key=lambda rule: rule.columns != leading)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
-from aottrain.ir.liveness import last_uses
 from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, apart, touched_by
 
 # Library calls whose results are memory of their own, whatever their operands are.

@@ -18,11 +18,12 @@ from torch import fx
 from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
 from aottrain.compiler.lowering.rules import Values
 from aottrain.compiler.schedule.demand import needed, read_by
-from aottrain.compiler.schedule.groups import layout_of
+from aottrain.compiler.schedule.layouts import layout_of
 from aottrain.ir.graph import calls, info, known_spec, results, spec_of, storage_bytes, storage_root
 from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.ir.ops import OpKind
+from aottrain.ir.sizes.polynomials import UndecidedError, likely
 
 # What is done again for each reader, and, in a concatenation, also where another part is taken.
 _CHEAP = frozenset({"add", "sub", "mul", "div", "fma", "neg", "abs", "sign", "max", "min", "sqrt", "rsqrt", "where",
@@ -93,7 +94,7 @@ def inline(graph: fx.Graph) -> Inlining:
         given = rules_for(node)
         made = finder.made_by(node, given[0].operands) if given else {}
         if made and (len(made) < len({o.node for o in given[0].operands}) or _leaves(made.values())):
-            rules[node] = tuple(_with_made(rule, made) for rule in given)
+            rules[node] = tuple(_with_made(rule, made) for rule in given if not rule.in_parts)
     return _without_unread(graph, rules)
 
 
@@ -151,7 +152,10 @@ class _Finder:
     def made_by(self, reader: fx.Node, operands: Sequence[Operand]) -> dict[fx.Node, _Made]:
         """Those of a call's operands that it better computes than reads: all that it can, or each that by itself moves
         less memory so."""
-        made = {o.node: m for o in operands if (m := self._made(reader, o)) is not None}
+        try:
+            made = {o.node: m for o in operands if (m := self._made(reader, o)) is not None}
+        except UndecidedError:
+            return {}
         kept = [operand for operand in operands if operand.free and operand.node not in made]
         if _reads_too_much(made, kept):
             made = {node: one for node, one in made.items() if not _reads_too_much({node: one}, [])}
@@ -241,7 +245,7 @@ def _cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
 def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand]) -> bool:
     """Whether a call moves more memory than if the values were stored. kept: what it reads in either case."""
     leaves = [operand for operand in _leaves(made.values()) if operand.free]
-    stored = sum(known_spec(node).nbytes for node, one in made.items() if one.parts)
+    stored = sum(likely(known_spec(node).nbytes) for node, one in made.items() if one.parts)
     return _read_bytes([*leaves, *kept]) > _MOST_READ * stored + _read_bytes(kept)
 
 
@@ -251,7 +255,7 @@ def _read_bytes(operands: Iterable[Operand]) -> int:
     for node in dict.fromkeys(operand.node for operand in operands):
         spec, source = known_spec(node), storage_root(node)
         sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step]
-        read[source] = read.get(source, 0) + math.prod(sizes) * spec.dtype.itemsize
+        read[source] = read.get(source, 0) + likely(math.prod(sizes)) * spec.dtype.itemsize
     return sum(min(size, storage_bytes(source)) for source, size in read.items())
 
 

@@ -8,9 +8,11 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.compiler.lowering import Builder
+from aottrain.compiler.schedule.alike import once_for_alike, sources_of
 from aottrain.compiler.schedule.demand import is_read
-from aottrain.compiler.schedule.groups import Group, Member, layout_of, result_nodes, results_of
-from aottrain.ir.graph import info, may_raise, source_of, spec_of, value_of
+from aottrain.compiler.schedule.groups import Group, Member
+from aottrain.compiler.schedule.layouts import layout_of, result_nodes, results_of
+from aottrain.ir.graph import may_raise, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of
 from aottrain.ir.kernels.kernel import (
     Address,
@@ -28,6 +30,7 @@ from aottrain.ir.kernels.kernel import (
     verify_kernel,
 )
 from aottrain.ir.schedule import KernelCall
+from aottrain.ir.sizes.polynomials import is_open, likely, same
 
 # Of the rows that a long loop is cut into: they stay in the nearest cache.
 _LONGEST_ROW = 4096
@@ -49,7 +52,12 @@ class _Buffers:
 
 def lower(group: Group, name: str = "kernel") -> KernelCall:
     """The group as one loop nest. What nothing outside the group reads never leaves the kernel's registers."""
-    builder, buffers, escapes = Builder(), _Buffers(), _escaping(group)
+    escapes = _escaping(group)
+    return once_for_alike(lambda: _lowered(group, name, escapes), group, name, escapes)
+
+
+def _lowered(group: Group, name: str, escapes: set[fx.Node]) -> KernelCall:
+    builder, buffers = Builder(), _Buffers()
 
     def resolve(node: fx.Node, index: Sequence[Affine]) -> tuple[int, Affine]:
         layout = layout_of(node)
@@ -71,7 +79,8 @@ def lower(group: Group, name: str = "kernel") -> KernelCall:
             if item not in escapes:
                 continue
             if member.rule.outputs[k].column is None:
-                stores.append((item, group.values[item], value))
+                position = group.parts[item][k] if member.rule.in_parts else group.values[item]
+                stores.append((item, position, value))
             else:
                 columns.append((item, member, k, value))
     written = [item for item, _, _ in stores] + [item for item, *_ in columns]
@@ -85,7 +94,7 @@ def lower(group: Group, name: str = "kernel") -> KernelCall:
         body=tuple(builder.body),
         stores=tuple(Store(buffers.number(item), Address(position), value) for item, position, value in stores),
         columns=tuple(_column(group, buffers.number(item), item, m, k, value) for item, m, k, value in columns),
-        sources=tuple(f"{m.node.name} = {info(m.node).name}{_line(m.node)}" for m in group.members),
+        sources=sources_of(group),
     )
     kernel = _without_dead(kernel)
     kernel = _ordered(kernel, group)
@@ -116,11 +125,6 @@ def _escaping(group: Group) -> set[fx.Node]:
 def _is_read(item: fx.Node, group: Group, apart_from: set[fx.Node]) -> bool:
     known = group.readers.get(item)
     return is_read(item, apart_from) if known is None else bool(known - apart_from)
-
-
-def _line(node: fx.Node) -> str:
-    source = source_of(node)
-    return f"  {source}" if source else ""
 
 
 def _operand(
@@ -201,7 +205,8 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
         order = sorted(loops, key=lambda loop: (-weights[loop], loop))
         outer_order, inner_order = order, []
     else:
-        outer_order = sorted((loop for loop in loops if loop not in inner), key=lambda loop: (-weights[loop], loop))
+        outer = [loop for loop in loops if loop not in inner]
+        outer_order = sorted(outer, key=lambda loop: (loop not in group.kept, -weights[loop], loop))
         inner_order = sorted(inner, key=lambda loop: (-weights[loop], loop))
     affines = list(dict.fromkeys(_affines(kernel)))
     outer_order, merged_into = _merge(outer_order, loops, affines, {})
@@ -236,15 +241,21 @@ def _ordered(kernel: KernelIR, group: Group) -> KernelIR:
         num_outer=len(outer_order),
         body=tuple(changed(instruction) for instruction in kernel.body),
         stores=tuple(replace(s, address=replace(s.address, offset=change(s.address.offset))) for s in kernel.stores),
-        columns=tuple(replace(c, address=replace(c.address, offset=change(c.address.offset))) for c in kernel.columns),
+        columns=tuple(_placed(column, change(column.address.offset), len(outer_order)) for column in kernel.columns),
     )
+
+
+def _placed(column: Column, offset: Affine, num_outer: int) -> Column:
+    """At its place in the ordered loops, of which those that it keeps come first."""
+    kept = sum(loop < num_outer for loop in offset.loops)
+    return replace(column, address=replace(column.address, offset=offset), kept=kept)
 
 
 def _row_of(kernel: KernelIR, size: int) -> int | None:
     """The length of the rows that one long loop is cut into, where that pays: threads share the rows of a sum over
     everything, and a row of draws is made at once."""
     draws = any(isinstance(i, Compute) and i.op == "philox" for i in kernel.body)
-    if size <= _LONGEST_ROW or not (draws or kernel.columns):
+    if is_open(size) or size <= _LONGEST_ROW or not (draws or kernel.columns):
         return None
     return next((row for row in range(_LONGEST_ROW, _LONGEST_ROW // 16, -1) if size % row == 0), None)
 
@@ -257,7 +268,7 @@ def _steps(kernel: KernelIR, loops: dict[int, int]) -> dict[int, int]:
     strides: dict[int, int] = {}
     for position in sorted(affines, key=lambda position: -len(position.terms)):
         for loop, c in position.terms:
-            strides.setdefault(loop, abs(c))
+            strides.setdefault(loop, abs(likely(c)))
     return {loop: strides.get(loop, 0) for loop in loops}
 
 
@@ -269,7 +280,7 @@ def _merge(
     for loop in order:
         while merged:
             before = merged[-1]
-            if any(p.coefficient(before) != p.coefficient(loop) * loops[loop] for p in affines):
+            if not all(same(p.coefficient(before), p.coefficient(loop) * loops[loop]) for p in affines):
                 break
             loops[loop] *= loops[before]
             merged_into[before] = loop
@@ -294,7 +305,7 @@ def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
     spec, value = spec_of(node), value_of(node)
     assert spec is not None
     own = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
-    if written or node.op != "placeholder":
+    if written or node.op != "placeholder" or spec.symbolic is not None:
         return own
     room = spec.storage_bytes // spec.dtype.itemsize - int(value.storage_offset())
     loads = [i for i in kernel.body if isinstance(i, Load) and i.buffer == buffer]

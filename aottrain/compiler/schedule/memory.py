@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.errors import VerificationError
+from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.graph import results, spec_of
 from aottrain.ir.kernels.alignment import aligned
-from aottrain.ir.liveness import last_uses
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, apart, scratch_of, touched_by
 
 _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing

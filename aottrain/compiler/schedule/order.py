@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import producer_of
+from aottrain.compiler.schedule.alike import sharing
 from aottrain.compiler.schedule.attention import choose_attentions
 from aottrain.compiler.schedule.fusion import Fusion, fuse
 from aottrain.compiler.schedule.groups import Group
@@ -12,12 +13,15 @@ from aottrain.compiler.schedule.in_place import written_in_place
 from aottrain.compiler.schedule.kernels import lower
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions
 from aottrain.errors import VerificationError
+from aottrain.ir.analysis.unchanged import unchanged
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
 from aottrain.ir.ops import OpKind
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.ir.verify import verify_schedule
 
 
+@sharing()
+@unchanged()
 def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule:
     """Program order, but that each kernel waits for the first reader of one of its results outside it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from torch import fx
 from aottrain.ir.graph import calls, spec_of
 from aottrain.ir.schedule import copied_bytes
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, SOURCES, Decision
+from aottrain.ir.sizes.polynomials import open_sizes
 from aottrain.ops.convolutions import can_convolve_into
 from aottrain.ops.products import choose_library
 
 aten = torch.ops.aten
 
+_PRODUCTS = (aten.mm.default, aten.addmm.default)
 # A smaller product is over before a library's choice matters.
 _SMALLEST_FLOPS = 1 << 20
 # Below so many terms of a sum, the copies that a transposed product needs take longer than what it saves.
@@ -26,8 +29,13 @@ def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tup
 
     may_copy: also where it needs memory for a copy of an operand.
     """
+    candidates = [node for node in calls(graph) if node.target in _PRODUCTS and _has_elements(node)]
+    with open_sizes(None):  # right at any size, and chosen by those that were traced
+        return _chosen([node for node in candidates if _is_plain(node)], may_copy)
+
+
+def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tuple[str, str]]:
     choices: dict[fx.Node, tuple[str, str]] = {}
-    candidates = [node for node in calls(graph) if _is_plain(node)]
     if not candidates:
         return choices
     decision = choose_library()
@@ -51,12 +59,15 @@ def _reason(decision: Decision) -> str:
     return f"oneDNN multiplies {speed:.2f} times as fast as aten.mm, {SOURCES[decision.source]}"
 
 
+def _has_elements(node: fx.Node) -> bool:
+    specs = [spec_of(source) for source in node.args if isinstance(source, fx.Node)]
+    return all(spec is not None and spec.is_known and all(size > 0 for size in spec.shape) for spec in specs)
+
+
 def _is_plain(node: fx.Node) -> bool:
-    """A float32 product of fixed size on a CPU, into a contiguous result; of addmm the form with a bias per column."""
-    if node.target not in (aten.mm.default, aten.addmm.default):
-        return False
+    """A float32 product on a CPU, into a contiguous result; of addmm the form with a bias per column."""
     own = spec_of(node)
-    if own is None or own.dtype is not torch.float32 or own.device.type != "cpu" or own.symbolic is not None:
+    if own is None or own.dtype is not torch.float32 or own.device.type != "cpu":
         return False
     rows, columns = own.shape
     operands = [spec_of(source) for source in node.args if isinstance(source, fx.Node)]

@@ -14,7 +14,7 @@ from aottrain.errors import ConfigError
 BETWEEN = b"\n\n"  # documents, as files of a folder
 
 
-def of_json_lines(content: bytes, file: Path, key: str) -> bytes:
+def of_json_lines(content: bytes, file: Path, key: str) -> list[bytes]:
     """The texts under `key` of a file that has one JSON object a line; empty lines are passed over. ConfigError names
     the first line that is something else."""
     texts = []
@@ -28,7 +28,7 @@ def of_json_lines(content: bytes, file: Path, key: str) -> bytes:
         if not isinstance(entry, dict):
             raise ConfigError(f"data.path={file}: line {number:,} is no JSON object: {type(entry).__name__}")
         texts.append(_text_of(entry.get(key), f"data.path={file}: line {number:,}", key, entry))
-    return BETWEEN.join(text for text in texts if text)
+    return [text for text in texts if text]
 
 
 def _text_of(value: Any, where: str, key: str, names: Iterable[str]) -> bytes:
@@ -44,7 +44,7 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
 
 
-def of_table(path: Path, key: str) -> bytes:
+def of_table(path: Path, key: str) -> list[bytes]:
     """The texts in the column `key` of a .parquet file, or of the folder of a saved dataset (its split `train` where it
     has several). ConfigError: it cannot be read, or has no such column of text."""
     try:
@@ -66,7 +66,7 @@ def of_table(path: Path, key: str) -> bytes:
     texts = (
         _text_of(value, f"data.path={path}: row {number:,}", key, columns) for number, value in enumerate(values, 1)
     )
-    return BETWEEN.join(text for text in texts if text)
+    return [text for text in texts if text]
 
 
 def _saved(folder: Path) -> list[Any]:

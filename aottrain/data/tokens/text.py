@@ -17,6 +17,7 @@ from aottrain.config.choices import BPE
 from aottrain.data.batches import Source
 from aottrain.data.order import Numbers
 from aottrain.data.tokens.documents import BETWEEN, is_saved_dataset, of_json_lines, of_table
+from aottrain.data.tokens.packing import packed_source
 from aottrain.data.tokens.tokenizer import Bytes, Tokenizer, cut_at_character, encoded, read_tokenizer, trained_bpe
 from aottrain.data.tokens.windows import Windows, check_lengths, strides
 from aottrain.errors import ConfigError
@@ -27,9 +28,13 @@ MAX_WARNINGS = 3  # about single files
 
 def builtin_text() -> bytes:
     """The topics of `pydoc`, in the order of their names: the same bytes for one Python version."""
+    return BETWEEN.join(_builtin_documents())
+
+
+def _builtin_documents() -> list[bytes]:
     from pydoc_data.topics import topics
 
-    return "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    return [topics[name].encode() for name in sorted(topics)]
 
 
 def read_text(path: str, key: str = "text") -> bytes:
@@ -43,6 +48,11 @@ def read_text(path: str, key: str = "text") -> bytes:
 
 def read_files(path: str, key: str = "text") -> dict[Path, bytes]:
     """What each of the files holds. ConfigError: see `read_text`."""
+    return {file: BETWEEN.join(documents) for file, documents in read_documents(path, key).items()}
+
+
+def read_documents(path: str, key: str = "text") -> dict[Path, list[bytes]]:
+    """The documents of each of the files: entries, or the file itself. ConfigError: see `read_text`."""
     root = Path(path).expanduser()
     try:
         if not root.exists():
@@ -50,16 +60,16 @@ def read_files(path: str, key: str = "text") -> dict[Path, bytes]:
         files = list(_text_files(root)) if root.is_dir() and not is_saved_dataset(root) else [root]
         if not files:
             raise ConfigError(f"data.path={path}: the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}")
-        return {file: _content(file, key) for file in files}
+        return {file: _documents(file, key) for file in files}
     except OSError as error:
         raise ConfigError(f"data.path={error.filename or path}: cannot be read: {error.strerror or error}") from error
 
 
-def _content(file: Path, key: str) -> bytes:
+def _documents(file: Path, key: str) -> list[bytes]:
     if file.is_dir() or file.suffix.lower() == ".parquet":
         return of_table(file, key)
     content = file.read_bytes()
-    return of_json_lines(content, file, key) if file.suffix.lower() == ".jsonl" else content
+    return of_json_lines(content, file, key) if file.suffix.lower() == ".jsonl" else [content]
 
 
 def joined(files: Mapping[Path, bytes], path: str) -> bytes:
@@ -110,16 +120,24 @@ def load_text(
     order: str = "random",
     tokenizer: str | None = None,
     key: str = "text",
+    packing: bool = False,
 ) -> Source:
     """Read, check and cut the text: the last `held_out` fraction is never trained on, by a tokenizer neither.
 
     tokenizer: None (each byte is a token), "bpe" (learned from the part that is trained on), or the path of a
-    tokenizer.json. key: see `read_text`. ConfigError: see there; and where a part is shorter than one example (context
-    + 1 tokens) or a token is none of the model's (checked here, because an embedding would fail late, or on a GPU
-    without saying where).
+    tokenizer.json. key: see `read_text`. packing: whole documents share rows, see `packing.py`. ConfigError: see there;
+    and where a part is shorter than one example (context + 1 tokens) or a token is none of the model's (checked here,
+    because an embedding would fail late, or on a GPU without saying where).
     """
     source = path if path is not None else "the built-in text"
-    files = {} if path is None else read_files(path, key)
+    within = {} if path is None else read_documents(path, key)
+    files = {file: BETWEEN.join(documents) for file, documents in within.items()}
+    if packing:
+        if path is not None:
+            joined(files, path)
+        documents = _builtin_documents() if path is None else [one for each in within.values() for one in each if one]
+        notes = () if path is None else notes_on(files, path)
+        return packed_source(documents, source, notes, held_out, context, vocab_size, tokenizer)
     text = builtin_text() if path is None else joined(files, path)
     cut = len(text) - int(len(text) * held_out)
     codec: Bytes | Tokenizer = Bytes()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aottrain.config.choices import BPE
+from aottrain.config.choices import BPE, TOKENIZERS
 from aottrain.data.order import Numbers
 from aottrain.data.tokens.documents import imported
 from aottrain.errors import ConfigError
@@ -59,7 +59,8 @@ def read_tokenizer(path: str, vocab_size: int) -> Any:
     model."""
     library = imported("tokenizers", f"data.tokenizer={path}")
     if not Path(path).is_file():
-        raise ConfigError(f"data.tokenizer={path}: there is no such file; allowed: {BPE}, null, or a tokenizer.json")
+        allowed = f"{', '.join(TOKENIZERS)}, null, or a tokenizer.json"
+        raise ConfigError(f"data.tokenizer={path}: there is no such file; allowed: {allowed}")
     try:
         tokenizer = library.Tokenizer.from_file(path)
     except Exception as error:  # the library raises a plain Exception
@@ -99,6 +100,13 @@ def encoded(tokenizer: Any, text: bytes, source: str) -> Numbers:
     encodings = tokenizer.encode_batch_fast(list(_pieces(text, source)), add_special_tokens=False)
     arrays = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
     return np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.uint32)
+
+
+def encoded_each(tokenizer: Any, texts: Sequence[bytes], source: str) -> list[Numbers]:
+    """The tokens of each text, uint32 of (num_tokens,). ConfigError: one is not UTF-8."""
+    whole = ["".join(_pieces(text, source)) for text in texts]
+    encodings = tokenizer.encode_batch_fast(whole, add_special_tokens=False)
+    return [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
 
 def cut_at_character(text: bytes, place: int) -> int:

@@ -4,7 +4,7 @@ A kernel iterates over outer loops (rows: independent, run in parallel) and inne
 of instructions in single-assignment form; a value is a number, its position in the body. A value lives at a level:
 it is one number per kernel (CONSTANT), per row (ROW) or per element (ELEMENT). Reductions over a row turn elements into
 a row's value that later instructions of the same row may read: a softmax or a norm is one kernel. Reductions over the
-rows (`Column`) have no reader in the kernel: they are stored when all rows are done.
+rows (`Column`) have no reader in the kernel: they are stored when all rows are done, or all of a sequence, an image.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from aottrain.errors import VerificationError
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.alignment import aligned
+from aottrain.ir.shown import Shown
 
 
 class Level(IntEnum):
@@ -95,7 +96,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Column:
-    """Reduce `value` over all rows, and store the result at an address in the inner loops."""
+    """Reduce `value` over rows, and store the result at an address in the inner loops and those that are kept."""
 
     op: str  # sum | max | min | prod
     buffer: int
@@ -106,6 +107,9 @@ class Column:
     """Reduce over the inner loops, too: the result is one number."""
     divisor: int = 1
     """What the result is divided by in the end, for means."""
+    kept: int = 0
+    """How many of the first loops have a result for each of their iterations, as the sequences of a batch. They are
+    outer ones; the rows of one iteration follow each other."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class KernelIR:
+class KernelIR(Shown):
     """One fused loop nest."""
 
     name: str
@@ -247,7 +251,8 @@ def verify_kernel(kernel: KernelIR) -> None:
                 f"{reader} reaches {low}..{high} of the {kernel.parameters[buffer].span} elements of parameter {buffer}"
             )
     for column in kernel.columns:
-        if not column.whole and affine_level(column.address.offset, kernel.num_outer) is Level.ROW:
+        rows = [loop for loop in column.address.offset.loops if loop < kernel.num_outer]
+        if not column.whole and (rows != list(range(column.kept)) or rows == list(column.address.offset.loops) != []):
             fail("a reduction over rows is stored at an address that depends on the row")
     for store in kernel.stores:
         many = value_levels[store.value] is Level.ELEMENT or kernel.num_rows > 1
@@ -344,6 +349,7 @@ def _text(kernel: KernelIR) -> Iterator[str]:
         yield f"  {names[store.buffer]}[{store.address}] = v{store.value}"
     for column in kernel.columns:
         over = "all" if column.whole else "rows"
+        over += f" of each i{', i'.join(map(str, range(column.kept)))}" if column.kept else ""
         yield f"  {names[column.buffer]}[{column.address}] = {column.op} over {over} of v{column.value}"
 
 
@@ -366,7 +372,17 @@ def _dtype(dtype: torch.dtype) -> str:
 
 def scratch_bytes(kernel: KernelIR) -> int:
     """Memory that one run needs for partial sums, for each thread."""
-    return sum(2 * partial_bytes(kernel, column) for column in kernel.columns)
+    return sum(column_bytes(kernel, column) for column in kernel.columns)
+
+
+def column_bytes(kernel: KernelIR, column: Column) -> int:
+    """Of a thread's results: its own, that of a block of rows and, where rows are kept apart, of what another began."""
+    return (3 if column.kept else 2) * partial_bytes(kernel, column)
+
+
+def rows_of_one(kernel: KernelIR, column: Column) -> int:
+    """The rows that a result is of."""
+    return math.prod(kernel.ranges[column.kept : kernel.num_outer])
 
 
 def partial_bytes(kernel: KernelIR, column: Column) -> int:

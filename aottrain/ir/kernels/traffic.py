@@ -1,4 +1,7 @@
-"""The memory traffic of a kernel if each element that it touches moves once; twice where it is read and written."""
+"""The memory traffic of a kernel if each element that it touches moves once; twice where it is read and written.
+
+Sizes that each call has its own of count as in the call that was traced.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from aottrain.ir.kernels.kernel import Address, KernelIR, Load, Position, Reduce, operands
+from aottrain.ir.sizes.polynomials import likely
 
 
 def moved_bytes(kernel: KernelIR) -> int:
@@ -22,12 +26,12 @@ def _touched_bytes(kernel: KernelIR, accesses: Sequence[tuple[int, Address]]) ->
     depends = _loops_of_values(kernel)
     touched = [0] * len(kernel.parameters)
     for buffer, address in dict.fromkeys(accesses):
-        looked_up = math.prod(size for _, _, size in address.indirect)
+        looked_up = math.prod(likely(size) for _, _, size in address.indirect)
         loops = frozenset(address.offset.loops)
         everything = loops.union(*(depends[value] for value, _, _ in address.indirect))
-        iterations, steps = (math.prod(kernel.ranges[loop] for loop in each) for each in (everything, loops))
+        iterations, steps = (math.prod(likely(kernel.ranges[loop]) for loop in each) for each in (everything, loops))
         touched[buffer] += min(looked_up * steps, iterations)
-    return sum(min(n, p.span) * p.dtype.itemsize for n, p in zip(touched, kernel.parameters, strict=True))
+    return sum(min(n, likely(p.span)) * p.dtype.itemsize for n, p in zip(touched, kernel.parameters, strict=True))
 
 
 def _loops_of_values(kernel: KernelIR) -> list[frozenset[int]]:

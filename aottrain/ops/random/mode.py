@@ -174,7 +174,8 @@ def _native_dropout(mode: PhiloxMode, self: Tensor, p: float, train: bool | None
     check_number(0 <= p <= 1, f"dropout probability has to be between 0 and 1, but got {p}")
     if train is False or p == 0.0:
         return self.clone(), torch.ones_like(self, dtype=torch.bool)
-    mask = mode.uniform(self.shape, torch.float32, self.device) < 1.0 - p
+    # In the type that `bernoulli_` has, which eager calls on a CPU and a trace with symbolic sizes does not.
+    mask = mode.uniform(self.shape, _real_type(self.dtype), self.device) < 1.0 - p
     return self * mask * (0.0 if p == 1.0 else 1.0 / (1.0 - p)), mask
 
 

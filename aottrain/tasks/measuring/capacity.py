@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import Any
 
 import torch
+from torch import nn
 
 from aottrain.config.run import RunConfig
-from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError
+from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError, allocator_text, is_out_of_memory
 from aottrain.ir.units import format_bytes
 from aottrain.measure.calls import free_bytes
 from aottrain.metrics.memory import total_bytes
 from aottrain.trainer.optim import optimizer_state_bytes
 
-# How allocators say that they have no more; CUDA's has a class of its own.
-_ALLOCATOR = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
 
-
-def check_weights(recipe: ModuleType, options: Any, config: RunConfig, device: torch.device) -> None:
+def check_weights(build: Callable[[], nn.Module], config: RunConfig, device: torch.device) -> None:
     """CapacityError where weights, their gradients and the optimizer's state alone are more than there is.
 
     Before the model is built: a system that gives out memory which it has not got ends the process later, unasked.
     """
     try:
         with torch.device("meta"):
-            model = recipe.build(options)
+            model = build()
         parameters = list(model.parameters())
     except Exception:  # a model may need real numbers to be built: then what it needs is seen when it is
         return
     needed = sum(tensor.numel() * tensor.element_size() for tensor in (*parameters, *model.buffers()))
-    needed += sum(tensor.numel() * tensor.element_size() for tensor in parameters if tensor.requires_grad)
+    trained = sum(tensor.numel() * tensor.element_size() for tensor in parameters if tensor.requires_grad)
+    needed += trained if config.trainer.ema is None else 2 * trained
     needed += optimizer_state_bytes(model, config.optimizer)
     _refuse_beyond(total_bytes(device), needed, device, "weights, gradients and optimizer state take")
 
@@ -60,10 +57,7 @@ def allocator_errors(doing: list[str]) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(
-            text in str(error) for text in _ALLOCATOR
-        ):
+        if not is_out_of_memory(error):
             raise
-        lines = str(error).strip().splitlines() or ["no memory"]
-        text = next((line for line in lines if any(part in line for part in _ALLOCATOR)), lines[0])
-        raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text[-160:]}; {SMALLER}") from error
+        text = allocator_text(error)
+        raise OutOfMemoryError(f"memory ran out while {doing[-1]}: {text}; {SMALLER}") from error

@@ -23,14 +23,15 @@ from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary
 from aottrain.report import html
-from aottrain.tasks.build import build_job
+from aottrain.tasks.building.build import build_job
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
 from aottrain.tasks.measuring.worker import CONFIG_FILE, LOG_FILE, dump, end, end_with_parent, last_words, load
 from aottrain.tasks.summary import compile_figures, first_summary, report_figures
 from aottrain.trainer.job import Job
-from aottrain.trainer.loop import prepare, schedule_steps, start_streams, take_step
+from aottrain.trainer.loop import take_step
 from aottrain.trainer.meters import History, StepMeter
 from aottrain.trainer.optim import learning_rate, set_learning_rate
+from aottrain.trainer.preparing import prepare, schedule_steps, start_streams
 
 
 class RunError(AottrainError):

@@ -43,6 +43,17 @@ def _chain(x: Tensor) -> Tensor:
     return x + F.gelu(F.layer_norm(x, (300,))) * x.softmax(-1)
 
 
+def _gates(x: Tensor) -> Tensor:
+    """As of a recurrent step."""
+    take, keep, new, show = x.chunk(4, 1)
+    return show.sigmoid() * (keep.sigmoid() * 0.5 + take.sigmoid() * new.tanh()).tanh()
+
+
+def _turned(x: Tensor, angle: Tensor) -> Tensor:
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * angle.cos() - odd * angle.sin(), even * angle.sin() + odd * angle.cos()), -1).flatten(-2)
+
+
 PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "softmax": (lambda x: x.softmax(-1), (X,)),
     "log softmax": (lambda x: x.log_softmax(-1), (X,)),
@@ -67,6 +78,17 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "zeros": (lambda x: 1 / torch.where(x > 0, 0.0, -0.0), (X.detach(),)),
     "all negative": (lambda x: (-1 - x.abs()).amax(-1), (X,)),
     "casts": (lambda x: (x.bool().float(), (x * 9).long().double(), x.half().float()), (X,)),
+    "gate of chunks": (lambda x: F.silu(x.chunk(2, -1)[0]) * x.chunk(2, -1)[1], (leaf(6, 3, 80),)),
+    "gate of slices": (lambda x: F.silu(x[:, :20]) * x[:, 20:], (X,)),
+    "gates": (_gates, (leaf(3, 8, 5, seed=11),)),
+    "interleaved": (_turned, (X, leaf(20, seed=12).detach())),
+    "stacked": (lambda x, y: (torch.stack((x.sin(), y.exp())), torch.stack((x.exp(), y.sin(), x), 1)), (X, Y)),
+    "parts that are read": (lambda x: torch.cat((x.exp(), x.sin(), x.t().exp().t()), 1).softmax(1), (X,)),
+    "parts of images": (
+        lambda x: torch.cat((x.exp(), x.sin()), 1).contiguous(memory_format=torch.channels_last),
+        (IMAGES.detach().contiguous(memory_format=torch.channels_last).requires_grad_(),),
+    ),
+    "parts of one": (lambda x: torch.cat((x[:1].exp(), x[1:2].sin()), 0) * x[:2], (X,)),
     "cross entropy": (F.cross_entropy, (X, torch.tensor([0, 5, 39, -100, 2, 2]))),
 }
 

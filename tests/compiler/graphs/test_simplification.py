@@ -109,3 +109,22 @@ def test_the_graph_given_is_left_alone():
     text = str(joint.graph)
     simplify(joint)
     assert str(joint.graph) == text
+
+
+def test_a_concatenation_of_a_concatenation_is_one():
+    """Along the same dimension, of one type, and if nothing else reads the inner one."""
+
+    def parts(x, y):
+        inner, read = torch.cat((x, y), -1), torch.cat((y, x), 1)
+        other, wide = torch.cat((x, x), 0), torch.cat((y, y), 1)
+        return torch.cat((inner, x), 1), torch.cat((read, x), 1) + read.sum(), torch.cat((other, other), 1), torch.cat(
+            (x.double(), wide), 1
+        )
+
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    joint = joint_of(parts, x, y)
+    counts = [len(node.args[0]) for node in calls(joint.graph) if node.target is torch.ops.aten.cat.default]
+    assert sorted(counts) == [2, 2, 2, 2, 2, 2, 3]
+    given = joint_inputs(joint, (x, y))
+    for got, wanted in zip(joint(*given), parts(x, y), strict=True):
+        assert torch.equal(got, wanted)

@@ -290,3 +290,19 @@ def _case(
     if "value" in kwargs:
         cancelled = partial(CANCELLED[op], value=kwargs["value"])
     yield Case(op, args, kwargs, what, pointwise=op not in CANCELLING, cancelled=cancelled)
+
+
+def case(name: str, *args: Any, **kwargs: Any) -> Iterator[Case]:
+    try:
+        overload(name)(*args, **kwargs)
+    except RuntimeError:
+        return  # eager has no such kernel
+    rest = ", ".join(
+        f"{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}" if isinstance(value, Tensor) else str(value)
+        for value in args
+    )
+    yield Case(overload(name), args, kwargs, rest, pointwise=False)
+
+
+def tensor(shape: tuple[int, ...], dtype: torch.dtype = torch.float32, seed: int = 0, special: bool = False) -> Tensor:
+    return numbers(shape, dtype, seed, special)

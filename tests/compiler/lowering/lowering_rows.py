@@ -13,13 +13,15 @@ from tests.compiler.lowering.lowering_cases import (
     FLOATS,
     INTEGERS,
     LAYOUTS,
+    case,
     channels_last,
-    numbers,
     overload,
     plain,
     sliced,
+    tensor,
     transposed,
 )
+from tests.compiler.lowering.lowering_images import pools
 from tests.compiler.lowering.lowering_runs import Case
 
 f32, f64, bf16, f16, i64 = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64
@@ -28,24 +30,9 @@ ROWS: tuple[tuple[tuple[int, ...], list[int]], ...] = (
     ((63,), [0]), ((4097,), [0]), ((70001,), [0]), ((1,), [0]), ((5, 1), [1]), ((7, 63), [1]), ((63, 7), [0]),
     ((3, 4097), [-1]), ((4097, 3), [0]), ((2, 70001), [1]), ((3, 5, 7), [1]), ((3, 5, 7), [0, 2]),
     ((3, 5, 7), [0, 1, 2]), ((2, 3, 4, 5), [0, 2, 3]), ((2, 3, 4, 5), [1]), ((300, 129), [1]), ((300, 129), [0]),
+    ((3, 11, 37), [1]), ((2, 3, 130, 64), [2]),
 )  # fmt: skip
 SOME = ROWS[5:7] + ROWS[10:12]
-
-
-def case(name: str, *args: Any, **kwargs: Any) -> Iterator[Case]:
-    try:
-        overload(name)(*args, **kwargs)
-    except RuntimeError:
-        return  # eager has no such kernel
-    rest = ", ".join(
-        f"{str(value.dtype)[6:]}{list(value.shape)}{list(value.stride())}" if isinstance(value, Tensor) else str(value)
-        for value in args
-    )
-    yield Case(overload(name), args, kwargs, rest, pointwise=False)
-
-
-def tensor(shape: tuple[int, ...], dtype: torch.dtype = f32, seed: int = 0, special: bool = False) -> Tensor:
-    return numbers(shape, dtype, seed, special)
 
 
 def reductions() -> Iterator[Case]:
@@ -311,6 +298,14 @@ def places() -> Iterator[Case]:
         index = tensor((7, 3, 4), i64, 2).abs() % 9
         yield from case("gather.default", x, 1, index)
         yield from case("gather.default", transposed(x), -1, index % 4)
+        one = tensor((7, 1, 4), i64, 3).abs() % 9
+        for layout in (plain, transposed, sliced):
+            yield from case("gather.default", layout(x), 1, one)
+            if dtype is not torch.bool:
+                yield from case("scatter_add.default", layout(x), 1, one, layout(x[:, :1]))
+                yield from case("scatter.src", layout(x), -2, sliced(one), x[:, 3:4])
+                yield from case("scatter.value", x, 1, one, 3)
+        yield from case("scatter_add.default", x, 1, index, x[:, :3])
         pick = torch.tensor([[1, -1], [0, 3]])
         yield from case("index.Tensor", x, [None, pick])
         yield from case("index.Tensor", x, [pick, pick])
@@ -320,39 +315,6 @@ def places() -> Iterator[Case]:
     yield from case("glu.default", tensor((6, 9), bf16), 0)
     yield from case("glu_backward.default", tensor((5, 9), f32, 1), tensor((5, 18)), 1)
     yield from case("glu_backward.default", tensor((3, 9), f32, 1), tensor((6, 9)), 0)
-
-
-def pools() -> Iterator[Case]:
-    windows: tuple[tuple[Any, ...], ...] = (
-        ([2, 2], [2, 2]), ([3, 3], [2, 2], [1, 1]), ([2, 3], [1, 2], [1, 0]), ([3], [1], [1], [2]), ([2, 2],),
-        ([3, 3], [2, 2], [1, 1], [1, 1], True), ([1, 4], [1, 3], [0, 2], [1, 1], True),
-    )  # fmt: skip
-    for dtype in (f32, f64, bf16):
-        for layout in (plain, channels_last, sliced):
-            for shape in ((2, 3, 8, 10), (1, 18, 7, 33)):
-                x = layout(tensor(shape, dtype, special=True))
-                for window in windows:
-                    yield from case("max_pool2d_with_indices.default", x, *window)
-                x = layout(tensor(shape, dtype))
-                yield from case("avg_pool2d.default", x, [2, 2], [2, 2])
-                yield from case("avg_pool2d.default", x, [3, 2], [1, 2], [1, 1])
-                yield from case("avg_pool2d.default", x, [3, 3], [2, 2], [1, 1], False, False)
-                yield from case("avg_pool2d.default", x, [3, 3], [2, 2], [0, 0], False, True, 5)
-                wide = torch.nn.functional.interpolate(x, scale_factor=2)
-                sizes = [*shape[:2], 2 * shape[2], 2 * shape[3]]
-                yield from case("upsample_nearest2d_backward.default", layout(wide), sizes[2:], list(shape), 2.0, 2.0)
-                yield from case("upsample_nearest2d_backward.default", layout(wide), sizes[2:], list(shape), None, None)
-                yield from case("_upsample_nearest_exact2d_backward.default", wide, sizes[2:], list(shape))
-                for scales in ((None, None), (3.0, 2.0), (2.9, 2.0)):
-                    sizes = [3 * shape[2], 2 * shape[3]]
-                    yield from case("upsample_nearest2d.default", x, sizes, *scales)
-                    yield from case("_upsample_nearest_exact2d.default", x, sizes, *scales)
-                yield from case("upsample_nearest2d.default", x, [shape[2] + 3, shape[3]])
-                rest = ([2, 2], [2, 2], [0, 0], False, True, None)
-                yield from case("avg_pool2d_backward.default", x, layout(wide), *rest)
-    nothing = torch.full((1, 1, 3, 5), -math.inf)
-    yield from case("max_pool2d_with_indices.default", nothing, [2, 2], [1, 1], [1, 1])
-    yield from case("max_pool2d_with_indices.default", tensor((3, 6, 6)), [3, 3], [3, 3], [1, 1])
 
 
 def made() -> Iterator[Case]:

@@ -14,7 +14,8 @@ from aottrain.compiler.partition.blocks import find_blocks
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.errors import ConfigError
-from aottrain.ir.graph import InputKind, calls, descendants
+from aottrain.ir.analysis.reach import descendants
+from aottrain.ir.graph import InputKind, calls
 from aottrain.ir.verify import verify_partition
 from tests.compiler.programs import joint_inputs, joint_of, leaf, run_joint, run_parts
 from tests.numerics.comparison import assert_same, assert_trains_like_eager

@@ -239,7 +239,8 @@ def test_logits_of_a_chunk_stay_in_the_cache(classes, rows):
 def test_symbolic_sizes_are_left_whole():
     model = Model()
     call = compiled(model, loss_head="chunked", dynamic=True)
-    assert_same(gradients(model, call, batch()), gradients(model, model, batch()))
+    for ours, theirs in zip(gradients(model, call, batch()), gradients(model, model, batch()), strict=True):
+        assert_close(ours, theirs)
     assert call.report.graphs[0].loss_heads[0].endswith("whole: its sizes are symbolic")
 
 

@@ -41,6 +41,15 @@ def twice(x):
     return y + (x + x).sum(0)
 
 
+def turns(x):
+    """Even and odd elements, and of another result every third but one."""
+    return (x[:, ::2].sin() * x[:, 1::2].exp()).sum() + (x[:, ::3] * x[:, 1::3]).sum()
+
+
+def halves(x):
+    return x[:, :6].sin() * x[:, 6:].exp()
+
+
 def weights(x, w):
     state = x.new_zeros(4, 24)
     for t in range(5):
@@ -61,7 +70,7 @@ def many_rows(x, w):
 
 PROGRAMS = {
     steps: (3, 8, 16), some: (3, 8, 16), slices: (7, 9), overlapping: (8, 6), twice: (3, 5),
-    weights: (5, 4, 24), linear_weights: (5, 4, 24), many_rows: (5, 4, 24),
+    turns: (5, 12), halves: (5, 12), weights: (5, 4, 24), linear_weights: (5, 4, 24), many_rows: (5, 4, 24),
 }  # fmt: skip
 
 
@@ -118,4 +127,14 @@ def test_products_of_many_rows_are_added():
 
 def test_a_program_without_such_sums_is_as_it_was():
     joint = joint_of(lambda x: x.sin() + x.cos() + x, leaf(8))
+    assert join_sums(joint) is joint
+
+
+def test_what_takes_turns_is_stacked_and_halves_are_put_side_by_side():
+    """Two parts that are all of a dimension; not two of three."""
+    joined = names(join_sums(joint_of(turns, leaf(5, 12))))
+    assert joined.count("aten.stack.default") == 1 and joined.count("aten.slice_backward.default") == 2
+    joined = names(join_sums(joint_of(halves, leaf(5, 12))))
+    assert joined.count("aten.cat.default") == 1 and "aten.slice_backward.default" not in joined
+    joint = joint_of(lambda x: x[:, :5].sin() * x[:, 5:10].exp(), leaf(5, 12))
     assert join_sums(joint) is joint

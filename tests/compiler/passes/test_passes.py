@@ -69,6 +69,10 @@ def convolved(x: Tensor, w: Tensor) -> Tensor:
     return F.conv2d(F.conv2d(x, w, padding=1).relu(), w, padding=1)
 
 
+def pooled(x: Tensor) -> Tensor:
+    return F.max_pool2d(F.relu(x), 3, 2, 1) + F.max_pool2d(x, 3, 2, 1, ceil_mode=True)[:, :, :8, :9]
+
+
 # One program for each rewrite, which that rewrite changes.
 PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "simplify": (twice_the_same, (leaf(6, 4),)),
@@ -79,6 +83,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "order_scatters": (gathered, (leaf(9000, 8), leaf(7, 8, seed=1))),
     "split_losses": (small_head, (leaf(12, 8),)),
     "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
+    "split_pools": (pooled, (leaf(4, 8, 16, 17),)),
     "choose_layouts": (convolved, (leaf(4, 8, 16, 16), leaf(8, 8, 3, 3, seed=1))),
 }
 

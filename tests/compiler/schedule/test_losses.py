@@ -90,3 +90,45 @@ def test_a_loss_of_what_is_not_finite(reduction):
         assert_close(got, wanted)
         tangent = torch.ones_like(wanted)
         assert_close(*(torch.autograd.grad(result, x, tangent)[0] for result in (got, wanted)))
+
+
+def _log_probability(x, target):
+    return F.log_softmax(x, -1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
+@pytest.mark.parametrize("shape", [(128, 64), (3, 40, 65), (1, 20000)], ids=str)
+def test_a_tokens_log_probability_is_taken_where_the_row_is(shape):
+    """Forward and backward read the scores, and write nothing else of their size than the gradient."""
+    x, target = leaf(*shape), torch.arange(shape[0] * (shape[1] if len(shape) > 2 else 1)).view(shape[:-1]) * 7 % 61
+    forward, backward, _ = schedules(_log_probability, x, target)
+    assert library_calls(forward) == library_calls(backward) == []
+    moved = [sum(moved_bytes(call.kernel) for call in each.kernels) for each in (forward, backward)]
+    assert moved[0] < 1.3 * x.nbytes and moved[1] < 2.3 * x.nbytes
+    call = aottrain.compile(_log_probability, capture="trace", kernel="cpp", on_unsupported="error")
+    with torch.no_grad():
+        x.view(-1)[:3] = torch.tensor([float("-inf"), 90.0, -0.0])
+    got, wanted = (function(x, target) for function in (call, _log_probability))
+    assert_close(got, wanted)
+    for a, b in zip(torch.autograd.grad(got.sin().sum(), x), torch.autograd.grad(wanted.sin().sum(), x), strict=True):
+        assert_close(a, b)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_classes_with_weights(reduction, dtype):
+    """One of 0, an ignored row; the log-probabilities are not written."""
+
+    def loss(x, target, weight):
+        return F.cross_entropy(x, target, weight, reduction=reduction, ignore_index=3)
+
+    x, target = leaf(200, 65).detach().to(dtype).requires_grad_(), torch.arange(200) % 65
+    weight = torch.linspace(0, 3, 65).to(dtype)
+    call = aottrain.compile(loss, capture="trace", kernel="cpp", on_unsupported="error")
+    got, wanted = (function(x, target, weight) for function in (call, loss))
+    assert call.report.graphs[0].kernels and not call.report.graphs[0].library_calls
+    assert_close(got, wanted)
+    for a, b in zip(torch.autograd.grad(got.sum(), x), torch.autograd.grad(wanted.sum(), x), strict=True):
+        assert_close(a, b)
+    target[5] = 65
+    with pytest.raises(IndexError):
+        call(x, target, weight)

@@ -66,6 +66,18 @@ def test_the_other_part_of_a_dense_sum_may_be_undefined(kernel):
         torch.testing.assert_close(got.to_dense(), wanted.to_dense())
 
 
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+def test_a_parameters_own_sum_is_sparse_where_the_dense_part_does_not_come(kernel):
+    def program(table):
+        return table.sin(), F.embedding(INDEX, table, sparse=True)
+
+    compiled = aottrain.compile(program, capture="trace", kernel=kernel, on_unsupported="error")
+    table = leaf(4, 8)
+    got, wanted = (torch.autograd.grad(f(table)[1].sum(), table)[0] for f in (compiled, program))
+    assert got.layout is wanted.layout is torch.sparse_coo
+    torch.testing.assert_close(got.to_dense(), wanted.to_dense())
+
+
 def test_indices_that_the_forward_made_stay():
     """A residual in a block, which the next step does not take while anything refers to it."""
 

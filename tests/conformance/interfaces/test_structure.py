@@ -459,6 +459,16 @@ def numpy_scalar_argument(comp):
 
 
 @case
+def numpy_scalars_are_numbers(comp):
+    import numpy
+
+    g = comp(lambda x, k: (x * k, x.sum() + numpy.sqrt(k), k * 2))
+    several = numpy.float64(1.5), numpy.float16(2.0), numpy.int32(3), numpy.bool_(True), numpy.array(1.5)
+    kept = comp(lambda x, k: x * k)
+    return [g(x, k) for x in (torch.arange(3), normal(3)) for k in several], [kept(normal(3), k) for k in several]
+
+
+@case
 def tensor_subclass_argument(comp):
     class Tagged(torch.Tensor):
         pass

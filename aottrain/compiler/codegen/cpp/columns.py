@@ -1,12 +1,18 @@
-"""Reductions over rows in C++: each thread's rows in blocks, the blocks in its scratch memory, the threads in order."""
+"""Reductions over rows in C++: each thread's rows in blocks, the blocks in its scratch memory, the threads in order.
+
+Where a column keeps some of the loops over rows, a run is the rows of one of its results, as those of a sequence. A
+block lies within one run. A thread stores the results of runs that are all its own. Of a run that another thread began
+it leaves its part as h{k}, of one that it begins and another ends as t{k}; these are added up in the end.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from aottrain.compiler.codegen.cpp.text import COMPUTED, affine_text, folded, identity, to_stored
+from aottrain.compiler.codegen.cpp.text import COMPUTED, affine_text, decoded, folded, identity, to_stored
 from aottrain.ir.kernels.alignment import CACHE_LINE
-from aottrain.ir.kernels.kernel import Column, KernelIR, partial_bytes
+from aottrain.ir.kernels.kernel import Column, KernelIR, column_bytes, partial_bytes, rows_of_one
+from aottrain.ir.sizes.polynomials import is_open
 
 # Rows whose partial result is added up on its own: keeps errors small.
 _BLOCK_ROWS = 64
@@ -28,11 +34,16 @@ class Columns:
         if not self.kernel.columns:
             return depth + 1
         self._totals(depth)
-        self._out(depth, f"for (i64 block = begin; block < end; block += {_BLOCK_ROWS}) {{")
-        self._out(depth + 1, f"const i64 stop = block + {_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} : end;")
+        runs = sorted({rows_of_one(self.kernel, column) for column in self.kernel.columns if column.kept})
+        step = "block = stop" if runs else f"block += {_BLOCK_ROWS}"
+        self._out(depth, f"for (i64 block = begin{', stop' * bool(runs)}; block < end; {step}) {{")
+        stop = f"stop = block + {_BLOCK_ROWS} < end ? block + {_BLOCK_ROWS} : end;"
+        self._out(depth + 1, stop if runs else f"const i64 {stop}")
+        for run in runs:
+            self._out(depth + 1, f"if (stop > (block / {run} + 1) * {run}) stop = (block / {run} + 1) * {run};")
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
-            if size <= _LONGEST_LOCAL:
+            if not is_open(size) and size <= _LONGEST_LOCAL:
                 self._out(depth + 1, f"alignas({CACHE_LINE}) {kind} l{k}[{size}];")
             start = identity(column.op, column.dtype)
             self._out(depth + 1, f"for (i64 j = 0; j < {size}; j++) l{k}[j] = {start};")
@@ -43,13 +54,16 @@ class Columns:
         for k, column in enumerate(self.kernel.columns):
             kind, size = COMPUTED[column.dtype], self._size(column)
             padded = partial_bytes(self.kernel, column)
-            address = f"scratch + {offset} * num_threads + thread * {2 * padded}"
+            whole = column_bytes(self.kernel, column)
+            address = f"scratch + {offset} * num_threads + thread * {whole}"
             self._out(depth, f"{kind}* __restrict const t{k} = ({kind}*)({address});")
-            if size > _LONGEST_LOCAL:
+            if is_open(size) or size > _LONGEST_LOCAL:
                 self._out(depth, f"{kind}* __restrict const l{k} = ({kind}*)({address} + {padded});")
+            if column.kept:
+                self._out(depth, f"{kind}* __restrict const h{k} = ({kind}*)({address} + {2 * padded});")
             start = identity(column.op, column.dtype)
             self._out(depth, f"for (i64 j = 0; j < {size}; j++) t{k}[j] = {start};")
-            offset += 2 * padded
+            offset += whole
 
     def end(self, depth: int, parallel: bool) -> None:
         """Close the loop over blocks, and add up what the threads have."""
@@ -58,33 +72,79 @@ class Columns:
         for k, column in enumerate(self.kernel.columns):
             combine = folded(column.op, f"t{k}[j]", f"l{k}[j]")
             self._out(depth + 1, f"for (i64 j = 0; j < {self._size(column)}; j++) {{ {combine} }}")
+            if column.kept:
+                self._end_of_run(depth + 1, k, column)
         self._out(depth, "}")
         if parallel:
             self._out(depth, "#pragma omp barrier")
         offset = 0
         for column in self.kernel.columns:
-            self._finish(depth, column, offset)
-            offset += 2 * partial_bytes(self.kernel, column)
+            (self._finish_runs if column.kept else self._finish)(depth, column, offset)
+            offset += column_bytes(self.kernel, column)
+
+    def _end_of_run(self, depth: int, k: int, column: Column) -> None:
+        """After a block: what the thread has of the run, where it has no more rows of it."""
+        size, rows = self._size(column), rows_of_one(self.kernel, column)
+        self._out(depth, f"if (stop % {rows} == 0 || stop == end) {{")
+        self._out(depth + 1, f"const i64 run = block / {rows};")
+        self._out(depth + 1, f"if (run * {rows} < begin) {{")
+        self._out(depth + 2, f"for (i64 j = 0; j < {size}; j++) h{k}[j] = t{k}[j];")
+        self._out(depth + 1, f"}} else if (stop % {rows} == 0) {{")
+        self._out(depth + 2, f"for (i64 j = 0; j < {size}; j++) {{")
+        self._store(depth + 3, column, f"t{k}[j]")
+        self._out(depth + 2, "}")
+        self._out(depth + 1, "}")
+        start = identity(column.op, column.dtype)
+        self._out(depth + 1, f"if (stop < end) for (i64 j = 0; j < {size}; j++) t{k}[j] = {start};")
+        self._out(depth, "}")
+
+    def _finish_runs(self, depth: int, column: Column, offset: int) -> None:
+        """The runs that several threads have a part of, each found at the thread that begins it."""
+        kind, size, rows = COMPUTED[column.dtype], self._size(column), rows_of_one(self.kernel, column)
+        padded, whole = partial_bytes(self.kernel, column), column_bytes(self.kernel, column)
+        all_rows = self.kernel.num_rows
+        self._out(depth, "for (i64 t = 0; t < threads; t++) {")
+        self._out(depth + 1, f"const i64 first = {all_rows} * t / threads, after = {all_rows} * (t + 1) / threads;")
+        self._out(depth + 1, f"const i64 run = (after - 1) / {rows}, border = (run + 1) * {rows};")
+        self._out(depth + 1, f"if (first == after || after == border || run * {rows} < first) continue;")
+        self._out(depth + 1, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
+        address = f"scratch + {offset} * num_threads"
+        self._out(depth + 2, f"{kind} total = (({kind}*)({address} + t * {whole}))[j];")
+        self._out(depth + 2, f"for (i64 u = t + 1; u < threads && {all_rows} * u / threads < border; u++) {{")
+        self._out(depth + 3, f"if ({all_rows} * u / threads == {all_rows} * (u + 1) / threads) continue;")
+        self._out(depth + 3, f"const {kind} part = (({kind}*)({address} + u * {whole} + {2 * padded}))[j];")
+        self._out(depth + 3, folded(column.op, "total", "part"))
+        self._out(depth + 2, "}")
+        self._store(depth + 2, column, "total")
+        self._out(depth + 1, "}")
+        self._out(depth, "}")
 
     def _finish(self, depth: int, column: Column, offset: int) -> None:
         kind, size = COMPUTED[column.dtype], self._size(column)
         self._out(depth, f"for (i64 j = {size} * thread / threads; j < {size} * (thread + 1) / threads; j++) {{")
         self._out(depth + 1, f"{kind} total = {identity(column.op, column.dtype)};")
         self._out(depth + 1, "for (i64 t = 0; t < threads; t++) {")
-        address = f"scratch + {offset} * num_threads + t * {2 * partial_bytes(self.kernel, column)}"
+        address = f"scratch + {offset} * num_threads + t * {column_bytes(self.kernel, column)}"
         self._out(depth + 2, f"const {kind} part = (({kind}*)({address}))[j];")
         self._out(depth + 2, folded(column.op, "total", "part"))
         self._out(depth + 1, "}")
+        self._store(depth + 1, column, "total")
+        self._out(depth, "}")
+
+    def _store(self, depth: int, column: Column, total: str) -> None:
+        """Of element j of a row and, where loops over rows are kept, of a run."""
+        kind = COMPUTED[column.dtype]
+        for text in decoded("run", [f"i{loop}" for loop in range(column.kept)], self.kernel.ranges[: column.kept]):
+            self._out(depth, text)
         if not column.whole:
             step = self.kernel.row_size
             for loop in range(self.kernel.num_outer, len(self.kernel.ranges)):
                 step //= self.kernel.ranges[loop]
                 part = "j" if step == 1 else f"j / {step}"
-                self._out(depth + 1, f"const i64 i{loop} = {part} % {self.kernel.ranges[loop]};")
-        result = "total" if column.divisor == 1 else f"total / ({kind}){column.divisor}"
+                self._out(depth, f"const i64 i{loop} = {part} % {self.kernel.ranges[loop]};")
+        result = total if column.divisor == 1 else f"{total} / ({kind}){column.divisor}"
         target = f"p{column.buffer}[{affine_text(column.address.offset)}]"
-        self._out(depth + 1, f"{target} = {to_stored(self.kernel.parameters[column.buffer].dtype, result)};")
-        self._out(depth, "}")
+        self._out(depth, f"{target} = {to_stored(self.kernel.parameters[column.buffer].dtype, result)};")
 
     def _size(self, column: Column) -> int:
         return 1 if column.whole else self.kernel.row_size

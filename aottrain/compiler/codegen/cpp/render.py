@@ -6,7 +6,7 @@ again is held in a row buffer on the stack. Reductions over rows are summed per 
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -15,12 +15,14 @@ import torch
 from aottrain.compiler.codegen.cpp import reductions as cpp_reductions
 from aottrain.compiler.codegen.cpp.circular import with_far_angles
 from aottrain.compiler.codegen.cpp.columns import Columns
+from aottrain.compiler.codegen.cpp.pragmas import simd
 from aottrain.compiler.codegen.cpp.segments import Segment, cut_segments, is_uniform, parts_of
 from aottrain.compiler.codegen.cpp.text import (
     COMPUTED,
     SELECTING,
     STORED,
     affine_text,
+    arguments,
     arithmetic,
     decoded,
     folded,
@@ -28,7 +30,9 @@ from aottrain.compiler.codegen.cpp.text import (
     identity,
     literal,
     loaded,
+    numbered,
     rounded,
+    row_position,
     to_stored,
 )
 from aottrain.compiler.codegen.cpp.tiles import Tile, find_tile
@@ -51,6 +55,8 @@ from aottrain.ir.kernels.kernel import (
     levels,
     stages,
 )
+from aottrain.ir.kernels.open_sizes import size_names
+from aottrain.ir.sizes.polynomials import is_open
 
 # Below this many elements a kernel runs on the calling thread: starting the others costs more.
 _PARALLEL_FROM = 16384
@@ -75,9 +81,14 @@ class Renderer:
         self.plan = plan_passes(kernel, can_hold=True)
         self.buffers = row_buffers(kernel, self.plan)
         held = sum(kernel.body[v].dtype.itemsize for v in {b: v for v, b in self.buffers.items()}.values())
-        if kernel.row_size > _LONGEST_BUFFER and kernel.row_size * held > _MOST_HELD:
+        size = kernel.num_rows * kernel.row_size
+        self.parallel = is_open(size) or size >= _PARALLEL_FROM
+        self.clauses = f" if({size} >= {_PARALLEL_FROM})" * is_open(size) + " num_threads(num_threads)"
+        reduces = any(isinstance(i, Reduce) for i in kernel.body)
+        self.single = not reduces and not kernel.columns and kernel.num_outer == 0 and self.parallel
+        if self._is_too_long(held):
             self.plan, self.buffers = plan_passes(kernel, can_hold=False), {}
-        self.draws = draw_constants(kernel)
+        self.draws, self.sizes = draw_constants(kernel), size_names(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self._out)
         # Of the innermost loop, while it is rendered; and the values that are computed before it.
@@ -87,26 +98,32 @@ class Renderer:
 
     def render(self) -> str:
         kernel = self.kernel
-        parallel = kernel.num_rows * kernel.row_size >= _PARALLEL_FROM
+        parallel = self.parallel
         self._out(0, f"static int {kernel.name}(void* const* p, char* scratch, int num_threads) {{")
         self._parameters()
         if self.draws:
             self._out(1, f"const i64* const draws = (const i64*)p[{len(kernel.parameters)}];")
+        self._lines(1, arguments(self.sizes, len(kernel.parameters) + bool(self.draws)))
         self._out(1, "i64 failed = 0;")
         self._values(1, Level.CONSTANT, 0)
-        reduces = any(isinstance(i, Reduce) for i in kernel.body)
-        single = not reduces and not kernel.columns and kernel.num_outer == 0 and parallel
-        self.tile = find_tile(kernel, self.levels, self.plan) if parallel else None
+        self.tile = find_tile(kernel, self.levels, self.plan) if parallel and not is_open(*kernel.ranges) else None
         if self.tile is not None:
             element = partial(self._body, number=0, work=self._work(0), base=None, running="b")
             self.tile.render(self._out, partial(self._values, level=Level.ROW, stage=0), element)
-        elif single:
+        elif self.single:
             self._single(parallel)
         else:
             self._rows(parallel and kernel.num_rows > 1)
         self._out(1, "return failed != 0;")
         self._out(0, "}")
-        return "\n".join(self.lines) + "\n"
+        return numbered("\n".join(self.lines) + "\n", self.sizes)
+
+    def _is_too_long(self, held: int) -> bool:
+        """Whether a row, of which so many bytes an element are to be held, does not fit into fast memory."""
+        size = self.kernel.row_size
+        if is_open(size):  # one loop is done in blocks, whatever its length
+            return not self.single and held > 0 and bool(size > _LONGEST_BUFFER)
+        return size > _LONGEST_BUFFER and size * held > _MOST_HELD
 
     def _parameters(self) -> None:
         for i, parameter in enumerate(self.kernel.parameters):
@@ -117,8 +134,9 @@ class Renderer:
     def _single(self, parallel: bool) -> None:
         """No rows, no reductions: one long loop, in blocks."""
         size = self.kernel.row_size
-        self._out(1, "#pragma omp parallel for schedule(static) reduction(|:failed) num_threads(num_threads)")
-        self._out(1, f"for (i64 block = 0; block < {-(-size // 4096)}; block++) {{")
+        self._out(1, f"#pragma omp parallel for schedule(static) reduction(|:failed){self.clauses}")
+        blocks = f"({size} + 4095) / 4096" if is_open(size) else f"{-(-size // 4096)}"
+        self._out(1, f"for (i64 block = 0; block < {blocks}; block++) {{")
         self._out(2, f"const i64 begin = block * 4096, end = begin + 4096 < {size} ? begin + 4096 : {size};")
         for value, before in self.plan.holds.items():
             if before == -1:
@@ -130,7 +148,7 @@ class Renderer:
     def _rows(self, parallel: bool) -> None:
         kernel = self.kernel
         if parallel:
-            self._out(1, "#pragma omp parallel num_threads(num_threads) reduction(|:failed)")
+            self._out(1, f"#pragma omp parallel{self.clauses} reduction(|:failed)")
         self._out(1, "{")
         if parallel:
             self._out(2, "const i64 thread = omp_get_thread_num(), threads = omp_get_num_threads();")
@@ -138,8 +156,9 @@ class Renderer:
             self._out(2, "const i64 thread = 0, threads = 1;")
         self._out(2, f"const i64 begin = {kernel.num_rows} * thread / threads;")
         self._out(2, f"const i64 end = {kernel.num_rows} * (thread + 1) / threads;")
+        longest = _LONGEST_BUFFER if is_open(kernel.row_size) else kernel.row_size
         for buffer, kind in sorted({(self.buffers[v], COMPUTED[kernel.body[v].dtype]) for v in self.plan.holds}):
-            self._out(2, f"alignas({CACHE_LINE}) {kind} r{buffer}[{kernel.row_size}];")
+            self._out(2, f"alignas({CACHE_LINE}) {kind} r{buffer}[{longest}];")
         depth = self.columns.start(2)
         self._out(depth - 1, f"for (i64 row = {self.columns.first}; row < {self.columns.last}; row++) {{")
         outer = kernel.ranges[: kernel.num_outer]
@@ -238,7 +257,7 @@ class Renderer:
         size = kernel.ranges[last]
         wholes = {k: column for k, column in work.columns.items() if column.whole}
         ends = bounds or ("0", str(size))
-        flushed = bounds is None and size > _FLUSH_ELEMENTS and bool(work.reductions or wholes)
+        flushed = bounds is None and bool(work.reductions or wholes) and (is_open(size) or size > _FLUSH_ELEMENTS)
         if flushed:
             self._out(depth, f"for (i64 part = 0; part < {size}; part += {_FLUSH_ELEMENTS}) {{")
             depth += 1
@@ -247,7 +266,8 @@ class Renderer:
             self._out(depth, cpp_reductions.start_part(value, reduce))
         for k, column in wholes.items():
             self._out(depth, f"{COMPUTED[column.dtype]} w{k} = {identity(column.op, column.dtype)};")
-        pragma = self._pragma(number, work, wholes)
+        computed = [kernel.body[value] for value in self.plan.passes[number]]
+        pragma = simd(computed, work.stores, work.reductions, wholes)
         cut = bounds is None and not flushed
         for segment in cut_segments(kernel, self.plan.passes[number]) if cut else [Segment(0, size)]:
             self.segment = segment
@@ -269,19 +289,6 @@ class Renderer:
             self._out(depth, cpp_reductions.join(value, reduce))
         if flushed:
             self._out(depth - 1, "}")
-
-    def _pragma(self, number: int, work: _Work, wholes: Mapping[int, Column]) -> list[str]:
-        """What makes vectors of an innermost loop; nothing where it may not be one."""
-        computed = [self.kernel.body[value] for value in self.plan.passes[number]]
-        checks = any(isinstance(i, Compute) and i.op == "checked" for i in computed)
-        addresses = [access.address for access in (*computed, *work.stores) if isinstance(access, (Load, Store))]
-        looks_up = checks and any(address.indirect for address in addresses)
-        if looks_up or any(column.op not in ("sum", "prod") for column in wholes.values()):
-            return []
-        clauses = ["reduction(|:failed)"] * checks
-        clauses += [clause for item in work.reductions.items() for clause in cpp_reductions.clauses(*item)]
-        clauses += [f"reduction({'+' if column.op == 'sum' else '*'}:w{k})" for k, column in wholes.items()]
-        return [" ".join(["#pragma omp simd", *clauses])]
 
     def _uniform_values(self, depth: int, number: int, segment: Segment) -> None:
         """What is the same for all elements of a segment; and where in memory loads begin whose guards are: at an
@@ -313,7 +320,7 @@ class Renderer:
         self, depth: int, number: int, work: _Work, base: str | None, running: str, wholes: Container[int] = ()
     ) -> None:
         """What is done for each element. running: what the names of running results begin with."""
-        position = self._row_position(base)
+        position = row_position(self.kernel, base)
         for value in self.plan.passes[number]:
             if value in self.plan.holds and self.plan.holds[value] < number:
                 kind = COMPUTED[self.kernel.body[value].dtype]
@@ -328,18 +335,8 @@ class Renderer:
         for value, reduce in work.reductions.items():
             self._lines(depth, cpp_reductions.accumulate(value, reduce, f"{running}{value}"))
         for k, column in work.columns.items():
-            target = f"w{k}" if k in wholes else f"l{k}[{self._row_position(None)}]"
+            target = f"w{k}" if k in wholes else f"l{k}[{row_position(self.kernel)}]"
             self._out(depth, folded(column.op, target, f"v{column.value}"))
-
-    def _row_position(self, base: str | None) -> str:
-        """The running number of an element in its row."""
-        ranges = self.kernel.ranges
-        step, parts = 1, []
-        for loop in reversed(range(self.kernel.num_outer, len(ranges))):
-            parts.append(f"i{loop}" if step == 1 else f"{step} * i{loop}")
-            step *= ranges[loop]
-        text = " + ".join(reversed(parts)) or "0"
-        return f"{text} - {base}" if base else text
 
     def _row_stores(self, depth: int) -> None:
         for store in self.kernel.stores:
@@ -395,6 +392,7 @@ class Renderer:
 def render_cpp(kernel: KernelIR) -> str:
     """A C++ function `int NAME(void* const* p, char* scratch, int num_threads)`, which is 1 for an index out of range.
 
-    p: the parameters' memory and, where it draws, that of its `draw_numbers`; scratch: `scratch_bytes` for each thread.
+    p: the parameters' memory and, where it draws, that of its `draw_numbers`, and that of its sizes, if it has any, in
+    the order of `size_names`; scratch: `scratch_bytes` for each thread.
     """
     return Renderer(kernel).render()

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Compute, Constant, KernelIR, Level, Load, Position, extent
+from aottrain.ir.sizes.polynomials import is_open
 
 _ORDERS: dict[str, Callable[[int, int], bool]] = {
     "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
@@ -36,6 +37,8 @@ def cut_segments(kernel: KernelIR, values: Sequence[int]) -> list[Segment]:
     """The innermost loop in segments. values: what it computes."""
     last = len(kernel.ranges) - 1
     size = kernel.ranges[last]
+    if is_open(size):
+        return [Segment(0, size)]
     answers = {value: answer for value in values if (answer := _answer_by_iteration(kernel, value, last)) is not None}
     borders = {0, size}
     for answer in answers.values():
@@ -62,6 +65,8 @@ def _answer_by_iteration(kernel: KernelIR, value: int, last: int) -> Callable[[i
     if not isinstance(position, Position) or not isinstance(limit, Constant) or position.offset.loops != (last,):
         return None
     step, start = position.offset.coefficient(last), position.offset.constant
+    if is_open(step, start):
+        return None
     order, number = instruction.op, int(limit.value)
     return lambda i: _ORDERS[order](step * i + start, number)
 
@@ -81,7 +86,7 @@ def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Af
 
     Where the guard is false the second part alone is read. None where that may lie outside the buffer.
     """
-    if load.address.indirect:
+    if load.address.indirect or is_open(*kernel.ranges):
         return None
     offset = load.address.offset
     moving = Affine.of({loop: c for loop, c in offset.terms if loop >= kernel.num_outer}, 0)
@@ -91,4 +96,5 @@ def parts_of(kernel: KernelIR, load: Load, segment: Segment) -> tuple[Affine, Af
     step = moving.coefficient(last)
     if step > 0:
         low, high = low + step * segment.start, high - step * (kernel.ranges[last] - segment.stop)
-    return (rest, moving) if low >= 0 and high < kernel.parameters[load.buffer].span else None
+    span = kernel.parameters[load.buffer].span
+    return (rest, moving) if not is_open(low, high, span) and low >= 0 and high < span else None

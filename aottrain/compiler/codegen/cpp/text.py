@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import torch
 
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, Load, Reduce
+from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, KernelIR, Load, Reduce
+from aottrain.ir.sizes.polynomials import PREFIX
 
 STORED = {
     torch.float32: "float", torch.float64: "double", torch.bfloat16: "bf16", torch.float16: "f16",
@@ -177,11 +179,33 @@ def tracks_nan(instruction: Reduce) -> bool:
     return instruction.op in ("max", "min") and instruction.dtype.is_floating_point
 
 
+def arguments(sizes: Sequence[str], number: int) -> list[str]:
+    """Lines that read these sizes from the kernel's argument of that number."""
+    return [f"const i64 {PREFIX}{name} = ((const i64*)p[{number}])[{k}];" for k, name in enumerate(sizes)]
+
+
+def numbered(text: str, sizes: Sequence[str]) -> str:
+    """A kernel's text with names for its sizes that are the same in every program."""
+    for k, name in enumerate(sizes):
+        text = re.sub(rf"\b{PREFIX}{name}\b", f"d{k}", text)
+    return text
+
+
 def affine_text(offset: Affine) -> str:
     parts = [f"i{loop}" if c == 1 else f"{c} * i{loop}" for loop, c in offset.terms]
     if offset.constant or not parts:
         parts.append(f"{offset.constant}")
     return " + ".join(parts)
+
+
+def row_position(kernel: KernelIR, base: str | None = None) -> str:
+    """The running number of an element in its row, from `base`."""
+    step, parts = 1, []
+    for loop in reversed(range(kernel.num_outer, len(kernel.ranges))):
+        parts.append(f"i{loop}" if step == 1 else f"{step} * i{loop}")
+        step *= kernel.ranges[loop]
+    text = " + ".join(reversed(parts)) or "0"
+    return f"{text} - {base}" if base else text
 
 
 def decoded(number: str, names: Sequence[str], sizes: Sequence[int]) -> list[str]:

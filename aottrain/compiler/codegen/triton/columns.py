@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -123,13 +124,15 @@ class Columns:
             self._out(1, f"tl.store({self._scalar_target(column)}, {self._result(column, 'total')})")
             return finish, 1, 4, parameters
         size = self.kernel.row_size
-        for line in self.index.finish_lines(_WIDTH):
+        runs = math.prod(self.kernel.ranges[: column.kept])
+        for line in self.index.finish_lines(_WIDTH, runs):
             self._out(1, line)
-        count, shape = self.tile.row_programs, f"[{_HEIGHT}, {_WIDTH}]"
-        self._add_partials(k, column, count, shape, _HEIGHT, "part[:, None]", f"(part[:, None] * {size} + col)")
+        count, shape = self.tile.row_programs // runs, f"[{_HEIGHT}, {_WIDTH}]"
+        partial = f"(run * {count} + part[:, None])" if runs > 1 else "part[:, None]"
+        self._add_partials(k, column, count, shape, _HEIGHT, "part[:, None]", f"({partial} * {size} + col)")
         self._out(1, f"total = {reduced(column.op, 'total', 0)}[None, :]")
         self._out(1, f"tl.store({self._column_target(column)}, {self._result(column, 'total')}, mask=col < {size})")
-        return finish, -(-size // _WIDTH), 4, parameters
+        return finish, runs * -(-size // _WIDTH), 4, parameters
 
     def _add_partials(
         self, k: int, column: Column, count: int, shape: str, height: int, position: str, offset: str

@@ -125,10 +125,23 @@ class Indices:
 
     def row_lines(self, step: str | None) -> list[str]:
         tile = self.tile
+        if tile.runs > 1:
+            return self._rows_of_run(step)
         first = "program" + (f" * {tile.rows_each}" if tile.rows_each > 1 else "") + (f" + {step}" if step else "")
         return [
             f"row = {first} + tl.arange(0, {tile.rows})[:, None]",
             *self._mask_line(ROW), *self._parts(ROW),
+        ]  # fmt: skip
+
+    def _rows_of_run(self, step: str | None) -> list[str]:
+        """Where a program's rows lie in one run of rows: `member` counts them from its start."""
+        tile = self.tile
+        programs, rows = tile.row_programs // tile.runs, self.counts[ROW] // tile.runs
+        first = f"program % {programs} * {tile.rows_each}" + (f" + {step}" if step else "")
+        return [
+            f"member = {first} + tl.arange(0, {tile.rows})[:, None]",
+            f"row = program // {programs} * {rows} + member",
+            *([f"row_mask = member < {rows}"] if self._is_masked(ROW) else []), *self._parts(ROW),
         ]  # fmt: skip
 
     def col_lines(self, start: str | None) -> list[str]:
@@ -141,9 +154,17 @@ class Indices:
             *self._mask_line(COL), *self._parts(COL),
         ]  # fmt: skip
 
-    def finish_lines(self, width: int) -> list[str]:
-        """Of the kernel that adds partial results of a row's elements."""
-        return [f"col = {self._program()} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL)]
+    def finish_lines(self, width: int, runs: int = 1) -> list[str]:
+        """Of the kernel that adds partial results of a row's elements, of each of so many runs of rows apart."""
+        if runs == 1:
+            return [f"col = {self._program()} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL)]
+        blocks = -(-self.counts[COL] // width)
+        return [
+            f"run = {self._program()} // {blocks}",
+            f"row = run * {self.counts[ROW] // runs}",
+            *self._parts(ROW),
+            f"col = {self._program()} % {blocks} * {width} + tl.arange(0, {width})[None, :]", *self._parts(COL),
+        ]  # fmt: skip
 
     def is_run(self, position: Affine) -> bool:
         """Whether elements along the tile's last dimension are numbered one by one, from a multiple of four."""

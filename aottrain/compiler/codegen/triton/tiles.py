@@ -5,12 +5,13 @@ The same kernel gets the same tiles on every device, so that its sums are always
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from aottrain.compiler.codegen.row_passes import is_element
+from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
-from aottrain.ir.liveness import last_uses
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
 _TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
@@ -48,6 +49,8 @@ class Tile:
     """Programs that share the rows."""
     width_programs: int = 1
     """Programs that share a row."""
+    runs: int = 1
+    """Parts of equally many rows whose programs are apart: those that a reduction over rows keeps apart."""
 
     @property
     def num_programs(self) -> int:
@@ -82,7 +85,8 @@ def _flat(kernel: KernelIR, wide: bool) -> Tile:
 
 def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, width_programs: int = 1) -> Tile:
     """Short rows share a tile, as long as there is work for all programs; sums over rows take several tiles each."""
-    num_rows = kernel.num_rows
+    runs = math.prod(kernel.ranges[: max((column.kept for column in kernel.columns), default=0)])
+    num_rows = kernel.num_rows // runs
     # Partial sums cost memory traffic: each is over eight rows at least.
     largest, least = (4 * _TILE, 8) if kernel.columns else (_TILE, 1)
     reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
@@ -92,13 +96,14 @@ def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, widt
         per_thread = min(max(1 << (fitting.bit_length() - 1), _FEWEST), _MOST)
         largest = per_thread * _SUMMED_THREADS
     rows = 1 if swept else max(1, min(largest // width, _power(num_rows)))
-    while rows > least and -(-num_rows // rows) * width_programs < _PROGRAMS:
+    while rows > least and -(-num_rows // rows) * runs * width_programs < _PROGRAMS:
         rows //= 2
     tiles, each = -(-num_rows // rows), 1
     if kernel.columns:
-        each = max(-(-tiles * width_programs // _PROGRAMS), min(tiles, least // rows))
+        each = max(-(-tiles * runs * width_programs // _PROGRAMS), min(tiles, least // rows))
+    programs = -(-tiles // each) * runs
     warps = max(1, rows * width // (32 * per_thread)) if per_thread else _warps(rows * width)
-    return Tile(False, rows, width, warps, wide, swept, rows * each, -(-tiles // each), width_programs)
+    return Tile(False, rows, width, warps, wide, swept, rows * each, programs, width_programs, runs)
 
 
 def _num_held(kernel: KernelIR) -> int:

@@ -18,8 +18,8 @@ from aottrain.compiler.partition.budget.marginal import scheduled_ops
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, seconds_beyond, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 from aottrain.explain.report import Gap
+from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.graph import PartitionedGraph
-from aottrain.ir.liveness import freed_after, last_uses
 from aottrain.ir.plan import PartitionPlan
 
 _UNITS_PER_S = 10**15  # of the cut's whole numbers

@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 
 from aottrain.compiler.partition.costs.storages import Array, StorageGraph
-from aottrain.ir.liveness import last_uses
+from aottrain.ir.analysis.liveness import last_uses
 
 # What is alive at a cut, relative to the largest storage alive.
 _BESIDE_A_CUT = 1.25

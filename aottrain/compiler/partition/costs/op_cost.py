@@ -13,7 +13,7 @@ from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.repetition import once_for_alike
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula, op_info
-from aottrain.ir.sizes import concrete, hint, is_symbolic
+from aottrain.ir.sizes.expressions import concrete, hint, is_symbolic
 from aottrain.measure.rates import DEFAULT_RATES, rates_for
 from aottrain.measure.timings import call_seconds
 

@@ -16,13 +16,13 @@ import numpy.typing as npt
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace
+from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     InputKind,
     JointGraph,
     OutputKind,
     allocations,
-    descendants,
     info,
     is_size,
     is_tuple,

@@ -9,8 +9,10 @@ from html import escape
 from pathlib import Path
 
 from aottrain.ir.units import format_bytes, format_count, format_seconds
+from aottrain.report import html
 from aottrain.report.charts import size
-from aottrain.report.page import Column, card, folded, heading, joined, page, table
+from aottrain.report.graph.script import SCRIPT as PICTURES
+from aottrain.report.page import Column, card, folded, heading, inner_of, joined, page, table
 from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot
 from aottrain.report.runs.drawing.look import STYLE
 from aottrain.report.runs.drawing.runs_table import link
@@ -43,8 +45,21 @@ def render_run(found: Collection, *, head: str = "") -> str:
         _sample(run),
         _settings(run),
         _links(found),
+        compiled := _compiled(found),
     ]
-    return page(f"run {run.name}", body, script=SCRIPT, style=STYLE, head=head)
+    script, style = (SCRIPT + PICTURES, STYLE + html.STYLE) if compiled else (SCRIPT, STYLE)
+    return page(f"run {run.name}", body, script=script, style=style, head=head)
+
+
+def _compiled(found: Collection) -> str:
+    """The compile report that lies beside the figures of a run that has ended."""
+    run = found.runs[0]
+    if run.status == "running" or not found.has_links:
+        return ""
+    try:
+        return inner_of(text_of(run.folder / REPORT))
+    except OSError:
+        return ""
 
 
 def spikes(points: Points, factor: float) -> list[tuple[float, float]]:

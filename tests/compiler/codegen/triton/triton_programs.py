@@ -184,6 +184,38 @@ def test_sums_over_rows_and_over_all(shape):
     compare(lambda x, b: ((x + b).sin() * 3, (x * b).sum(0), (x - b).square().mean()), [x, bias])
 
 
+@pytest.mark.parametrize("shape", [(3, 50, 129), (5, 300, 16), (2, 9, 5000)], ids=str)
+def test_sums_over_the_rows_of_each_sequence(shape):
+    """The gradients of a norm's scale and shift, in one kernel; rows that are swept, too; and sums without a norm."""
+
+    def modulated(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        return F.layer_norm(x, (shape[2],)) * scale.unsqueeze(1), (x * 2).mean(1)
+
+    given = torch.randn(shape, requires_grad=True), torch.randn(shape[0], shape[2], requires_grad=True)
+    kernels = compare(modulated, given).kernels
+    assert any(column.kept == 1 for kernel in kernels for column in kernel.columns)
+
+
+@pytest.mark.parametrize("shape", [(5, 24), (300, 40)], ids=str)
+def test_parts_of_a_result_are_written_where_they_are_made(shape):
+    """Of gradients of halves, and of what takes turns along a dimension."""
+
+    def gated(x: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = x.chunk(2, -1)
+        return F.silu(left) * right, torch.stack((left.exp(), right.sin()), -1).flatten(-2)
+
+    kernels = compare(gated, [torch.randn(shape, requires_grad=True)]).kernels
+    assert any(len({store.buffer for store in k.stores}) < len(k.stores) for k in kernels)
+
+
+@pytest.mark.parametrize("window", [(2,), (3, 2, 1)], ids=str)
+def test_largest_of_windows(window):
+    """With a relu before it, whose gradient is taken after it."""
+    x = torch.randn(2, 3, 9, 10, requires_grad=True)
+    backend = compare(lambda x: F.max_pool2d(F.relu(x * 2), *window) * 3, [x], kernel="triton")
+    assert backend is not None
+
+
 @pytest.mark.parametrize("training", (True, False))
 def test_batch_and_group_norms_in_parts(training):
     layers = nn.BatchNorm2d(6), nn.ReLU(), nn.GroupNorm(3, 6), nn.SiLU()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from aottrain.config.recipes import writes_text
 from aottrain.data.batches import Codec
 from aottrain.errors import OutputError
 from aottrain.trainer.console import shown
@@ -17,11 +18,6 @@ from aottrain.trainer.console import shown
 FILE = "sample.txt"
 PROMPT = "The "
 TEMPERATURE = 0.8
-
-
-def writes_text(recipe: ModuleType, options: Any) -> bool:
-    """Whether the recipe with these options has text to show."""
-    return hasattr(recipe, "generate") and getattr(options, "writes_text", True)
 
 
 def unknown_token(prompt: bytes | list[int], options: Any) -> int | None:

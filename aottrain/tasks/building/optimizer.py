@@ -8,7 +8,8 @@ from aottrain.config.choices import GENERATING
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.engines import LossModule
-from aottrain.trainer.optim import build_optimizer, decay_groups, hyperparameters, leaves_steps_out
+from aottrain.trainer.optim import build_optimizer, hyperparameters, leaves_steps_out
+from aottrain.trainer.weights.groups import parameter_groups
 
 
 def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device) -> tuple[torch.optim.Optimizer, str]:
@@ -32,7 +33,7 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
     import aottrain  # the compiler, which the others do without
 
     optimizer_class = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
-    groups = decay_groups(module, config.optimizer.weight_decay, config.optimizer.decay_norms_and_biases)
+    groups = parameter_groups(module, config.optimizer)
     more = {"clip_norm": config.optimizer.clip_norm, "skip_nonfinite": True, "kernel": kernel}
     return optimizer_class(groups, **hyperparameters(config.optimizer), **more), kernel
 

@@ -25,15 +25,19 @@ from aottrain.metrics.memory import distinct_bytes, total_bytes
 from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend
 from aottrain.step import Batch, TrainStep
+from aottrain.tasks.building.model import build_model, model_options
+from aottrain.tasks.building.optimizer import choose_optimizer
+from aottrain.tasks.building.rungs import Programs
+from aottrain.tasks.building.samples import sampler
 from aottrain.tasks.measuring.capacity import check_weights
 from aottrain.tasks.measuring.determinism import decisions_asked, num_threads
-from aottrain.tasks.optimizer import choose_optimizer
-from aottrain.tasks.samples import sampler
 from aottrain.trainer.blocks import checkpointed, repeated_modules
-from aottrain.trainer.engines import LossModule, ModuleStep
+from aottrain.trainer.engines import LossModule, ModuleStep, split_batch
+from aottrain.trainer.evaluation import Patience
 from aottrain.trainer.job import Job
-from aottrain.trainer.loop import start_streams
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
+from aottrain.trainer.preparing import start_streams
+from aottrain.trainer.weights.averaging import Averages
 
 
 def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
@@ -49,35 +53,31 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
     batches = build_batches(config, recipe, options, device)
     learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
-    check_weights(recipe, options, config, device)
+    check_weights(partial(build_model, recipe, options, config), config, device)
     start_streams(config.seed, None)
-    model = recipe.build(options)
-    if not isinstance(model, torch.nn.Module):
-        raise RecipeError(f"build(options) must return a torch.nn.Module, it returned {type(model).__name__}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise RecipeError("the model that build(options) returned has no parameter that takes a gradient")
-    model = model.to(device)
+    model = build_model(recipe, options, config).to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision, getattr(recipe, "weight", None)).train()
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
+    is_whole = all(parameter.requires_grad for parameter in model.parameters())
     may_run_eagerly = config.engine.on_unsupported == "eager"
+    averages = None if config.trainer.ema is None else Averages(model, config.trainer.ema)
     reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
+    reserved += 0 if averages is None else distinct_bytes(averages.values.values())
     return Job(
         name=config.recipe.title,
         module=module,
         step=build_step(config, module, batches.tokens_per_batch, reserved, decisions),
         optimizer=optimizer,
         optimizer_kernel=optimizer_kernel,
+        patience=Patience(config.trainer.patience),
+        averages=averages,
         torch_optimizer=partial(build_optimizer, module, config.optimizer) if may_run_eagerly else None,
         batches=batches,
         device=device,
-        flops_per_sample=flops_per_sample(recipe, options, batches),
+        # The recipe counts the gradient of every weight.
+        flops_per_sample=flops_per_sample(recipe, options, batches) if is_whole else None,
         sample=sampler(recipe, options, model, config.seed, batches.codec),
     )
-
-
-def model_options(config: RunConfig) -> Any:
-    """The recipe's Options, as they are given or its own."""
-    return config.recipe.model if config.recipe.model is not None else recipe_of(config.recipe).Options()
 
 
 def chosen_device(config: RunConfig) -> torch.device:
@@ -131,7 +131,7 @@ def build_batches(config: RunConfig, recipe: ModuleType, options: Any, device: t
     source = load(config.data, options, size * accumulate)
     view = ReadAhead if source.is_decoded else SourceBatches
     batches = view(source, size, accumulate, config.seed, device, config.data.order)
-    if not source.tokens_per_example or not hasattr(recipe, "prepare"):
+    if not hasattr(recipe, "prepare"):
         return batches
     return PreparedBatches(batches, partial(recipe.prepare, options), config.seed)
 
@@ -203,17 +203,23 @@ def build_step(
         "cuda_graphs": config.kernel.cuda_graphs,
         "memory_bytes": total_bytes(device),
     }
-    compiled = aottrain.compile(module, capture="trace", **options, **plan)
+
+    def compiled_with(plan: Any) -> Any:
+        return aottrain.compile(module, capture="trace", **options, **plan)
 
     def explain(batch: Batch) -> str:
-        return str(aottrain.bisect(module, batch, folder=Path(config.output_dir) / "bisect", **plan))
+        with_changes = {**plan, **programs.changes}
+        return str(aottrain.bisect(module, batch, folder=Path(config.output_dir) / "bisect", **with_changes))
 
     def compile_for(batch: Batch) -> None:
         with suppress(UnsupportedError):  # the call will run eagerly and be counted, or raise this itself
-            compiled.prepare(*batch)
+            if step.call is not module:
+                step.call.prepare(*split_batch(batch, step.splits)[0])
 
-    hooks = {"report": compiled.report, "explain": explain, "compile_for": compile_for}
-    return ModuleStep(engine, compiled, **counts, **hooks)
+    compiled = compiled_with(plan)
+    step = ModuleStep(engine, compiled, **counts, report=compiled.report, explain=explain, compile_for=compile_for)
+    step.rungs = programs = Programs(step, module, compiled_with, plan)
+    return step
 
 
 def raise_own_error(job: Job) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from aottrain.compat import SIZE_NAMESPACE, size_hint, size_text
 from aottrain.errors import UnsupportedError
+from aottrain.ir.sizes.polynomials import Polynomial
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ def size_of(value: Any) -> Any:
 
 def hint(value: Any) -> int:
     """The value that a size had when it was traced; adds no guard. Raises UnsupportedError where it had none."""
+    if isinstance(value, Polynomial):
+        return value.hint
     size = size_hint(value) if is_symbolic(value) else value
     if size is None:
         raise UnsupportedError("a size depends on the values of a tensor")

@@ -1,0 +1,98 @@
+"""Where a tensor lies in the buffer that it is a view of; a call's results, and the order of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from aottrain.compiler.lowering import Rule
+from aottrain.ir.analysis.unchanged import once
+from aottrain.ir.graph import known_spec, spec_of, storage_root, value_of
+from aottrain.ir.sizes.expressions import size_of
+from aottrain.ir.sizes.polynomials import UndecidedError, current_facts, likely
+from aottrain.ir.tensor import opened
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor lies, in elements from the start of the buffer that it is a view of."""
+
+    root: fx.Node
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+
+
+@once
+def layout_of(node: fx.Node) -> Layout | None:
+    """None where the view has another type than its buffer, begins before it, or is laid out as no polynomial says."""
+    root = storage_root(node)
+    value, base = value_of(node), value_of(root)
+    if not isinstance(value, torch.Tensor) or not isinstance(base, torch.Tensor) or value.dtype is not base.dtype:
+        return None
+    if value.is_neg() or value.is_conj() or base.is_neg():
+        return None
+    start = value.storage_offset() - base.storage_offset()
+    facts = current_facts()
+    if facts is None:
+        start = int(start)
+        shape, stride = tuple(value.shape), value.stride()
+    else:
+        spec, whole = known_spec(node), known_spec(root)
+        if not (spec.is_known and whole.is_known):
+            return None
+        try:
+            start, shape, stride = opened(size_of(start), facts), spec.shape, spec.stride
+        except UndecidedError:
+            return None
+    if start < 0:
+        return None  # before the first element of the kernel's argument
+    return Layout(root, shape, stride, start)
+
+
+def results_of(node: fx.Node) -> list[fx.Node | None]:
+    """The buffers of a call's results, in order: the node, or its items (None for one that nothing reads)."""
+    value = value_of(node)
+    if not isinstance(value, (tuple, list)):
+        return [node]
+    results: list[fx.Node | None] = [None] * len(value)
+    for user in node.users:
+        if user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem":
+            results[user.args[1]] = user  # type: ignore[index]
+    return results
+
+
+def result_nodes(node: fx.Node, rule: Rule) -> list[fx.Node | None]:
+    """Those of the results that the rule gives: all but the ones that a mask leaves out; the only one, for each of its
+    parts."""
+    value = value_of(node)
+    results = results_of(node)
+    if rule.in_parts:
+        return results * len(rule.outputs)
+    if not isinstance(value, (tuple, list)):
+        return results
+    if len(rule.outputs) == len(value):
+        return results
+    return [item for item, example in zip(results, value, strict=True) if example is not None]
+
+
+def memory_order(node: fx.Node, rule: Rule) -> list[int]:
+    """The domain's dimensions, the one with the largest steps in memory first: as in the largest tensor it touches."""
+    best: tuple[int, Sequence[int | None], Sequence[int]] | None = None
+    for item, output in zip(result_nodes(node, rule), rule.outputs, strict=True):
+        spec = spec_of(item) if item is not None else None
+        if spec is not None and output.column is None and (best is None or likely(spec.numel) > best[0]):
+            best = likely(spec.numel), output.dims, spec.stride
+    for operand in rule.operands:
+        spec = spec_of(operand.node)
+        if not operand.free and spec is not None and (best is None or likely(spec.numel) > best[0]):
+            best = likely(spec.numel), operand.dims, spec.stride
+    steps = [0] * len(rule.shape)
+    if best is not None:
+        for d, stride in zip(best[1], best[2], strict=True):
+            if d is not None:
+                steps[d] = likely(stride)
+    return sorted(range(len(rule.shape)), key=lambda d: (-steps[d], d))

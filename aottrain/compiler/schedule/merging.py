@@ -1,0 +1,107 @@
+"""Groups that become one once all calls have theirs: pairs of a maker and a reader, and what reads the same."""
+
+from __future__ import annotations
+
+import math
+
+from torch import fx
+
+from aottrain.compiler.schedule.groups import Group
+from aottrain.compiler.schedule.inlining import Inlining
+from aottrain.compiler.schedule.units import Dependencies, Fusion, joins
+from aottrain.ir.graph import info, storage_bytes, storage_root
+from aottrain.ir.ops import OpKind
+from aottrain.ir.sizes.polynomials import same
+
+# What is read twice, and so large, is worth one kernel.
+_WORTH_MERGING = 1 << 16
+
+
+def merge_pairs(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
+    """Make one group of a group and one that reads what it makes, where all of both fits into one loop nest.
+
+    Calls join groups in program order, each one group: where a value is made from two groups, one of them is written
+    and read again. The reader waits for no library call that the maker does not wait for, so nothing lives longer.
+    local: as of `fuse`.
+    """
+    groups = {group.number: group for group in fusion.groups}
+    apart = [(unit, node) for node, unit in dependencies.unit_of.items() if unit not in groups]
+    waiting = sum({1 << unit for unit, _ in apart})
+    borders = [unit for unit, node in apart if local and info(node).kind is OpKind.COMPUTE]
+    above, tried = dependencies.ancestors, set[tuple[int, int, int]]()
+
+    def pair_of(reader: Group) -> tuple[Group, Group] | None:
+        makers = {fusion.group_of[call].number for call in map(_maker, reader.reads) if call in fusion.group_of}
+        for number in sorted(makers - {reader.number}, reverse=True):
+            key = number, reader.number, len(reader.members)
+            if key in tried:
+                continue
+            tried.add(key)
+            between = any((above[reader.number] >> u) & (above[u] >> number) & 1 for u in range(len(above)))
+            waits = above[reader.number] & ~above[number] & waiting
+            if not between and not waits and not any(number < unit < reader.number for unit in borders):
+                merged = _both(groups[number], reader, fusion.inlined)
+                if merged is not None:
+                    return groups[number], merged
+        return None
+
+    for unit in sorted(groups, reverse=True):
+        while unit in groups and (pair := pair_of(groups[unit])) is not None:
+            maker, merged = pair
+            dependencies.merge(maker.number, unit)
+            groups[unit] = merged
+            del groups[maker.number]
+            _made_one(merged, fusion)
+    fusion.groups = [groups[group.number] for group in fusion.groups if group.number in groups]
+
+
+def _made_one(merged: Group, fusion: Fusion) -> None:
+    """Its calls are this group's from now on, and what is no longer true of them is no reason."""
+    fusion.group_of.update((member.node, merged) for member in merged.members)
+    for member in merged.members:
+        makers = {_maker(storage_root(source)) for source in member.node.all_input_nodes}
+        if all(fusion.group_of.get(call, merged) is merged for call in makers):
+            fusion.reasons.pop(member.node.name, None)
+
+
+def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
+    """A group that only adds up what another one reads is made there, where neither waits for the other, or for a
+    library call that the other does not wait for. local: as of `fuse`."""
+    above = dependencies.ancestors
+    waiting = sum({1 << unit for unit in dependencies.unit_of.values()} - {1 << g.number for g in fusion.groups})
+
+    def apart(one: Group, other: Group) -> bool:
+        between = (above[one.number] >> other.number) & 1 or (above[other.number] >> one.number) & 1
+        return not between and not (above[one.number] ^ above[other.number]) & waiting
+
+    sums = [group for group in fusion.groups if all(member.rule.columns for member in group.members)]
+    for group in () if local else sums:
+        if not any(known is group for known in fusion.groups):
+            continue
+        read = {root for root in group.reads if storage_bytes(root) >= _WORTH_MERGING}
+        for other in [other for other in fusion.groups if other is not group and read.intersection(other.reads)]:
+            merged = _both(other, group, fusion.inlined) if apart(group, other) else None
+            if merged is not None:
+                dependencies.add(group.number, {other.number})
+                dependencies.merge(other.number, group.number)
+                fusion.groups = [merged if g is group else g for g in fusion.groups if g is not other]
+                _made_one(merged, fusion)
+                break
+
+
+def _maker(root: fx.Node) -> fx.Node:
+    """The call that makes a buffer, which may be an item of its tuple."""
+    is_item = root.op == "call_function" and info(root).kind is OpKind.STRUCTURE
+    return root.all_input_nodes[0] if is_item else root
+
+
+def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
+    """One group of all that both have; None where that does not fit."""
+    if not same(math.prod(maker.loops.values()), math.prod(reader.loops.values())):
+        return None
+    group, apart = maker.copy(), Fusion()
+    group.number, group.takes_loose = reader.number, True
+    if not all(joins(group, member.node, inlined.rules_of(member.node), apart) for member in reader.members):
+        return None
+    group.takes_loose = False
+    return group

@@ -1,0 +1,42 @@
+"""What a run's folder holds, by names and first bytes: it is asked before torch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CHECKPOINTS = "checkpoints"
+"""The folder of a run with those files."""
+INDEX = "latest.json"
+"""Which of them there are, with their checksums."""
+_FILES = "step_*.pt"
+_ARCHIVE = b"PK\x03\x04"  # what torch.save writes begins so
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """Of a run's folder, or that folder itself."""
+    nested = path / CHECKPOINTS
+    return nested if nested.is_dir() else path
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether there is one of a run, damaged or not."""
+    folder = checkpoint_folder(path)
+    return any(folder.glob(_FILES)) or (folder / INDEX).is_file()
+
+
+def no_checkpoint(path: Path) -> str:
+    """Why nothing goes on from this path, which exists: a file, a run's folder, or that of its checkpoints; "" where
+    only reading it can tell."""
+    if not path.is_dir():
+        try:
+            with path.open("rb") as file:
+                begins = file.read(len(_ARCHIVE))
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
+        return "" if begins == _ARCHIVE else "is no checkpoint of aottrain"
+    if has_checkpoint(path):
+        return ""
+    within = path.glob(f"*/{CHECKPOINTS}/{_FILES}")
+    other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
+    hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
+    return f"the folder has no checkpoint{hint}"

@@ -1,0 +1,81 @@
+"""Maximum pooling that remembers the place of each maximum in its window, in one byte, instead of that in the image.
+
+Both ops have a lowering; what stands here says what they compute, and runs where there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("aottrain", "FRAGMENT")
+aten = torch.ops.aten
+
+
+def _starts(like: Tensor, step: Sequence[int], pad: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The rows and columns of an image at which the windows of (..., rows, columns) results begin."""
+    rows, columns = (
+        torch.arange(size, device=like.device) * each - before
+        for size, each, before in zip(like.shape[-2:], step, pad, strict=True)
+    )
+    return rows.unsqueeze(-1), columns
+
+
+def max_pool_taps(
+    x: Tensor, window: Sequence[int], step: Sequence[int], pad: Sequence[int], ceil_mode: bool
+) -> tuple[Tensor, Tensor]:
+    """Of (channels, height, width), with a batch before or not, the largest of each window, as max_pool2d has it; and
+    the number of its place in the window, row by row, as int8."""
+    largest, index = aten.max_pool2d_with_indices(x, window, step, pad, [1, 1], ceil_mode)
+    rows, columns = _starts(largest, step, pad)
+    width = x.shape[-1]
+    return largest, ((index // width - rows) * window[1] + index % width - columns).to(torch.int8)
+
+
+def max_pool_gradient(
+    gradient: Tensor,
+    taps: Tensor,
+    size: Sequence[int],
+    window: Sequence[int],
+    step: Sequence[int],
+    pad: Sequence[int],
+    ceil_mode: bool,
+    channels_last: bool,
+) -> Tensor:
+    """The gradient of `max_pool_taps`' operand, whose height and width are `size`."""
+    rows, columns = _starts(taps, step, pad)
+    wide = taps.to(torch.int64)
+    index = (wide // window[1] + rows) * size[1] + wide % window[1] + columns
+    like = _like(gradient, size, channels_last)
+    return aten.max_pool2d_with_indices_backward(gradient, like, window, step, pad, [1, 1], ceil_mode, index)
+
+
+def _like(gradient: Tensor, size: Sequence[int], channels_last: bool) -> Tensor:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    return torch.empty(
+        [*gradient.shape[:-2], *size], dtype=gradient.dtype, device=gradient.device, memory_format=layout
+    )
+
+
+def _fake_taps(x: Tensor, *pool: Any) -> tuple[Tensor, Tensor]:
+    *sizes, ceil_mode = pool
+    largest, index = aten.max_pool2d_with_indices(x, *sizes, [1, 1], ceil_mode)
+    return largest, index.to(torch.int8)
+
+
+def _fake_gradient(gradient: Tensor, taps: Tensor, size: Sequence[int], *pool: Any) -> Tensor:
+    return _like(gradient, size, channels_last=pool[-1])
+
+
+_WINDOW = "int[2] window, int[2] step, int[2] pad, bool ceil_mode"
+_library.define(f"max_pool_taps(Tensor x, {_WINDOW}) -> (Tensor, Tensor)")
+_library.define(
+    f"max_pool_gradient(Tensor gradient, Tensor taps, int[2] size, {_WINDOW}, bool channels_last) -> Tensor"
+)
+_library.impl("max_pool_taps", max_pool_taps, "CompositeExplicitAutograd")
+_library.impl("max_pool_gradient", max_pool_gradient, "CompositeExplicitAutograd")
+torch.library.register_fake("aottrain::max_pool_taps", _fake_taps)
+torch.library.register_fake("aottrain::max_pool_gradient", _fake_gradient)

@@ -1,0 +1,86 @@
+"""The generated kernels on the page: what each computes, for which lines, what it moves, and its text; and what was not
+fused, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from aottrain.explain.records import KernelRecord
+from aottrain.explain.report import GraphReport
+from aottrain.ir.units import format_bytes, format_count, format_percent
+from aottrain.report.charts import breakable, size
+from aottrain.report.highlight import highlight
+from aottrain.report.page import Column, folded, heading, joined, long_table, mono
+
+NUM_ROWS = 12
+NUM_TEXTS = 60  # kernels whose code is on the page: those that move most
+
+
+def render_kernels(graph: GraphReport, *, texts: bool) -> str:
+    """texts: with formulas and code."""
+    return joined([_kernels(graph.kernel_records, texts=texts), _refused(graph), _guards(graph)])
+
+
+def _kernels(records: Sequence[KernelRecord], *, texts: bool) -> str:
+    if not records:
+        return ""
+    total = sum(record.total_bytes for record in records) or 1
+    calls = sum(len(record.names) for record in records)
+    columns = [
+        Column("kernel and what it computes", 34),
+        Column("lines of the program", 26),
+        Column("calls", 8, number=True),
+        Column("moves in a call", 16, number=True),
+        Column("of all", 16, number=True),
+    ]
+    rows = [
+        [
+            f"{mono(record.names[0])}<small>{escape(record.ops)}</small>",
+            breakable(", ".join(record.lines)),
+            format_count(len(record.names)),
+            size(record.moved_bytes),
+            format_percent(record.total_bytes / total),
+        ]
+        for record in records
+    ]
+    note = f"{format_count(len(records))} functions, called {format_count(calls)} times a step"
+    meaning = (
+        '<p class="dim">Bytes are counted, not measured: each element that a kernel reads or writes moves once, which '
+        "is the least that it can move.</p>"
+    )
+    listing = long_table(columns, rows, shown=NUM_ROWS, rest=f"{len(rows) - NUM_ROWS} more")
+    return joined([heading("Generated kernels", note), meaning, listing, _texts(records) if texts else ""])
+
+
+def _texts(records: Sequence[KernelRecord]) -> str:
+    shown = [
+        folded(
+            record.names[0],
+            f'<h4>Formula</h4><pre class="code">{highlight(record.formula)}</pre>'
+            f'<h4>Code</h4><pre class="code">{highlight(record.code)}</pre>',
+            f"{record.ops}; {format_bytes(record.moved_bytes)} a call",
+        )
+        for record in records[:NUM_TEXTS]
+    ]
+    left = len(records) - len(shown)
+    more = f'<p class="dim">{left} more are in report.graphs[...].kernel_records.</p>' if left > 0 else ""
+    return folded("Formulas and code", "".join(shown) + more, f"{len(shown)} kernels")
+
+
+def _refused(graph: GraphReport) -> str:
+    if not graph.refusals:
+        return ""
+    columns = [Column("call", 24), Column("alike", 10, number=True), Column("why it is not one kernel with it", 66)]
+    rows = [[mono(refusal.op), format_count(refusal.count), escape(refusal.reason)] for refusal in graph.refusals]
+    count = sum(refusal.count for refusal in graph.refusals)
+    listing = long_table(columns, rows, shown=NUM_ROWS, rest=f"{len(rows) - NUM_ROWS} more")
+    return folded("Fusions that were not made", listing, format_count(count))
+
+
+def _guards(graph: GraphReport) -> str:
+    if not graph.guards:
+        return ""
+    lines = "".join(f"<li>{escape(line)}</li>" for line in graph.guards)
+    inputs = f"<li>inputs: {escape(', '.join(graph.inputs))}</li>" if graph.inputs else ""
+    return folded("Guards", f"<ul>{inputs}{lines}</ul>", "compared before each call of this program")

@@ -1,0 +1,74 @@
+"""The main plots of runs as PNG files, for papers and slides, by matplotlib (the extra `plots`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from aottrain.errors import ConfigError
+from aottrain.report.runs.reading import HELD_OUT, LOSS, STEP_MS, Run
+from aottrain.report.style import SERIES
+
+_INCHES, _DPI = (6.0, 3.6), 200
+_STYLES = ("-", "--", ":")
+_LEGEND = 12  # runs that are named
+_FIGURES = (("step_ms_median", "step time, median (ms)", 1.0), ("peak_bytes", "peak memory (MiB)", 2.0**20))
+
+
+def check_installed() -> None:
+    """ConfigError: matplotlib is not there."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--png needs matplotlib: pip install 'aottrain[plots]'")
+
+
+def write_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
+    """Loss, held-out loss and step time by step, and a bar for each run's step time and peak: those that there are
+    figures of. Gives the files' paths. Raises ConfigError without matplotlib, OSError where they cannot be written."""
+    check_installed()
+    from matplotlib.figure import Figure  # no window, no global state
+
+    written = []
+    for name, title in ((LOSS, "loss"), (HELD_OUT, "held-out loss"), (STEP_MS, "step time (ms)")):
+        curves = [(run.name, run.metrics.get(name) or ()) for run in runs]
+        if any(len(points) > 1 for _, points in curves):
+            axes = _axes(Figure, "step", title)
+            for i, (label, points) in enumerate(curves):
+                _curve(axes, i, label, points)
+            if len(curves) > 1:
+                axes.legend(frameon=False, fontsize=8)
+            written.append(_save(axes, folder / f"{name.replace('/', '_')}.png"))
+    for name, title, unit in _FIGURES:
+        bars = [(run.name, value / unit) for run in runs if (value := run.number(name)) is not None]
+        if len(bars) > 1:
+            axes = _axes(Figure, title, "")
+            axes.barh([label for label, _ in bars], [value for _, value in bars], color=SERIES[0][0])
+            axes.invert_yaxis()
+            written.append(_save(axes, folder / f"{name}.png"))
+    return written
+
+
+def _axes(figure: Any, x: str, y: str) -> Any:
+    axes = figure(figsize=_INCHES, dpi=_DPI, layout="constrained").add_subplot()
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.3)
+    return axes
+
+
+def _curve(axes: Any, i: int, label: str, points: Sequence[tuple[float, float]]) -> None:
+    """Colours as on the pages. Of curves that lie on each other the first is the widest, so that each is seen. A value
+    that is not finite is a gap."""
+    steps = [step for step, _ in points]
+    values = [value if math.isfinite(value) else math.nan for _, value in points]
+    style = _STYLES[i // len(SERIES) % len(_STYLES)]
+    shown = label if i < _LEGEND else "_nolegend_"
+    axes.plot(steps, values, style, color=SERIES[i % len(SERIES)][0], linewidth=max(4.0 - 1.2 * i, 1.0), label=shown)
+
+
+def _save(axes: Any, path: Path) -> Path:
+    axes.figure.savefig(path, metadata={"Software": None})
+    return path

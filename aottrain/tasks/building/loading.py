@@ -1,0 +1,36 @@
+"""What a task finds of a run that has been: its newest checkpoint, and the weights in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from aottrain.config.folders import CHECKPOINTS
+from aottrain.config.recipes import load_recipe, recipe_names
+from aottrain.errors import ConfigError, ResumeError
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load_model
+
+
+def newest_of_run(key: str, run: str | None) -> Loaded:
+    """The newest checkpoint that is whole of the run that the setting `key` names. ResumeError: there is none."""
+    loaded = find(run, CheckpointFolder(Path(str(run), CHECKPOINTS)), print, key)
+    if loaded is None:
+        raise ResumeError(f"{key}={run}: names no run")
+    return loaded
+
+
+def load_weights(model: nn.Module, loaded: Loaded, key: str, which: str = "auto") -> None:
+    """The weights of a checkpoint that `which` names (WEIGHTS of aottrain.config.choices), as the setting `key` has it.
+    ConfigError: it has no averaged ones. ResumeError: it is of another model."""
+    averages = loaded.state.get("averages")
+    if averages is None and which == "averaged":
+        raise ConfigError(f"{key}=averaged: that run kept no mean of its weights (trainer.ema)")
+    taken = {} if averages is None or which == "last" else averages["values"]
+    load_model(model, replace(loaded, state={**loaded.state, "model": {**loaded.state["model"], **taken}}))
+
+
+def able_recipes(function: str) -> str:
+    """The recipes of ours that have this function, for a sentence."""
+    return ", ".join(name for name in recipe_names() if hasattr(load_recipe(name), function))

@@ -1,0 +1,103 @@
+"""Before the first step: random streams, what a checkpoint brings along, compiling."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from aottrain.config.choices import EAGER_ENGINES
+from aottrain.errors import UnsupportedError
+from aottrain.metrics.preserve import preserved
+from aottrain.step import ClipsItself
+from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, set_random_state
+from aottrain.trainer.job import Job
+from aottrain.trainer.reliability.memory import put_on_rung, take_less_memory
+
+if TYPE_CHECKING:
+    from aottrain.config.run import RunConfig
+
+
+def schedule_steps(config: RunConfig, resume: Loaded | None) -> int:
+    """How long the learning-rate schedule is: as told, else as in the run that goes on, else this run's steps.
+
+    So it does not depend on where a run stops.
+    """
+    if config.lr_schedule.total_steps is not None:
+        return config.lr_schedule.total_steps
+    return resume.state["schedule_steps"] if resume else config.trainer.steps
+
+
+def start_streams(seed: int, resume: Loaded | None) -> None:
+    """Random numbers start anew here, whatever building and compiling drew, or go on where the checkpoint was."""
+    if resume:
+        set_random_state(resume.state["random"])
+        return
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def restore(job: Job, resume: Loaded) -> None:
+    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. ResumeError:
+    it is of another model or optimizer."""
+    load_model(job.module.model, resume)
+    load_optimizer(job.optimizer, resume)
+    job.load_state_beside(resume.state)
+    if "rung" in resume.state:
+        put_on_rung(job, resume.state["rung"])
+
+
+def prepare(
+    job: Job, check: Callable[[], None] = lambda: None, say: Callable[[str], None] | None = None
+) -> tuple[float, int | None]:
+    """Compile: one call that leaves no trace. Returns its seconds and, on CUDA, the most memory held meanwhile.
+
+    check: is called where the engine has compiled and run nothing yet; what it raises ends this. say: takes a line
+    where memory runs out and another plan is taken; None: the allocator's error is raised.
+
+    Eager has nothing to prepare: 0.0, None; its optimizer, where that is generated, compiles in its first step.
+    """
+    if job.step.engine in EAGER_ENGINES:
+        return 0.0, None
+    on_cuda = job.device.type == "cuda"
+    if on_cuda:
+        torch.cuda.reset_peak_memory_stats(job.device)
+    start_s = time.perf_counter()
+    batches = job.batches.at(1)[:1]
+    while True:
+        try:
+            with preserved(job.module):
+                if job.step.compile_for is not None:
+                    job.step.compile_for(batches[0])
+                    check()
+                job.step(batches)
+                prepare_optimizer(job)
+                if on_cuda:
+                    torch.cuda.synchronize(job.device)
+            break
+        except (MemoryError, RuntimeError) as error:
+            if say is None or (change := take_less_memory(job, batches, error)) is None:
+                raise
+        say(change)
+    seconds = time.perf_counter() - start_s
+    return seconds, torch.cuda.max_memory_allocated(job.device) if on_cuda else None
+
+
+def prepare_optimizer(job: Job) -> None:
+    """Compile its update, where kernels are generated for it. Where that fails the run goes on with torch's own, as
+    `engine.on_unsupported=eager` says; UnsupportedError under "error"."""
+    if not isinstance(job.optimizer, ClipsItself):
+        return
+    try:
+        job.optimizer.prepare()
+    except UnsupportedError as error:
+        if job.torch_optimizer is None:
+            raise
+        other = job.torch_optimizer()
+        other.load_state_dict(job.optimizer.state_dict())
+        job.optimizer, job.optimizer_kernel = other, f"torch ({error})"

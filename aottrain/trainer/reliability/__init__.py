@@ -1,0 +1,1 @@
+"""What keeps a long run going: steps that are undone, memory that runs out, bad numbers, checks in flight."""

@@ -1,0 +1,1 @@
+"""Which weights a run trains: chosen by name, adapted, averaged."""

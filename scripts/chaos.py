@@ -1,0 +1,252 @@
+"""A run that faults end at random, restarted with resume=auto until it has finished: bitwise equal to an unbroken one?
+
+    python scripts/chaos.py                         # five minutes of rounds
+    python scripts/chaos.py --minutes 120 --seed 7  # others, in the order that the seed says
+    python scripts/chaos.py --faults kill save      # some kinds alone
+    python scripts/chaos.py --engine eager          # many more starts in the time; without oom, which needs plans
+
+A round is one training from its first step to its last, whatever happens on the way: kill (SIGKILL at a random time),
+save (SIGKILL within the writing of a checkpoint), term, int, twice (SIGTERM, SIGINT, and both), disk (no file may grow
+beyond some bytes), damage (the newest checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward,
+a backward or an update). After each round weights, optimizer state and random numbers must be those of the run that
+nothing happened to. Exit code 1 where they are not, or where a restart refuses to go on. PyTorch's operators compute
+(kernel=aten), by which plans differ in no bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from aottrain.cli import main as command_line  # noqa: E402
+from aottrain.trainer import engines, loop  # noqa: E402
+from aottrain.trainer.checkpoint import load  # noqa: E402
+
+FAULTS = ("kill", "save", "term", "int", "twice", "disk", "damage", "oom")
+SETTINGS = (
+    "recipe.model.num_layers=2", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16",
+    "data.batch_size=4", "kernel=aten", "decisions=default", "logger=csv", "trainer.num_threads=1",
+    "trainer.log_every=5", "trainer.eval_every=20", "trainer.eval_batches=1", "trainer.save_every=2",
+    "trainer.keep_last=3", "trainer.sample_bytes=0", "measure.memory=false", "lr_schedule.warmup_steps=5",
+)  # fmt: skip
+_FULL = "DefaultCPUAllocator: can't allocate memory: planted"
+_MOST_REPLANS = 3  # as many plans of lower peak there are at least; smaller micro-batches round otherwise
+_MOST_STARTS = 60
+
+
+def run_forked(arguments: list[str], plant: Callable[[], None]) -> int:
+    """The command line in a fork of this process, which has imported all; its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        log = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        plant()
+        code = command_line(arguments)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+
+
+def plant_kill_in_save(chance: random.Random) -> None:
+    """The process ends itself before or after the n-th call by which a file gets to the disk."""
+    left, is_before = [chance.randrange(1, 40)], chance.random() < 0.5
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(*given: Any, **more: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and is_before:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = call(*given, **more)
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return counting
+
+    os.fsync, os.replace = counted(os.fsync), counted(os.replace)
+    torch.save = counted(torch.save)
+
+
+def plant_full_disk(chance: random.Random) -> None:
+    """A limit on the size of a file, below that of a checkpoint or above it."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    size = chance.choice([1 << 10, 1 << 14, 1 << 16, 100_000])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def plant_out_of_memory(chance: random.Random) -> None:
+    """At one place of one step, an allocator has no more."""
+    place, left = chance.choice(["forward", "backward", "optimizer"]), [chance.randrange(2, 20)]
+    call, update, backward = engines.ModuleStep.__call__, loop.clip_and_update, torch.Tensor.backward
+
+    def fail(here: str) -> None:
+        left[0] -= here == place
+        if here == place and left[0] == 0:
+            raise RuntimeError(_FULL)
+
+    def going_back(*given: Any, **more: Any) -> None:
+        backward(*given, **more)
+        fail("backward")
+
+    def calling(step: Any, batches: Any) -> Any:
+        fail("forward")
+        return call(step, batches)
+
+    def updating(*given: Any) -> Any:
+        fail("optimizer")
+        return update(*given)
+
+    engines.ModuleStep.__call__ = calling
+    loop.clip_and_update, torch.Tensor.backward = updating, going_back
+
+
+def damage(folder: Path, chance: random.Random) -> bool:
+    """Of at least two checkpoints the newest is cut or changed; whether there were."""
+    files = sorted((folder / "checkpoints").glob("step_*.pt"))
+    if len(files) < 2:
+        return False
+    content = bytearray(files[-1].read_bytes())
+    if chance.random() < 0.5:
+        del content[chance.randrange(len(content)) :]
+    else:
+        content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+    files[-1].write_bytes(content)
+    return True
+
+
+def state_of(folder: Path, steps: int) -> dict[str, Any]:
+    state = load(folder / "checkpoints" / f"step_{steps:08d}.pt").state
+    return {key: state[key] for key in ("model", "optimizer", "random")}
+
+
+def same(left: Any, right: Any) -> bool:
+    """Bitwise, of nested containers of tensors and plain values."""
+    if isinstance(left, torch.Tensor):
+        return isinstance(right, torch.Tensor) and torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return left == right
+
+
+def wait(pid: int) -> int:
+    """As subprocess has it: negative where a signal ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def signalled(pid: int, signums: list[int], chance: random.Random, longest_s: float) -> None:
+    for signum in signums:
+        time.sleep(chance.uniform(0, longest_s))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def one_round(
+    folder: Path,
+    steps: int,
+    settings: list[str],
+    faults: list[str],
+    chance: random.Random,
+    whole_s: float,
+    seen: Counter[str],
+) -> str:
+    """Train to the end, whatever happens; "" or what went wrong."""
+    arguments = [*settings, f"trainer.steps={steps}", f"hydra.run.dir={folder}", "resume=auto"]
+    signals = {"kill": [9], "term": [signal.SIGTERM], "int": [signal.SIGINT], "twice": [signal.SIGTERM, signal.SIGINT]}
+    replans = 0
+    for start in range(_MOST_STARTS):
+        fault = chance.choice(faults) if start < _MOST_STARTS // 2 else "none"
+        if fault == "oom" and replans == _MOST_REPLANS:
+            fault = "none"
+        if fault == "damage":
+            is_damaged = damage(folder, chance)
+            seen["damage"] += is_damaged
+            fault = fault if is_damaged or len(faults) == 1 else "kill"
+        plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory}
+        pid = run_forked(arguments, lambda: plants[fault](chance) if fault in plants else None)  # noqa: B023
+        signalled(pid, signals.get(fault, []), chance, 0.9 * whole_s)
+        code = wait(pid)
+        chance.random()
+        seen["starts"] += 1
+        if fault != "damage":
+            seen[fault] += code != 0 or fault in ("oom", "disk")
+        replans += fault == "oom"
+        if code == 0:
+            return ""
+        # 1 is right where no file can be written: the last checkpoint must be
+        right = {"kill": (-9,), "save": (-9,), "disk": (1,)}
+        # Negative: before anything listens to signals.
+        right |= {"term": (143, -15), "int": (130, -2), "twice": (143, 130, -15, -2)}
+        if code not in right.get(fault, ()):
+            return f"fault {fault}: exit code {code}: {(folder.parent / 'output.txt').read_text()[-2000:]}"
+    return f"not finished after {_MOST_STARTS} starts"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
+    parser.add_argument("--engine", choices=("aot", "eager"), default="aot")
+    given = parser.parse_args()
+    settings = [*SETTINGS, f"engine={given.engine}"]
+    if given.engine == "eager":  # smaller micro-batches round otherwise
+        given.faults = [fault for fault in given.faults if fault != "oom"]
+    torch.set_num_threads(1)
+    chance, seen, rounds, wrong = random.Random(given.seed), Counter(), 0, 0
+    with tempfile.TemporaryDirectory() as name:
+        os.chdir(name)
+        unbroken, folder = Path(name, "unbroken"), Path(name, "run")
+        began_s = time.monotonic()
+        arguments = [*settings, f"trainer.steps={given.steps}", f"hydra.run.dir={unbroken}"]
+        for _ in range(2):  # the second time with warm caches, to know how long it takes
+            started_s = time.monotonic()
+            if code := wait(run_forked(arguments, lambda: None)):
+                print(Path("output.txt").read_text(encoding="utf-8"), file=sys.stderr)
+                return code
+            whole_s = time.monotonic() - started_s
+        expected = state_of(unbroken, given.steps)
+        while time.monotonic() - began_s < 60 * given.minutes:
+            shutil.rmtree(folder, ignore_errors=True)
+            problem = one_round(folder, given.steps, settings, given.faults, chance, whole_s, seen)
+            rounds += 1
+            if not problem and not same(state_of(folder, given.steps), expected):
+                problem = "weights, optimizer state or random numbers differ from the unbroken run's"
+            if problem:
+                wrong += 1
+                print(f"round {rounds}: {problem}", flush=True)
+    counts = ", ".join(f"{name} {seen[name]}" for name in ("starts", *given.faults))
+    print(f"{rounds} rounds of {given.steps} steps, {wrong} wrong; {counts}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Every recipe's small variant by eager PyTorch, torch.compile and aottrain: losses, saved bytes and peaks.
+
+    python scripts/learning.py                                   # all recipes, 100 steps by each engine
+    python scripts/learning.py dlrm gcn vae --steps 20           # some of them
+    python scripts/learning.py --engines eager aot               # without torch.compile, whose compiles take longest
+
+Dropout is off, for torch.compile draws other random numbers; weights and batches are the same. Each recipe runs in a
+process of its own. Equal means within `compare.loss_tolerance` at every step. Peaks are the allocator's, of one step
+after all others. No clock is read. Exit code 1 where losses are not equal or anything ran eagerly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from aottrain.config.choices import COMPARED  # noqa: E402
+from scripts.figures import record  # noqa: E402
+
+NAMES = {"eager": "eager", "torch_compile": "torch.compile", "aot": "aottrain"}
+# What a recipe learns from in a step, where the default of 16 is too little.
+BATCH_SIZES = {"dlrm": 256}
+# How much farther from float64's losses than eager's own are those that differ by rounding alone.
+_NOISE = 3.0
+HEADER = (
+    "recipe", "parameters", "loss by eager", "largest relative difference from it", "saved: eager, aottrain",
+    "peak: eager, torch.compile, aottrain",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the steps of one engine gave."""
+
+    losses: tuple[float, ...]
+    """Of each step."""
+    peak_bytes: int
+    saved_bytes: int | None
+    """None where nobody says."""
+    reasons: tuple[str, ...] = ()
+    """Of what ran eagerly, of aottrain."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One recipe by some engines."""
+
+    name: str
+    num_parameters: int = 0
+    by_engine: dict[str, Trained] = field(default_factory=dict)
+    error: str = ""
+    exact: tuple[float, ...] = ()
+    """Losses of eager in float64, where an engine's differ from eager's: rounding alone can do that where an optimizer
+    divides by small gradients, or through a batch norm."""
+
+    def differences(self) -> dict[str, float]:
+        """Of each engine the largest relative difference of a step's loss from the first one's."""
+        (_, first), *rest = self.by_engine.items()
+        return {name: _difference(other.losses, first.losses) for name, other in rest}
+
+    def verdict(self, tolerance: float) -> str:
+        """equal, or what is not."""
+        if self.error:
+            return self.error
+        wrong = [f"{NAMES[name]} differs" for name in self.far(tolerance) if not self._is_rounding(name)]
+        eager = [reason for trained in self.by_engine.values() for reason in trained.reasons]
+        return "; ".join([*wrong, *(f"ran eagerly: {reason}" for reason in eager)]) or "equal"
+
+    def far(self, tolerance: float) -> list[str]:
+        """The engines whose losses differ from the first one's by more than that."""
+        return [name for name, worst in self.differences().items() if not worst <= tolerance]
+
+    def _is_rounding(self, name: str) -> bool:
+        """Whether its losses are about as far from float64's as those of the first one are."""
+        if not self.exact:
+            return False
+        first = next(iter(self.by_engine.values()))
+        own, firsts = (_difference(one.losses, self.exact) for one in (self.by_engine[name], first))
+        return own <= _NOISE * firsts
+
+
+def _difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """The largest relative one of a step; infinite where one is not a number, which would be larger than nothing."""
+    errors = [abs(one - to) / max(abs(to), 1e-12) for one, to in zip(losses, reference, strict=True)]
+    return math.inf if any(map(math.isnan, errors)) else max(errors)
+
+
+def measure(name: str, engines: Sequence[str], steps: int, tolerance: float) -> Result:
+    """In this process."""
+    by_engine, count = {}, 0
+    for engine in engines:
+        by_engine[engine], count = train(name, engine, steps)
+    result = Result(name, count, by_engine)
+    exact = train(name, "eager", steps, torch.float64)[0].losses if result.far(tolerance) else ()
+    return dataclasses.replace(result, exact=exact)
+
+
+def train(name: str, engine: str, steps: int, dtype: torch.dtype = torch.float32) -> tuple[Trained, int]:
+    """(what came of it, the model's parameters)."""
+    from aottrain.config.reading import read_config, read_model
+    from aottrain.metrics.memory import alive_tensors, eager_saved_bytes, watch_cpu_peak
+    from aottrain.tasks.building.build import build_job
+
+    values = {
+        "recipe": {"name": name}, "engine": {"name": engine}, "decisions": "default", "device": "cpu",
+        "data": {"batch_size": BATCH_SIZES.get(name, 16)},
+    }  # fmt: skip
+    config, mistakes = read_model(read_config(values)[0])
+    assert not mistakes, mistakes
+    if hasattr(config.recipe.model, "dropout"):
+        model = dataclasses.replace(config.recipe.model, dropout=0.0)
+        config = dataclasses.replace(config, recipe=dataclasses.replace(config.recipe, model=model))
+    job = build_job(config)
+    job.module.to(dtype)
+    saved = eager_saved_bytes(job.module, job.batches.at(1)[0]) if engine == "eager" else None
+    # Torch's own for all: what is compared is the step's forward and backward.
+    optimizer = torch.optim.AdamW(job.module.parameters(), lr=1e-3)
+    losses = []
+    for step in range(1, steps + 1):
+        losses.append(float(job.step(_as(job.batches.at(step), dtype)).loss))
+        optimizer.step()
+        optimizer.zero_grad()
+    batches = job.batches.at(steps)
+    with watch_cpu_peak(alive_tensors(job.module, optimizer, batches)) as peak:
+        job.step(batches)
+    reasons: tuple[str, ...] = ()
+    if job.step.report is not None:
+        saved = job.step.report.graphs[-1].saved_bytes if job.step.report.graphs else None
+        reasons = tuple(dict.fromkeys(fallback.reason for fallback in job.step.report.fallbacks))
+    count = sum(parameter.numel() for parameter in job.module.parameters())
+    return Trained(tuple(losses), peak.num_bytes or 0, saved, reasons), count
+
+
+def _as(batches: Any, dtype: torch.dtype) -> list[tuple[torch.Tensor, ...]]:
+    return [tuple(x.to(dtype) if x.is_floating_point() else x for x in batch) for batch in batches]
+
+
+def _work(pipe: Any, *task: Any) -> None:
+    warnings.simplefilter("ignore")
+    try:
+        pipe.send(measure(*task))
+    except BaseException as error:  # which is the result
+        pipe.send(Result(task[0], error=f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"))
+
+
+def measure_apart(name: str, engines: Sequence[str], steps: int, tolerance: float) -> Result:
+    """In a process of its own: what one model leaves behind is no other's matter."""
+    import aottrain.compiler.pipeline
+    import aottrain.tasks.building.build  # noqa: F401  once for all, where processes are forked
+
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    parent, child = context.Pipe()
+    process = context.Process(target=_work, args=(child, name, engines, steps, tolerance))
+    process.start()
+    child.close()
+    try:
+        return parent.recv()
+    except EOFError:
+        process.join()
+        return Result(name, error=f"the process ended with {process.exitcode}")
+    finally:
+        process.join()
+
+
+def cells(result: Result) -> tuple[str, ...]:
+    """Its row of the table."""
+    from aottrain.ir.units import format_bytes, format_count
+
+    if result.error:
+        return (result.name, "-", "-", result.error, "-", "-")
+    first = next(iter(result.by_engine.values())).losses
+    differences = ", ".join(f"{NAMES[name]} {worst:.0e}" for name, worst in result.differences().items())
+
+    def of(engines: Sequence[str], what: str) -> str:
+        found = (getattr(result.by_engine.get(engine), what, None) for engine in engines)
+        return ", ".join("-" if value is None else format_bytes(value) for value in found)
+
+    loss = f"{first[0]:.3f} to {first[-1]:.3f} in {len(first)} steps"
+    saved, peaks = of(("eager", "aot"), "saved_bytes"), of(COMPARED, "peak_bytes")
+    return (result.name, format_count(result.num_parameters), loss, differences, saved, peaks)
+
+
+def main() -> int:
+    from aottrain.config.recipes import recipe_names
+    from aottrain.config.run import CompareConfig
+
+    known = [name for name in recipe_names() if name != "hf"]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="recipe", help=f"default: all of {', '.join(known)}")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--engines", nargs="+", choices=COMPARED, default=list(COMPARED))
+    parser.add_argument("--record", action="store_true", help="keep the rows for scripts/README.md")
+    options = parser.parse_args()
+    if missing := [name for name in options.names if name not in known]:
+        print(f"learning.py: {missing[0]}: unknown recipe ({', '.join(known)})", file=sys.stderr)
+        return 2
+    if options.steps < 1:
+        print(f"learning.py: --steps {options.steps}: must be at least 1", file=sys.stderr)
+        return 2
+    code = 0
+    for name in options.names or known:
+        result = measure_apart(name, options.engines, options.steps, CompareConfig().loss_tolerance)
+        verdict = result.verdict(CompareConfig().loss_tolerance)
+        print(" | ".join([*cells(result), verdict]), flush=True)
+        code |= verdict != "equal"
+        if options.record and not result.error:
+            record("learning", HEADER, [cells(result)])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Sweeps that finish: what is missing is run, several jobs at once, and the figures by which jobs are compared."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from tests.cli.test_cli import command, here  # noqa: F401
+
+COUNTING = """
+import json
+from pathlib import Path
+
+def run(config):
+    folder = Path(config.output_dir)
+    with open(folder / "ran.txt", "a") as file:
+        file.write(f"{config.resume}\\n")
+    if config.seed == 2 and not (folder / "summary.json").exists():
+        (folder / "summary.json").write_text(json.dumps({"status": "failed"}))
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "step_00000001.pt").write_bytes(b"")
+        return 1
+    loss = 1.0 / config.seed
+    figures = {"status": "finished", "val_loss": loss, "best_val_loss": loss / 2, "compile_s": 3.0}
+    (folder / "summary.json").write_text(json.dumps(figures))
+    return 0
+"""
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "sweep.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_what_is_missing_is_run_and_goes_on_from_its_checkpoint(quick_children, here):  # noqa: F811
+    first = command("-m", "seed=1,2,3", "hydra.sweep.dir=all", "sweep.parallel=2", folder=here, stub=COUNTING)
+    out, err = first.communicate()
+    assert first.returncode == 1, err
+    assert "job 1 failed (seed=2)" in err and "job 2 finished" in out
+    assert [row["status"] for row in rows(here / "all")] == ["finished", "failed", "finished"]
+    killed = here / "all" / "2" / "summary.json"
+    killed.write_text(json.dumps({"status": "running", "steps": 7}))
+    again = command("sweep.resume=all", folder=here, stub=COUNTING)
+    out, err = again.communicate()
+    assert again.returncode == 0, err
+    assert "1 of 3 jobs have finished already" in out and "lowest held-out loss: 0.1667, job 2 (seed=3)" in out
+    ran = [(here / "all" / str(number) / "ran.txt").read_text().split() for number in range(3)]
+    assert ran == [["None"], ["None", "auto"], ["None", "auto"]]
+    (one, two, three) = rows(here / "all")
+    assert [row["status"] for row in (one, two, three)] == ["finished"] * 3
+    assert (two["val_loss"], two["best_val_loss"], two["compile_s"]) == ("0.5", "0.25", "3.0")
+    assert "sweep.parallel" not in one
+
+
+def test_a_sweep_that_is_gone_on_with_takes_no_other_settings(quick_children, here):  # noqa: F811
+    (here / "old" / ".hydra").mkdir(parents=True)
+    (here / "old" / ".hydra" / "overrides.yaml").write_text("- -m\n- seed=1,2\n- optimizer.target=torch.optim:Rprop\n")
+    wrong = {
+        ("sweep.resume=old", "trainer.steps=3"): "beside it only sweep.parallel and its targets are given, not trainer",
+        ("sweep.resume=old",): "a folder alone starts no code, so name its targets again if you trust it: optimizer.ta",
+        ("sweep.resume=nowhere",): "sweep.resume=nowhere: no sweep was recorded there",
+        ("-m", "seed=1,2", "sweep.parallel=0"): "sweep.parallel=0: must be a whole number >= 1",
+    }
+    for arguments, text in wrong.items():
+        process = command(*arguments, folder=here, stub=COUNTING)
+        _, err = process.communicate()
+        assert process.returncode == 2 and text in err, err

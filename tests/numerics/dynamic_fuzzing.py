@@ -1,0 +1,132 @@
+"""Random programs that say nothing of their inputs' sizes, compiled once for all of them, and compared with eager at
+sizes that are larger, smaller, and equal where they were not when the program was compiled."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import aottrain
+from tests.numerics.fuzz_checking import is_close
+
+CHANNELS = 6
+# (batch, length) of the calls; the first one is traced.
+SIZES = ((3, 7), (5, 4), (2, 2), (7, 3), (6, 6), (9, 33), (3, 7))
+# Each statement makes a value of its own kind: x, y of (batch, length, CHANNELS), s of (batch, length, length).
+_STEPS = (
+    "x = x + y", "x = x * y.sigmoid()", "x = F.gelu(x)", "y = torch.tanh(y)",
+    "x = F.layer_norm(x, (6,), self.w, self.b)", "x = x - x.mean(1, keepdim=True)",
+    "y = y / (1 + y.abs().amax((0, 1), keepdim=True))", "x = x * self.w + self.b", "y = torch.softmax(y, 1)",
+    "x = torch.log_softmax(x, -1)", "x = F.dropout(x, 0.3, self.training)",
+    "y = F.dropout(y.sum(-1, keepdim=True), 0.25, self.training) * x", "s = torch.bmm(x, y.transpose(1, 2))",
+    "s = torch.softmax(s, -1)", "s = s.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(1), -4.0)",
+    "s = torch.where(torch.arange(t)[:, None] >= torch.arange(t), s, 0.5)", "x = torch.bmm(s, y) / t",
+    "y = x.transpose(1, 2).reshape(b, t, 6) * y", "x = x.reshape(b * t, 6).cos().view(b, t, 6)",
+    "x = torch.cat([x, y], 1)[:, :t]", "y = torch.cat([x[:, 1:], x[:, :1]], 1)",
+    "x = F.pad(x, (0, 0, 1, 0))[:, :-1] + x",
+    "y = y.view(b, t, 2, 3).transpose(1, 2).contiguous().transpose(1, 2).reshape(b, t, 6)",
+    "x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3) * self.w", "y = F.linear(x, self.m)",
+    "x = x.flip(1) - y", "y = y + self.e[i]", "x = x + self.e[torch.arange(t) % 5]", "x = x * (b / (b + t))",
+    "x = F.silu(x) * F.linear(y, self.m)", "s = s + s.transpose(1, 2)", "x = x + s.sum(-1, keepdim=True)",
+    "y = y.flatten(0, 1).var(0) + x", "x = x + x.std()", "x, y = y, x",
+    "x1, x2 = x.chunk(2, -1); y = torch.cat([-x2, x1], -1) * y", "y = F.normalize(y, dim=-1)",
+    "x = x.masked_fill(i[..., None] == 2, 0.25)", "y = y.clamp(-1, 1).exp() - x[:1]", "x = x + y[:, -1:]",
+    "y = x.expand(2, b, t, 6).sum(0) * 0.5", "x = torch.maximum(x, y)", "s = s * s.detach().amax(-1, keepdim=True)",
+    "x = x[:, : t // 2].mean(1, keepdim=True) + y", "x = x.unflatten(0, (1, b)).squeeze(0)",
+    "y = torch.stack([x, y], 2).amax(2)",
+)  # fmt: skip
+_LOSSES = (
+    "x.square().mean() + y.mean()", "F.cross_entropy(x.reshape(b * t, 6), i.reshape(b * t))", "(x * y).sum() / t",
+    "F.mse_loss(x, y.detach()) + s.mean()", "x.logsumexp(-1).mean()",
+    "(s.sum((1, 2)) * x.sum((1, 2))).mean() / (t * t)",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DynamicProgram:
+    seed: int
+    steps: tuple[str, ...]
+    loss: str
+    dtype: torch.dtype
+
+    @property
+    def source(self) -> str:
+        lines = ["def forward(self, x, y, i):", "    b, t, _ = x.shape", "    s = torch.bmm(x, y.transpose(1, 2)) / 4"]
+        return "\n".join([*lines, *(f"    {step}" for step in self.steps), f"    return x, y, {self.loss}"]) + "\n"
+
+    def model(self) -> nn.Module:
+        namespace = {"torch": torch, "F": F}
+        exec(compile(self.source, f"<dynamic program {self.seed}>", "exec"), namespace)
+        torch.manual_seed(self.seed)
+        made = type("Model", (nn.Module,), {"forward": namespace["forward"]})()
+        for name, shape in {"w": (6,), "b": (6,), "m": (6, 6), "e": (5, 6)}.items():
+            setattr(made, name, nn.Parameter(torch.randn(shape, dtype=self.dtype)))
+        return made
+
+
+def generate(seed: int) -> DynamicProgram:
+    rng = random.Random(seed)
+    steps = tuple(rng.choice(_STEPS) for _ in range(rng.randint(3, 14)))
+    draws = any("dropout" in step for step in steps)
+    return DynamicProgram(seed, steps, rng.choice(_LOSSES), torch.float32 if draws else torch.float64)
+
+
+def check(program: DynamicProgram, frontend: str = "trace", kernel: str = "cpp") -> tuple[int, int, str]:
+    """How many programs were compiled, how many kernels the first has, and what is wrong: "" where nothing is."""
+    torch._dynamo.reset()
+    model = program.model()
+    reference = copy.deepcopy(model)
+    compiled = aottrain.compile(model, capture=frontend, dynamic=True, kernel=kernel, partition="min_cut")
+    rng = random.Random(program.seed)
+    sizes = [(3, 7), *rng.sample(SIZES, len(SIZES))]
+    for number, size in enumerate(sizes):
+        seen = [_observe(call, program, number, size, call is reference) for call in (reference, compiled)]
+        if wrong := _difference(*seen):
+            return len(compiled.report.graphs), 0, f"{size}, call {number}: {wrong}"
+    graphs = compiled.report.graphs
+    if compiled.report.fallbacks:
+        return len(graphs), 0, f"ran eagerly: {compiled.report.fallbacks[0]}"
+    return len(graphs), len(graphs[0].kernels) if graphs else 0, ""
+
+
+def _observe(
+    call: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    program: DynamicProgram,
+    number: int,
+    size: tuple[int, int],
+    philox: bool,
+) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(number)
+    x, y = (torch.randn(*size, CHANNELS, generator=generator, dtype=program.dtype) for _ in range(2))
+    index = torch.randint(0, 5, size, generator=generator)
+    leaves = [x.requires_grad_(), y.requires_grad_(), *call.parameters()]  # type: ignore[attr-defined]
+    torch.manual_seed(number)
+    with aottrain.philox_eager() if philox else nullcontext():
+        outputs = call(x, y, index)
+    chosen = outputs[number % 2 + 1 :]
+    gradients = torch.autograd.grad(chosen, leaves, _tangents(chosen), allow_unused=True)
+    return [*outputs, *gradients]
+
+
+def _tangents(outputs: tuple[Tensor, ...]) -> list[Tensor]:
+    return [torch.linspace(-1, 2, value.numel(), dtype=value.dtype).sin().view(value.shape) for value in outputs]
+
+
+def _difference(eager: list[Tensor | None], got: list[Tensor | None]) -> str:
+    for k, (a, b) in enumerate(zip(eager, got, strict=True)):
+        if (a is None) != (b is None):
+            return f"value {k} is {b}, in eager {a}"
+        if a is None or b is None:
+            continue
+        if a.shape != b.shape or a.stride() != b.stride():
+            return f"value {k} has shape {b.shape} {b.stride()}, in eager {a.shape} {a.stride()}"
+        if not is_close(a.detach(), b.detach()):
+            return f"value {k} differs by {(a - b).abs().max().item():.1e}"
+    return ""

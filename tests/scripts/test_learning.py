@@ -1,0 +1,51 @@
+"""The table of every recipe by every engine: what counts as equal, and its cells."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from scripts import learning
+from scripts.learning import Result, Trained
+
+
+def result(*losses: float, reasons: tuple[str, ...] = (), eager: tuple[float, ...] = (2.0, 1.0)) -> Result:
+    by_engine = {"eager": Trained(eager, 2048, 1024), "aot": Trained(losses, 1024, 512, reasons)}
+    return Result("gcn", 4740, by_engine)
+
+
+def test_what_is_equal_and_what_is_not():
+    assert result(2.0, 1.0001).verdict(1e-3) == "equal"
+    assert result(2.0, 1.01).verdict(1e-3) == "aottrain differs"
+    assert result(2.0, float("nan")).verdict(1e-3) == "aottrain differs"
+    assert result(2.0, 1.0, reasons=("a list",)).verdict(1e-3) == "ran eagerly: a list"
+    assert Result("gcn", error="no memory").verdict(1e-3) == "no memory"
+
+
+def test_the_cells_of_a_row():
+    row = learning.cells(result(2.0, 1.0))
+    assert row[:3] == ("gcn", "4,740", "2.000 to 1.000 in 2 steps") and row[3] == "aottrain 0e+00"
+    assert row[4:] == ("1.00 KiB, 512 B", "2.00 KiB, -, 1.00 KiB") and len(row) == len(learning.HEADER)
+
+
+def test_a_recipe_is_measured():
+    found = learning.measure("dlrm", ["eager", "aot"], steps=2, tolerance=1e-3)
+    assert found.verdict(1e-3) == "equal" and found.num_parameters > 20_000
+    assert found.by_engine["eager"].saved_bytes > 0 and found.by_engine["aot"].peak_bytes > 0
+
+
+@pytest.mark.parametrize(("words", "told"), [(["resnt"], "resnt: unknown recipe"), (["--steps", "0"], "--steps 0")])
+def test_wrong_words_are_a_line(words, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["learning.py", *words])
+    assert learning.main() == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_difference_that_float64_shows_of_eager_as_well_is_rounding():
+    trained = {name: learning.Trained(losses, 1, 1) for name, losses in (("eager", (1.0, 2.0)), ("aot", (1.0, 2.01)))}
+    result = learning.Result("some", 1, trained)
+    assert result.verdict(1e-3) == "aottrain differs"
+    assert replace(result, exact=(1.0, 2.006)).verdict(1e-3) == "equal"
+    assert replace(result, exact=(1.0, 2.0001)).verdict(1e-3) == "aottrain differs"

@@ -1,0 +1,121 @@
+"""Checks in flight, the flight record, and the profile of some steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from aottrain.config.run import VerifyConfig
+from aottrain.errors import NumericsError
+from aottrain.metrics.throughput import utilisation
+from aottrain.tasks import train
+from aottrain.trainer.reliability import sentinel as sentinels
+from aottrain.trainer.reliability.sentinel import Sentinel
+from tests.trainer.test_going_back import spoiled  # noqa: F401
+
+ALWAYS = {"verify": {"every": 2, "share": 1.0}, "trainer": {"steps": 6}}
+KERNEL = {"kernel": {"name": "cpp"}, "decisions": "default"}
+
+
+def test_checks_in_flight_change_nothing_and_are_in_the_figures(tiny, left_by, tmp_path):
+    runs = [tiny("aot", output_dir=str(tmp_path / "a"), trainer={"steps": 6}), tiny("aot", **ALWAYS)]
+    for config in runs:
+        assert train.run(config) == 0
+    plain, checked = map(left_by, runs)
+    assert plain.losses == checked.losses
+    assert [bool(row["verify/max_error"]) for row in checked.rows] == [True, True, False, True, False, True]
+    assert checked.summary["verify_checks"] == 4 and plain.summary["verify_checks"] == 1
+    assert checked.summary["verify_drift"] is None or checked.summary["verify_drift"] > 0
+
+
+def plant_wrong_gradients(monkeypatch):
+    """A kernel of ours whose every gradient is too large, from the third call on."""
+    from aottrain.tasks.building import rungs
+
+    true, calls = rungs.ModuleStep.__call__, []
+
+    def wrong(step, batches):
+        result = true(step, batches)
+        calls.append(1)
+        if len(calls) > 4 and step.rungs is not None and step.rungs.changes.get("kernel") is None:
+            for parameter in step.module_parameters():
+                parameter.grad *= 1.01
+        return result
+
+    monkeypatch.setattr(rungs.ModuleStep, "__call__", wrong)
+    monkeypatch.setattr(
+        rungs.ModuleStep, "module_parameters", lambda step: list(step.rungs.module.parameters()), raising=False
+    )
+
+
+def test_a_breach_ends_the_run_or_falls_back_as_configured(tiny, left_by, monkeypatch, capsys):
+    plant_wrong_gradients(monkeypatch)
+    with pytest.raises(NumericsError, match="step 4: the compiled gradient of"):
+        train.run(tiny("aot", **ALWAYS, **KERNEL))
+    more = {"verify": {**ALWAYS["verify"], "on_breach": "fallback"}, "trainer": ALWAYS["trainer"]}
+    plant_wrong_gradients(monkeypatch)
+    assert train.run(tiny("aot", **more, **KERNEL)) == 0
+    printed = capsys.readouterr().out
+    assert "verify.on_breach=fallback: PyTorch's operators run in the plan's order from now on" in printed
+    assert "verified step 6 against eager" in printed
+
+
+def fake_clock(monkeypatch, step_s: float, check_s: float):
+    now = [0.0]
+    monkeypatch.setattr(sentinels.time, "perf_counter", lambda: now[0])
+    said, checked = [], []
+
+    def check(step, batches):
+        now[0] += check_s
+        checked.append(step)
+        return SimpleNamespace(max_error=1e-6 * len(checked))
+
+    job = SimpleNamespace(step=SimpleNamespace(engine="aot", rungs=None))
+    watch = Sentinel(job, VerifyConfig(steps=1, every=10, share=0.05), 0, check, said.append)
+    for step in range(1, 501):
+        watch.look(step, [], [step_s * 1e3])
+        now[0] += step_s
+    return watch, checked, said
+
+
+def test_its_share_of_the_time_is_bounded_and_known_beforehand(monkeypatch):
+    watch, checked, said = fake_clock(monkeypatch, 1.0, 2.0)
+    in_flight = len(checked) - 1
+    assert 0.04 < in_flight * 2.0 / (500 + 2 * len(checked)) <= 0.051 and all(step % 10 == 0 for step in checked[1:])
+    (line,) = said
+    assert line.startswith("a check takes 2.00 s, every 10 steps 16.7 % of the time; verify.share=0.05 makes it ")
+    assert line.endswith("about every 38 steps")
+    assert watch.drift == pytest.approx(len(checked))
+    _, checked, said = fake_clock(monkeypatch, 1.0, 0.1)
+    assert checked[2:] == list(range(20, 501, 10)) and len(said) == 1
+    assert said[0].startswith("a check takes 100") and said[0].endswith("every 10 steps 0.99 % of the time")
+
+
+def test_a_run_that_dies_leaves_a_flight_record(tiny, spoiled):  # noqa: F811
+    spoiled({104: math.nan})
+    config = tiny(trainer={"steps": 110, "log_every": 20})
+    with pytest.raises(NumericsError):
+        train.run(config)
+    with open(f"{config.output_dir}/flight.json", encoding="utf-8") as file:
+        record = json.load(file)
+    assert record["error"].startswith("NumericsError: step 104: the loss is nan")
+    assert [row["step"] for row in record["steps"]] == list(range(5, 105))
+    assert record["steps"][-2]["train/loss"] > 0 and record["steps"][-1]["train/loss"] is None
+
+
+def test_a_profile_names_each_generated_kernel_with_its_module_and_line(tiny, left_by):
+    config = tiny("aot", trainer={"steps": 7}, profile="step", **KERNEL)
+    assert train.run(config) == 0
+    events = json.loads((left_by(config).directory / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
+    names = {event.get("name", "") for event in events}
+    assert {"step 3", "step 4", "step 5"} <= names and "step 6" not in names
+    assert any("blocks.0" in name and "transformer.py:" in name for name in names)
+
+
+def test_the_share_of_a_device_s_peak_is_told_where_the_peak_is_known():
+    assert utilisation(494.7e12, "NVIDIA H100 80GB HBM3", "bf16") == pytest.approx(0.5, rel=1e-3)
+    assert utilisation(1e12, "AMD EPYC", "bf16") is None
+    assert utilisation(None, "NVIDIA H100 80GB HBM3", "bf16") is None
