@@ -17,8 +17,9 @@ import aottrain
 from tests.numerics.fuzz_checking import is_close
 
 CHANNELS = 6
+NUM_RESULTS = 3
 # (batch, length) of the calls; the first one is traced.
-SIZES = ((3, 7), (5, 4), (2, 2), (7, 3), (6, 6), (9, 33), (3, 7))
+SIZES = ((3, 7), (5, 4), (2, 2), (7, 3), (6, 6), (1, 5), (4, 1), (9, 33), (3, 7))
 # Each statement makes a value of its own kind: x, y of (batch, length, CHANNELS), s of (batch, length, length).
 _STEPS = (
     "x = x + y", "x = x * y.sigmoid()", "x = F.gelu(x)", "y = torch.tanh(y)",
@@ -88,7 +89,7 @@ def check(program: DynamicProgram, frontend: str = "trace", kernel: str = "cpp")
     sizes = [(3, 7), *rng.sample(SIZES, len(SIZES))]
     for number, size in enumerate(sizes):
         seen = [_observe(call, program, number, size, call is reference) for call in (reference, compiled)]
-        if wrong := _difference(*seen):
+        if wrong := _difference(*seen, strided=NUM_RESULTS if number % 3 else None):
             return len(compiled.report.graphs), 0, f"{size}, call {number}: {wrong}"
     graphs = compiled.report.graphs
     if compiled.report.fallbacks:
@@ -110,7 +111,7 @@ def _observe(
     torch.manual_seed(number)
     with aottrain.philox_eager() if philox else nullcontext():
         outputs = call(x, y, index)
-    chosen = outputs[number % 2 + 1 :]
+    chosen = outputs[number % 3 :]
     gradients = torch.autograd.grad(chosen, leaves, _tangents(chosen), allow_unused=True)
     return [*outputs, *gradients]
 
@@ -119,13 +120,15 @@ def _tangents(outputs: tuple[Tensor, ...]) -> list[Tensor]:
     return [torch.linspace(-1, 2, value.numel(), dtype=value.dtype).sin().view(value.shape) for value in outputs]
 
 
-def _difference(eager: list[Tensor | None], got: list[Tensor | None]) -> str:
+def _difference(eager: list[Tensor | None], got: list[Tensor | None], strided: int | None) -> str:
+    """What differs first, or "". strided: how many of the values, the first ones, must have eager's strides, all if
+    None: where some tangents do not come gradients have the strides that they have where all do."""
     for k, (a, b) in enumerate(zip(eager, got, strict=True)):
         if (a is None) != (b is None):
             return f"value {k} is {b}, in eager {a}"
         if a is None or b is None:
             continue
-        if a.shape != b.shape or a.stride() != b.stride():
+        if a.shape != b.shape or (a.stride() != b.stride() and (strided is None or k < strided)):
             return f"value {k} has shape {b.shape} {b.stride()}, in eager {a.shape} {a.stride()}"
         if not is_close(a.detach(), b.detach()):
             return f"value {k} differs by {(a - b).abs().max().item():.1e}"
