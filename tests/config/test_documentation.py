@@ -82,7 +82,7 @@ def second_lists(text: str) -> Iterator[str]:
     silent = docstrings(tree)
     for node in ast.walk(tree):
         found = names_in(node)
-        for name, values in LISTS.items():
+        for name, values in LISTS.items() if found else ():
             if found == set(values) or (len(values) >= LARGE and found > set(values)):
                 yield f"{node.lineno}: {sorted(found)} is {name}"
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in silent:

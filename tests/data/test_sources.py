@@ -344,7 +344,7 @@ def test_a_picture_that_is_damaged_under_a_run_is_named(tmp_path):
 
 
 def test_columns_are_named_and_classes_whole(tmp_path):
-    x, y = (a_csv(tmp_path).train.read(np.arange(3), None))
+    x, y = a_csv(tmp_path).train.read(np.arange(3), None)
     assert x.dtype == torch.float32 and y.dtype == torch.int64 and x.shape == (3, 2)
     path = write(tmp_path / "b.csv", "\ufefftarget, b ,a\n" + "".join(f"{n / 2},{n},{-n}\n" for n in range(20)))
     source = read("arrays", path, OfTargets(), x=("a", "b"), y="target")

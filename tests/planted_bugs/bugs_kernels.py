@@ -247,8 +247,8 @@ CPP.edit(
     "an embedding's index is not checked from below",
     "tests/compiler/codegen/test_small_kernels.py::test_a_wrong_index_is_told",
     cpp.Renderer._define,
-    '({index} < -{size}) | ({index} >= {size}) ? 0',
-    '({index} > {size}) ? 0',
+    "({index} < -{size}) | ({index} >= {size}) ? 0",
+    "({index} > {size}) ? 0",
 )
 CPP.edit(
     "what is held of a row shares a buffer with what is still read",

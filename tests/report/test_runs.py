@@ -21,7 +21,7 @@ from tests.report.fake_runs import write_comparison, write_overrides, write_run,
 from tests.report.test_html import outline
 
 ENGINES = [{"engine.name": name} for name in ("eager", "torch_compile", "aot")]
-HOSTILE = '<script>alert(1)</script>"&\'<img src=x>'
+HOSTILE = "<script>alert(1)</script>\"&'<img src=x>"
 
 
 def text_of(page: str) -> str:
@@ -29,7 +29,7 @@ def text_of(page: str) -> str:
     assert page.count("<script") == 1 and SCRIPT in page
     plain = page.replace(f"<script>{SCRIPT}</script>", "").replace('<link rel="icon" href="data:,">', "")
     assert not re.search(r"<img|@import|url\(|https?:|<link", plain)
-    return re.sub(r"\s+", " ", outline(re.sub(r'<(meta|input)\b[^>]*>', "", plain)))
+    return re.sub(r"\s+", " ", outline(re.sub(r"<(meta|input)\b[^>]*>", "", plain)))
 
 
 def page_of(*folders) -> str:

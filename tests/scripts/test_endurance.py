@@ -6,9 +6,18 @@ import pytest
 
 import aottrain
 from scripts import endurance
+from tests.sampling import WHOLE
 
 
-@pytest.mark.parametrize("kind", ["Counts", "Appends", "ReplacesParameter", "ReplacesBuffer", "ReplacesModule"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Appends",
+        pytest.param("ReplacesParameter", marks=WHOLE),
+        pytest.param("ReplacesBuffer", marks=WHOLE),
+        "ReplacesModule",
+    ],
+)
 def test_nothing_grows(kind, capsys):
     assert endurance.main(["--calls", "300", kind]) == 0
     text = capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 
 from aottrain.config.recipes import load_recipe
 from aottrain.tasks import plan, train
+from tests.sampling import WHOLE
 from tests.simulated.steps import made_of, run_step
 from tests.trainer.conftest import left_by, tiny
 
@@ -33,6 +34,7 @@ def test_a_run_has_every_figure_and_resumes(tiny, left_by, launches, capsys):
         torch.cuda.set_device(0)
 
 
+@WHOLE
 def test_bfloat16_by_graphs_follows_the_same_run_without(tiny, left_by, tmp_path):
     losses = []
     for graphs in (False, True):

@@ -49,9 +49,7 @@ def test_it_is_written_after_the_step_and_changes_nothing_of_the_run(tiny, left_
     assert sorted(path.name for path in folder.glob("*.pt")) == ["step_00000002.pt", "step_00000005.pt"]
     assert left_by(config).losses == left_by(straight).losses
     # and what was asked for can be gone on from
-    again = tiny(
-        trainer={"steps": 5}, resume=str(folder / "step_00000002.pt"), output_dir=str(tmp_path / "again")
-    )
+    again = tiny(trainer={"steps": 5}, resume=str(folder / "step_00000002.pt"), output_dir=str(tmp_path / "again"))
     assert train.run(again) == 0
     states = [load(Path(run.output_dir, "checkpoints", "step_00000005.pt")).state for run in (straight, config, again)]
     assert all(same(states[0][part], state[part]) for state in states[1:] for part in ("model", "optimizer", "random"))

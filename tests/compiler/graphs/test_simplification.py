@@ -117,8 +117,11 @@ def test_a_concatenation_of_a_concatenation_is_one():
     def parts(x, y):
         inner, read = torch.cat((x, y), -1), torch.cat((y, x), 1)
         other, wide = torch.cat((x, x), 0), torch.cat((y, y), 1)
-        return torch.cat((inner, x), 1), torch.cat((read, x), 1) + read.sum(), torch.cat((other, other), 1), torch.cat(
-            (x.double(), wide), 1
+        return (
+            torch.cat((inner, x), 1),
+            torch.cat((read, x), 1) + read.sum(),
+            torch.cat((other, other), 1),
+            torch.cat((x.double(), wide), 1),
         )
 
     x, y = torch.randn(3, 4), torch.randn(3, 4)

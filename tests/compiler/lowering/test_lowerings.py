@@ -5,7 +5,7 @@ Each in some types, shapes and layouts; with --whole in every combination of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -21,32 +21,27 @@ NUM_CHUNKS = 3
 CHUNKS = [sorted(POINTWISE)[i::NUM_CHUNKS] for i in range(NUM_CHUNKS)]
 
 
-def wrong(cases: Iterable[Case], compiled: bool) -> list[str]:
+def check(cases: Iterable[Case]) -> None:
     planned = [one for number, case in enumerate(cases) if (one := plan(case, number)).lowered]
     assert planned
-    launches = link(planned) if compiled else {}
-    found: list[str] = []
+    launches = link(planned)
+    wrong: list[str] = []
     for one in planned:
-        got = run(one, launches if compiled else evaluated(one))
-        found += [f"{one.case.name}: {text}" for text in differences(one.case, got)]
-    return found
-
-
-def check(make: Callable[[], Iterable[Case]]) -> None:
-    found = wrong(make(), compiled=True) + wrong(make(), compiled=False)
-    assert not found, "\n".join([f"{len(found)} wrong", *found[:20]])
+        for got in (run(one, launches), run(one, evaluated(one))):
+            wrong += [f"{one.case.name}: {text}" for text in differences(one.case, got)]
+    assert not wrong, "\n".join([f"{len(wrong)} wrong", *wrong[:20]])
 
 
 @needs_compiler
 @pytest.mark.parametrize("names", CHUNKS, ids=lambda names: f"{names[0]}...")
 def test_pointwise_ops(names, whole):
-    check(lambda: pointwise_cases(names, whole))
+    check(pointwise_cases(names, whole))
 
 
 @needs_compiler
 @pytest.mark.parametrize("family", lowering_rows.FAMILIES, ids=lambda family: family.__name__)
 def test_other_ops(family, whole):
-    check(lambda: family() if whole else covering(family()))
+    check(family() if whole else covering(family()))
 
 
 def test_every_lowered_op_has_a_case_that_is_lowered():

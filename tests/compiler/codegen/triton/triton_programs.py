@@ -184,7 +184,7 @@ def test_sums_over_rows_and_over_all(shape):
     compare(lambda x, b: ((x + b).sin() * 3, (x * b).sum(0), (x - b).square().mean()), [x, bias])
 
 
-@pytest.mark.parametrize("shape", [(3, 50, 129), (5, 300, 16), (2, 9, 5000)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 50, 129), (2, 300, 16), (2, 9, 5000)], ids=str)
 def test_sums_over_the_rows_of_each_sequence(shape):
     """The gradients of a norm's scale and shift, in one kernel; rows that are swept, too; and sums without a norm."""
 
