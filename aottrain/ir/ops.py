@@ -207,6 +207,12 @@ def _aliased_argument(schema: Any) -> int | None:
     return None
 
 
+def packet_name(target: Any) -> str:
+    """The name that all overloads of an operator share, as "add"; "" where the target is no operator."""
+    schema = getattr(target, "_schema", None)
+    return "" if schema is None else schema.name.split("::")[-1]
+
+
 def hidden_mutation(target: Any) -> tuple[int, ...]:
     """Positions of arguments that the op mutates in training mode though its schema denies it."""
     schema = getattr(target, "_schema", None)

@@ -101,6 +101,13 @@ HERE.attribute(
     "_rewrite",
     lambda graph, node, new, late: graph.node_copy(node, lambda n: new[n] or undefined._zeros(graph, n)),
 )
+HERE.attribute(
+    "values are compared with their extrema a second time",
+    "tests/compiler/partition/test_comparisons.py::test_the_backward_compares_nothing_again",
+    strategies,
+    "decided_once",
+    lambda joint: frozenset(),
+)
 
 
 @HERE.bug("the forward computes something else", PROGRAMS.residuals)

@@ -97,15 +97,15 @@ def test_the_next_plan_is_taken_and_the_loss_curve_is_the_same_bit_for_bit(tiny,
         assert "the step is taken again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("step", "place"), thinned(PLACES, one_in=4), ids=str)
-def test_where_no_plan_is_left_micro_batches_are_halved(tiny, left_by, full_at, tmp_path, step, place):
+@pytest.mark.parametrize("at", thinned(PLACES, one_in=4), ids=str)
+def test_where_no_plan_is_left_micro_batches_are_halved(tiny, left_by, full_at, tmp_path, at):
     straight = tiny(output_dir=str(tmp_path / "straight"), model={"dropout": 0.0})
     config = tiny(model={"dropout": 0.0})
     assert train.run(straight) == 0
-    full_at({(step, place)})
+    full_at({at})
     assert train.run(config) == 0
     losses = [[float(loss) for loss in left_by(run).losses] for run in (config, straight)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][: step - 1] == losses[1][: step - 1]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0][: at[0] - 1] == losses[1][: at[0] - 1]
     (said,) = left_by(config).summary["replans"]
     assert said["what"].endswith("micro-batches of 2 examples instead of 4, 2 times as many")
     assert state_of(config)["rung"] == {"splits": 2, "changes": {}}

@@ -12,6 +12,7 @@ from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.budget.strategy import Family, find_family, plan_of
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks
+from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import Fused
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
@@ -61,6 +62,8 @@ class Demand:
     """For marked values and edges, who says so."""
     forward: frozenset[fx.Node]
     """Values from which the forward's results follow, whether the backward needs them or not."""
+    once: frozenset[fx.Node] = frozenset()
+    """Values that may not be computed a second time, though their ops are pure."""
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)
@@ -89,7 +92,8 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     region = frozenset(node for node in ancestors(demanded) if not is_size(node))
     results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
     forward = frozenset(ancestors([*results, *effects]))
-    demand = Demand(order, demanded_nodes, region, frozenset(mutated), returned, {}, frozenset(), {}, forward)
+    once = decided_once(joint)
+    demand = Demand(order, demanded_nodes, region, frozenset(mutated), returned, {}, frozenset(), {}, forward, once)
     return _with_regions(demand, joint.graph, late, blocks or {})
 
 
@@ -285,12 +289,18 @@ def _must_save(node: fx.Node, demand: Demand) -> bool:
         return True
     if node.op == "placeholder":
         return node in demand.mutated
-    return node.op == "call_function" and not is_pure(producer_of(node).target) and not is_tuple(node)
+    return node.op == "call_function" and not _is_repeatable(node, demand) and not is_tuple(node)
+
+
+def _is_repeatable(node: fx.Node, demand: Demand) -> bool:
+    return is_pure(producer_of(node).target) and node not in demand.once
 
 
 def _must_reason(node: fx.Node, demand: Demand) -> str:
     if node.op == "placeholder":
         return "must: read of state that the step updates"
+    if node in demand.once:
+        return "must: compared with what was selected from it, which rounding could decide otherwise a second time"
     if not is_pure(producer_of(node).target):
         return "must: not repeatable" + (f", though {demand.notes[node]}" if _is_dropped(node, demand) else "")
     if node in demand.outputs:

@@ -29,6 +29,7 @@ from aottrain.ir.graph import (
     spec_of,
     value_of,
 )
+from aottrain.ir.ops import packet_name
 from aottrain.ir.sizes.expressions import Size, SizeExpression
 
 aten = torch.ops.aten
@@ -49,7 +50,7 @@ def check_constants(backward: fx.Graph, num_held: int) -> None:
     late = _dependent(tangents)
     parts = [node for node in results(backward) if node is not None]
     for node in backward.nodes:
-        if _packet(node) == "add" and node in late:
+        if packet_name(node.target) == "add" and node in late:
             parts += [source for source in node.all_input_nodes if spec_of(source) is not None]
     if any(part not in late for part in parts):
         raise UnsupportedError("a gradient is zero whatever the tangents are, and some output may go unused")
@@ -108,7 +109,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
         defined = [source for source in node.all_input_nodes if new[source] is not None and source in late]
         if not defined and node in late:
             return None
-        if _packet(node) == "add" and len(node.args) == 2 and len(defined) == 1 and not node.kwargs:
+        if packet_name(node.target) == "add" and len(node.args) == 2 and len(defined) == 1 and not node.kwargs:
             survivor, total = spec_of(defined[0]), spec_of(node)
             if survivor and total and survivor.same_shape(total) and survivor.dtype == total.dtype:
                 kept = new[defined[0]]
@@ -122,7 +123,7 @@ def _rewrite(graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node | None],
                     return kept
                 return kept if returned or survivor.same_layout(total) else copied(graph, node, kept)
 
-    waits = _packet(node) == "held_back"  # for those tangents that come
+    waits = packet_name(node.target) == "held_back"  # for those tangents that come
 
     def value(source: fx.Node) -> Any:
         if waits and new[source] is None:
@@ -141,15 +142,10 @@ def _dependent(tangents: Sequence[fx.Node]) -> set[fx.Node]:
     dependent, stack = set(tangents), list(tangents)
     while stack:
         for user in stack.pop().users:
-            if user not in dependent and user.op == "call_function" and _packet(user) not in _SHAPE_ONLY:
+            if user not in dependent and user.op == "call_function" and packet_name(user.target) not in _SHAPE_ONLY:
                 dependent.add(user)
                 stack.append(user)
     return dependent
-
-
-def _packet(node: fx.Node) -> str:
-    schema = getattr(node.target, "_schema", None)
-    return "" if schema is None else schema.name.split("::")[-1]
 
 
 def copied(graph: fx.Graph, like: fx.Node, value: fx.Node) -> fx.Node:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace
+from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
@@ -223,7 +224,8 @@ def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]
     reads = {i for op in graph.ops if op.late for i in op.reads} | graph.gradients
     graph.demanded = frozenset(reads - late - graph.at_hand)
     impure = {i for op in graph.ops if not is_pure(op.node.target) for i in op.writes}
-    graph.must = frozenset(impure | graph.copied)
+    once = {number[storage_root(node)] for node in decided_once(joint) if storage_root(node) in number}
+    graph.must = frozenset(impure | once | graph.copied)
 
 
 def _distinct(values: Iterable[int]) -> tuple[int, ...]:
