@@ -21,8 +21,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from aottrain.metrics.guest import BENCH  # noqa: E402
 from aottrain.metrics.sinks import COLUMNS  # noqa: E402
-from aottrain.metrics.wandb_sink import BENCH  # noqa: E402
 
 TITLE = "eager against compiled"
 STEP = "trainer/step"

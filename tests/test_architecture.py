@@ -39,6 +39,7 @@ PEER = "aottrain/peers.py"
 CLOCKS = {
     "aottrain/measure/measuring.py",
     "aottrain/compiler/stages.py",
+    "aottrain/metrics/mlflow_sink.py",
     "aottrain/metrics/throughput.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",

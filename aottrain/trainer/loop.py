@@ -58,7 +58,8 @@ class Output:
     """Kept up to date, so that a run that fails leaves one too."""
     summary_path: Path
     checkpoints: CheckpointFolder
-    wandb_id: Callable[[], str | None] = lambda: None
+    run_ids: Callable[[], dict[str, str | None]] = lambda: {"wandb_id": None}
+    """Of the record that a logger keeps, by the names that a checkpoint has them under."""
     is_complaint_made: bool = False
     """About a summary that cannot be written on the way."""
 
@@ -352,7 +353,7 @@ def save(
         "optimizer": job.optimizer.state_dict(),
         **job.state_beside(),
         "random": random_state(),
-        "wandb_id": output.wandb_id(),
+        **output.run_ids(),
         "skipped_steps": output.summary["skipped_steps"],
         "rollbacks": output.summary.get("rollbacks", 0),
         "batches_left_out": run.num_left_out,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from aottrain.metrics.guest import BENCH
 from aottrain.metrics.sinks import COLUMNS
-from aottrain.metrics.wandb_sink import BENCH
 from aottrain.tasks import compare
 from tests.metrics.test_sinks import finished_records
 from tests.tasks.test_compare_runs import run_here, small
