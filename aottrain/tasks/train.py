@@ -17,6 +17,7 @@ from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.config.targets import named_again
+from aottrain.counted import counts_told
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
 from aottrain.explain.figures import train_graph
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
@@ -160,6 +161,7 @@ def _prepare(record: RunRecord, job: Job) -> None:
         if job.step.engine in COMPILING_ENGINES:
             record.begin("compiling, and measuring calls that are not in the cache")
         status = inside.enter_context(Status("compiling"))
+        inside.enter_context(counts_told(status.count))
         if job.step.engine == "aot":
             from aottrain.compiler.stages import stages_told  # the compiler, which the other engines do without
 
