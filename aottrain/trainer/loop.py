@@ -123,7 +123,7 @@ class Run:
         self.history = History(max_skips, output.summary["skipped_steps"], self.say, policies, window)
         self.meter = StepMeter(job, config.measure, start + 1, trainer.steps)
         self.sentinel = Sentinel(job, config.verify, start, self._verify, self.say)
-        self.profile = StepProfile(config, start, output.summary_path.parent, self.say)
+        self.profile = StepProfile(config, start, output.summary_path.parent, self.say, lambda: job.step.report)
         self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
         self.copy: Copy | None = None
         self._keep_copy("rollback" in policies.values())

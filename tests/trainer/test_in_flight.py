@@ -113,6 +113,16 @@ def test_a_profile_names_each_generated_kernel_with_its_module_and_line(tiny, le
     names = {event.get("name", "") for event in events}
     assert {"step 3", "step 4", "step 5"} <= names and "step 6" not in names
     assert any("blocks.0" in name and "transformer.py:" in name for name in names)
+    told = json.loads((left_by(config).directory / "profile.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in told["rows"]}
+    assert told["steps"] == 3 and len(rows) <= 20
+    assert "Python, and what else has no name" in rows and any(name.startswith("aten::") for name in rows)
+    kernels = [row for row in rows.values() if "bytes" in row]
+    assert kernels and all(row["bytes"] > 0 and row["computes"] and row["calls"] % 1 == 0 for row in kernels)
+    spans = [event["dur"] / 1e6 for event in events if event.get("name") in ("step 3", "step 4", "step 5")]
+    assert told["seconds"] == pytest.approx(sum(spans) / 3, rel=0.1), "what is in a step counts once, the rest not"
+    page = (left_by(config).directory / "run.html").read_text(encoding="utf-8")
+    assert "Where time goes" in page and kernels[0]["name"].replace("_", "_<wbr>") in page
 
 
 def test_the_share_of_a_device_s_peak_is_told_where_the_peak_is_known():
