@@ -40,6 +40,7 @@ PEER = "aottrain/peers.py"
 CLOCKS = {
     "aottrain/measure/measuring.py",
     "aottrain/compiler/stages.py",
+    "aottrain/metrics/mlflow_sink.py",
     "aottrain/metrics/throughput.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",
@@ -386,7 +387,7 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for path in ROOT.glob("aottrain/**/__init__.py"):
         write(root / path.relative_to(ROOT), "")
-    modules = ("__main__", "compat", "compat_dynamo", "errors", "peers", "step")
+    modules = ("__main__", "compat", "compat_dynamo", "counted", "errors", "peers", "step")
     alone = "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages", "compiler/traffic"
     for module in (*modules, *alone):
         write(root / "aottrain" / f"{module}.py", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -19,6 +20,9 @@ from aottrain.errors import ConfigError
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 from aottrain.report.runs.reading import SUMMARY, read_summary
 
+# Tasks that log, and of loggers that are extras the packages.
+_LOGGING = ("train", "compare")
+_OF_EXTRAS = {"tensorboard": "tensorboard", "mlflow": "mlflow-skinny (or mlflow)"}
 # What tasks that take long leave besides a run's own files.
 _TABLES = {"compare.csv": "a comparison", "pareto.csv": "a measurement of budgets", "sweep.csv": "a sweep"}
 
@@ -58,6 +62,15 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
             text = f"{reason}; allowed: {MEASURED}, {DEFAULT}, or the path of a run or of its decisions.json"
             mistakes.append(Mistake("decisions", text, config.decisions))
     return mistakes
+
+
+def missing_packages(config: RunConfig) -> list[Mistake]:
+    """A logger whose library is not installed; wandb is, with aottrain. Imports nothing."""
+    name = config.logger.name
+    if config.task not in _LOGGING or name not in _OF_EXTRAS or importlib.util.find_spec(name) is not None:
+        return []
+    text = f"needs {_OF_EXTRAS[name]}, which is not installed: pip install 'aottrain[{name}]'"
+    return [Mistake("logger", text, name)]
 
 
 def _no_run(key: str, run: str, absent: str) -> list[Mistake]:

@@ -47,7 +47,7 @@ GLOBAL_GROUPS = {
 }
 # Of raw numbers in a file of tokens, the one that is meant where nothing is said first.
 TOKEN_TYPES = ("uint16", "uint32")
-LOGGERS = ("wandb", "csv")
+LOGGERS = ("wandb", "tensorboard", "mlflow", "csv")
 LOGGER_MODES = ("offline", "online", "disabled")
 PRECISIONS = ("fp32", "bf16")
 # Of a step whose loss or gradient norm is not finite, of one whose loss is a spike, of memory that runs out, of a check

@@ -40,3 +40,8 @@ def no_checkpoint(path: Path) -> str:
     other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
     hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
     return f"the folder has no checkpoint{hint}"
+
+
+def is_address(place: str) -> bool:
+    """Whether this names a server or a database of MLflow's, not a folder."""
+    return ":" in place or place == "databricks"

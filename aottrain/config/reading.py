@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aottrain.config.choices import RUN_TASKS, TOKENIZERS
+from aottrain.config.folders import is_address
 from aottrain.config.own_code import shown
 from aottrain.config.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
 from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
@@ -61,7 +62,7 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     if config.task == "pareto" and config.partition.strategy != "budget":
         text = "task=pareto varies the budget; use partition=budget"
         mistakes.append(Mistake("partition", text, config.partition.strategy))
-    if config.logger.name == "wandb" and not config.logger.project.strip():
+    if config.logger.name in ("wandb", "mlflow") and not config.logger.project.strip():
         mistakes.append(Mistake("logger.project", "must not be empty"))
     return mistakes
 
@@ -169,6 +170,10 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     of_runs = {task: getattr(config, task) for task in RUN_TASKS}
     of_runs = {task: dataclasses.replace(section, run=absolute(section.run)) for task, section in of_runs.items()}
     of_runs["export"] = dataclasses.replace(of_runs["export"], path=absolute(config.export.path))
+    uri = config.logger.uri
+    logger = dataclasses.replace(config.logger, uri=uri if uri is None or is_address(uri) else absolute(uri))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    return dataclasses.replace(config, data=data, adapter=adapter, resume=resume, decisions=named, **of_runs)
+    return dataclasses.replace(
+        config, data=data, adapter=adapter, logger=logger, resume=resume, decisions=named, **of_runs
+    )

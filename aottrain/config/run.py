@@ -238,12 +238,14 @@ class LoggerConfig:
     """Where figures go."""
     mode: str = setting("offline", one_of=LOGGER_MODES)
     """offline writes files for `wandb sync`, online sends at once and needs `wandb login`, disabled does neither."""
+    uri: str | None = None
+    """Where MLflow keeps runs, a folder or an address; null is MLFLOW_TRACKING_URI, or mlruns in the current folder."""
     project: str = "aottrain"
-    """Project in wandb."""
+    """Project in wandb, experiment in MLflow."""
     group: str | None = None
     """Runs with the same group are overlaid; null is the recipe's name, or the sweep's for a sweep's jobs."""
     run_name: str | None = None
-    """How wandb calls this run; null makes a name from engine, kernel, partition and seed."""
+    """How wandb or MLflow calls this run; null makes a name from engine, kernel, partition and seed."""
     tags: tuple[str, ...] = ()
     """Labels to filter runs by."""
 

@@ -6,6 +6,7 @@ Processes that share a machine and a cache folder agree on the times, and so on 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+from aottrain.counted import counted, tell
 from aottrain.ir.ops import op_info
 from aottrain.ir.settings.decisions import Timing
 from aottrain.measure import measuring
@@ -24,6 +26,7 @@ from aottrain.toolchain.cache import Table, table
 
 _ABOUT = "measured on"
 _checked: set[tuple[str, str]] = set()  # kept times that a run of this process has been held against
+_num_timed = itertools.count(1)
 _busy: dict[tuple[str, str], tuple[float, Timed]] = {}
 
 
@@ -46,6 +49,7 @@ def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: to
             if kept and set(kept) == set(runs) and not _is_contradicted(runs, kept, device):
                 _checked.add(name)
                 return Timed(kept, "cache")
+            tell("calls timed", next(_num_timed))
             times, is_busy = measuring.in_turns(runs, device)
         except Exception:  # whatever it is: these inputs were none that a program would give
             return Timed()
@@ -70,7 +74,7 @@ def calls_timed(candidates: Mapping[str, OpCall]) -> Timed:
 
 def call_seconds(calls: Sequence[OpCall]) -> tuple[float | None, ...]:
     """The time of each call on made-up inputs; 0 for views, None where it cannot be measured, or shall not be."""
-    return tuple(0.0 if op_info(call.target).is_free else _price(call) for call in calls)
+    return tuple(0.0 if op_info(call.target).is_free else _price(call) for call in counted("calls timed", calls))
 
 
 def _price(call: OpCall) -> float | None:

@@ -18,6 +18,7 @@ import torch
 from torch.autograd.profiler import profile, record_function
 
 from aottrain.compat import free_cublas_workspaces
+from aottrain.counted import counted
 from aottrain.ir.ops import op_info
 from aottrain.measure.calls import OpCall, distinct, environment, quiet, synchronize
 from aottrain.measure.decisions import note, recorded
@@ -123,7 +124,7 @@ def _measure(calls: list[OpCall], device: torch.device, store: Table) -> int:
             calls = [call for call in calls if _runs(call)]
         done = []
         with _silent_profiler() as record:
-            for i, call in enumerate(calls):
+            for i, call in enumerate(counted("calls measured", calls)):
                 if _runs(call, f"{_MARK}{i}"):
                     done.append(i)
         failed = [call for i, call in enumerate(calls) if i not in set(done)]

@@ -7,47 +7,27 @@ and runs of one recipe share a group.
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
-
-import torch
+from typing import Any, ClassVar
 
 from aottrain.explain.report import CompileReport
+from aottrain.metrics.guest import ARTIFACTS, Guest, bench, environment, files_of
 from aottrain.metrics.report_tables import tables
 from aottrain.metrics.sinks import Row
 
-T = TypeVar("T")
 INIT_TIMEOUT_S = 20
-BENCH = (
-    "step_ms_median",
-    "step_ms_p90",
-    "tokens_per_s",
-    "samples_per_s",
-    "compile_s",
-    "peak_bytes",
-    "predicted_peak_bytes",
-    "saved_bytes",
-    "last_loss",
-    "val_loss",
-    "verify_max_error",
-    "fallbacks",
-)
-# By type, of the files of a run's folder.
-ARTIFACTS = {
-    "report": ("run.html", "compile_report.html", "metrics.csv", "summary.json"),
-    "plan": ("decisions.json",),
-}
 
 
-class WandbSink:
+class WandbSink(Guest):
     """One wandb run. Every call into wandb is guarded: the first failure is said in one line and ends the logging.
 
     logger: the run's LoggerConfig. Where it has wandb's default or None, an environment variable (WANDB_MODE,
     WANDB_PROJECT, WANDB_RUN_GROUP, WANDB_NAME, WANDB_TAGS, ...) decides. run_id: the run to go on with, or None.
     """
+
+    name: ClassVar[str] = "wandb"
 
     def __init__(
         self,
@@ -61,8 +41,8 @@ class WandbSink:
         run_id: str | None = None,
         say: Callable[[str], None] = print,
     ):
+        super().__init__(say)
         self.mode = os.environ.get("WANDB_MODE", logger.mode) if logger.mode == "offline" else logger.mode
-        self._say = say
         self._run: Any = None
         project = os.environ.get("WANDB_PROJECT", logger.project) if logger.project == "aottrain" else logger.project
         environment_tags = [tag for tag in os.environ.get("WANDB_TAGS", "").split(",") if tag]
@@ -94,13 +74,17 @@ class WandbSink:
 
     @property
     def run_id(self) -> str | None:
-        """The id to save in a checkpoint, so that a resumed run goes on in the same wandb run."""
         return self._guarded(lambda: self._run.id) if self._run is not None else None
 
     @property
     def directory(self) -> str | None:
         """The folder that `wandb sync` takes; None where there is none."""
         return self._guarded(lambda: str(Path(self._run.dir).parent)) if self._run is not None else None
+
+    @property
+    def hint(self) -> str | None:
+        directory = self.directory if self.mode == "offline" else None
+        return directory and f"wandb sync {directory}"
 
     def rewind(self, step: int) -> None:
         """Nothing: wandb shows the newest of several values of one trainer/step last."""
@@ -127,8 +111,8 @@ class WandbSink:
                 self._run.log({f"compile/{name}": wandb.Table(columns=list(table.columns), data=table.rows)})
             if (directory / "run.html").is_file():
                 self._run.log({"page": wandb.Html((directory / "run.html").read_text(encoding="utf-8"), inject=False)})
-            for kind, names in ARTIFACTS.items():
-                files = [directory / name for name in names if (directory / name).is_file()]
+            for kind in ARTIFACTS:
+                files = files_of(directory, kind)
                 artifact = wandb.Artifact(f"{kind}-{self._run.id}", type=kind)
                 for file in files:
                     artifact.add_file(str(file))
@@ -150,7 +134,7 @@ class WandbSink:
 
         def finish() -> None:
             self._run.summary.update({key: value for key, value in summary.items() if value is not None})
-            self._run.summary.update({f"bench/{name}": summary.get(name) for name in BENCH})
+            self._run.summary.update(bench(summary))
             if summary.get("status") == "failed":
                 self._run.alert(title="the run failed", text=str(summary.get("error", "")), level="ERROR")
             elif summary.get("fallbacks"):
@@ -162,16 +146,10 @@ class WandbSink:
             self._guarded(finish)
             self._run = None
 
-    def _guarded(self, call: Callable[[], T]) -> T | None:
-        try:
-            return call()
-        except Exception as error:  # whatever it is, it is not worth a training run
-            self._run = None
-            reason = (str(error).splitlines() or [""])[0]
-            self._say(f"wandb: {type(error).__name__}: {reason}; going on without it (metrics.csv has every figure)")
-            if isinstance(error, ConnectionError):
-                _forget_service()
-            return None
+    def _left(self, error: Exception) -> None:
+        self._run = None
+        if isinstance(error, ConnectionError):
+            _forget_service()
 
 
 def own_folders(directory: Path) -> None:
@@ -192,14 +170,3 @@ def _forget_service() -> None:
 
     with suppress(Exception, SystemExit):
         wandb.teardown(exit_code=1)
-
-
-def environment() -> dict[str, Any]:
-    """What the figures depend on besides the config: versions, and the device's name."""
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "num_threads": torch.get_num_threads(),
-    }

@@ -62,7 +62,7 @@ h3 small, summary small { font-weight: normal; color: var(--dim); margin-left: .
 p { margin: .35em 0; max-width: 110ch; overflow-wrap: break-word; }
 .dim { color: var(--dim); }
 .good { color: var(--good); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(10.2em, 100%), 1fr)); gap: .8em;
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(11.4em, 100%), 1fr)); gap: .8em;
   margin: 1.2em 0; }
 .card, .panel { background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
 .card { padding: .8em .95em; }

@@ -18,6 +18,7 @@ import math
 import shutil
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ from aottrain.config.run import LoggerConfig, RunConfig
 from aottrain.explain.tables import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
-from aottrain.tasks.measuring.worker import run_apart
+from aottrain.tasks.measuring.worker import LOG_FILE, last_line, run_apart
+from aottrain.trainer.progress import Status
 from aottrain.trainer.signals import interruptible
 
 Summary = Mapping[str, Any]
@@ -211,7 +213,8 @@ def _losses(config: RunConfig, errors: dict[str, str]) -> dict[str, list[float]]
 def train_apart(config: RunConfig, name: str, part: str) -> dict[str, str]:
     """Train in a process of its own; {name: error} if that failed."""
     print(f"{name}: {part}", flush=True)
-    error = run_apart(config)
+    with Status(name, partial(last_line, Path(config.output_dir) / LOG_FILE)):
+        error = run_apart(config)
     # The weights after a few steps of a comparison are of no use, and large.
     shutil.rmtree(Path(config.output_dir) / "checkpoints", ignore_errors=True)
     return {name: error} if error else {}

@@ -35,6 +35,7 @@ from aottrain.tasks.measuring.pareto_points import (
 )
 from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, timed_training
 from aottrain.tasks.measuring.worker import run_apart
+from aottrain.trainer.progress import Status
 from aottrain.trainer.signals import interruptible
 
 HEADER = ("name", "predicted peak", "measured peak", "prediction off by", "step (median)", "speed", "saved", "remark")
@@ -153,7 +154,8 @@ class Runs:
         self.points[point.name], self._running[point.name] = point, timed
         self._round_ms[point.name] = []
         try:
-            self.points[point.name] = _with_memory(point, timed.start())
+            with Status(point.name):
+                self.points[point.name] = _with_memory(point, timed.start())
         except RunError as error:
             self._fail(point.name, error)
         if not self.config.pareto.take_turns:
@@ -177,7 +179,8 @@ class Runs:
         if name not in self._running:
             return
         try:
-            self._round_ms[name].append(statistics.median(self._running[name].time(self.config.pareto.steps)))
+            with Status(name):
+                self._round_ms[name].append(statistics.median(self._running[name].time(self.config.pareto.steps)))
         except RunError as error:
             self._fail(name, error)
 
@@ -213,7 +216,8 @@ def _predicted_curve(config: RunConfig) -> tuple[Curve, str]:
     print("plan: the predicted curve", flush=True)
     directory = Path(config.output_dir) / "plan"
     partition = dataclasses.replace(config.partition, budget=1.0)  # which is always met, and has the same curve
-    error = run_apart(dataclasses.replace(config, task="plan", partition=partition, output_dir=str(directory)))
+    with Status("plan"):
+        error = run_apart(dataclasses.replace(config, task="plan", partition=partition, output_dir=str(directory)))
     if error:
         return [], error
     plan = json.loads((directory / "plan.json").read_text(encoding="utf-8"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,17 @@ from aottrain.config.folders import CHECKPOINTS
 from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.config.targets import named_again
+from aottrain.counted import counts_told
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
 from aottrain.explain.figures import train_graph
 from aottrain.ir.settings.decisions import FILE, MEASURED, Record, record_from
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
+from aottrain.metrics.guest import Guest
 from aottrain.metrics.sinks import CsvSink, Sink, write_summary
-from aottrain.metrics.wandb_sink import WandbSink
 from aottrain.report import html
 from aottrain.report.runs.drawing.pages import write_page
 from aottrain.tasks.building.build import build_job, raise_own_error
+from aottrain.tasks.building.guests import open_guest, run_ids
 from aottrain.tasks.building.samples import FILE as SAMPLE
 from aottrain.tasks.building.samples import write_sample
 from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
@@ -122,8 +124,8 @@ def _train(record: RunRecord) -> int:
     summary.update(job_summary(config, job))
     record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
     record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps=resume.step if resume else 0, say=say))
-    wandb_sink = open_wandb(config, record.directory, resume)
-    record.sinks += [wandb_sink] if wandb_sink else []
+    guest = open_guest(config, record.directory, resume, say)
+    record.sinks += [guest] if guest else []
     if resume:
         restore(job, resume)
         summary["steps"] = resume.step
@@ -134,12 +136,11 @@ def _train(record: RunRecord) -> int:
     _prepare(record, job)
     for line in banner(config, job, summary):
         say(line)
-    wandb_id = (lambda: wandb_sink.run_id) if wandb_sink else (lambda: None)
-    output = Output(record.sinks, summary, record.summary_path, checkpoints, wandb_id)
+    output = Output(record.sinks, summary, record.summary_path, checkpoints, partial(run_ids, guest))
     record.doing.append("training")
     stop = fit(job, config, output, resume)
     summary["status"] = "finished" if stop.signum is None else "interrupted"
-    _say_results(record, job, wandb_sink)
+    _say_results(record, job, guest)
     return stop.exit_code
 
 
@@ -160,6 +161,7 @@ def _prepare(record: RunRecord, job: Job) -> None:
         if job.step.engine in COMPILING_ENGINES:
             record.begin("compiling, and measuring calls that are not in the cache")
         status = inside.enter_context(Status("compiling"))
+        inside.enter_context(counts_told(status.count))
         if job.step.engine == "aot":
             from aottrain.compiler.stages import stages_told  # the compiler, which the other engines do without
 
@@ -201,11 +203,11 @@ def _close(record: RunRecord) -> None:
             except OSError as error:  # a full disk names no file
                 raise OutputError(f"{path}: cannot be written: {error.strerror}") from error
 
-    wandb_sinks = [sink for sink in record.sinks if isinstance(sink, WandbSink)]  # they take the pages along
-    ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks if sink not in wandb_sinks]
+    guests = [sink for sink in record.sinks if isinstance(sink, Guest)]  # they take the pages along
+    ends = [partial(sink.close, record.summary, record.exit_code) for sink in record.sinks if sink not in guests]
     curves = [partial(write_page, [record.directory])] if record.is_begun else []  # it links the others
-    last = [partial(sink.publish, record.directory, report) for sink in wandb_sinks]
-    last += [partial(sink.close, record.summary, record.exit_code) for sink in wandb_sinks]
+    last = [partial(guest.publish, record.directory, report) for guest in guests]
+    last += [partial(guest.close, record.summary, record.exit_code) for guest in guests]
     for end in (record.write_summary, *ends, page, partial(_write_decisions, record), *curves, *last):
         try:
             end()
@@ -264,27 +266,6 @@ def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")
 
 
-def open_wandb(config: RunConfig, directory: Path, resume: Loaded | None) -> WandbSink | None:
-    """The run's wandb sink, or None where the logger is another one or wandb is disabled."""
-    if config.logger.name != "wandb" or config.logger.mode == "disabled":
-        return None
-    engine, partition = config.engine.name, config.partition
-    parts = [engine]
-    if engine == "aot":
-        budget = "" if partition.budget is None else str(partition.budget)
-        parts += [config.kernel.name, partition.strategy + budget]
-    return WandbSink(
-        config.logger,
-        directory=directory,
-        config=asdict(config),
-        name="-".join([*parts, f"s{config.seed}"]),
-        group=config.recipe.title,
-        tags=[config.recipe.title, *parts],
-        run_id=resume.state["wandb_id"] if resume else None,
-        say=say,
-    )
-
-
 def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     """What is about to be trained, by whom, and what compiling it took and saved."""
     batches, accumulate = job.batches, config.trainer.accumulate
@@ -322,7 +303,7 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> None:
+def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
     """What came out, a sample of what the model writes, and where everything lies."""
     summary, directory = record.summary, record.directory
     median, rate = summary["step_ms_median"], summary["tokens_per_s"] or summary.get("samples_per_s")
@@ -344,8 +325,8 @@ def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> N
         say(f"--- it writes ({SAMPLE}):\n{sample}\n---")
         write_sample(directory, sample)
     say(f"results: {directory.resolve()}")
-    if wandb_sink is not None and wandb_sink.mode == "offline" and wandb_sink.directory:
-        say(f"wandb: wandb sync {wandb_sink.directory}")
+    if guest is not None and guest.hint:
+        say(f"{guest.name}: {guest.hint}")
 
 
 LOSSES = (("loss", "last_loss"), ("held-out loss", "val_loss"))

@@ -18,13 +18,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from aottrain.counted import tell
 from aottrain.errors import CompilerError
 from aottrain.toolchain.cache import cache_folder, is_own, private_folder, processor, say_once
 
@@ -78,9 +80,12 @@ def load_all(sources: Sequence[Source]) -> list[Library | None]:
     return [None if isinstance(library, CompilerError) else library for library in _load_all(sources)]
 
 
-def require_all(sources: Sequence[Source]) -> list[Library]:
-    """As `load_all`; raises CompilerError, with the compiler's words, where one of them cannot be had."""
-    libraries = _load_all(sources)
+def require_all(sources: Sequence[Source], weights: Sequence[int] = ()) -> list[Library]:
+    """As `load_all`; raises CompilerError, with the compiler's words, where one of them cannot be had.
+
+    weights: how many kernels each has, to count them by.
+    """
+    libraries = _load_all(sources, weights)
     for library in libraries:
         if isinstance(library, CompilerError):
             raise CompilerError(str(library))
@@ -127,7 +132,8 @@ def _num_processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
+def _load_all(sources: Sequence[Source], weights: Sequence[int] = ()) -> list[Library | CompilerError]:
+    weight = dict(zip_longest(sources, weights, fillvalue=1))
     missing = [source for source in dict.fromkeys(sources) if source not in _loaded]
     if not missing:
         return [_loaded[source] for source in sources]
@@ -135,6 +141,7 @@ def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
     with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
         futures = [pool.submit(_load_or_error, source) for source in missing]
         try:
+            _count(dict(zip(futures, (weight[source] for source in missing), strict=True)))
             new.update(zip(missing, (future.result() for future in futures), strict=True))
         except BaseException:  # an interrupt: the pool waits for its threads, and they for their compilers
             while not all([future.cancel() or future.done() for future in futures]):
@@ -145,6 +152,15 @@ def _load_all(sources: Sequence[Source]) -> list[Library | CompilerError]:
     for source, library in new.items():
         _loaded[source] = library._replace(compiled=False) if isinstance(library, Library) else library
     return [new[source] if source in new else _loaded[source] for source in sources]
+
+
+def _count(kernels: Mapping[Future[Any], int]) -> None:
+    """Tell how many are compiled, or found, as they come, until all are."""
+    done, total = 0, sum(kernels.values())
+    tell("kernels", done, total)
+    for future in as_completed(kernels):
+        done += kernels[future]
+        tell("kernels", done, total)
 
 
 def _load_or_error(source: Source) -> Library | CompilerError:

@@ -58,7 +58,8 @@ class Output:
     """Kept up to date, so that a run that fails leaves one too."""
     summary_path: Path
     checkpoints: CheckpointFolder
-    wandb_id: Callable[[], str | None] = lambda: None
+    run_ids: Callable[[], dict[str, str | None]] = lambda: {"wandb_id": None}
+    """Of the record that a logger keeps, by the names that a checkpoint has them under."""
     is_complaint_made: bool = False
     """About a summary that cannot be written on the way."""
 
@@ -122,7 +123,7 @@ class Run:
         self.history = History(max_skips, output.summary["skipped_steps"], self.say, policies, window)
         self.meter = StepMeter(job, config.measure, start + 1, trainer.steps)
         self.sentinel = Sentinel(job, config.verify, start, self._verify, self.say)
-        self.profile = StepProfile(config, start, output.summary_path.parent, self.say)
+        self.profile = StepProfile(config, start, output.summary_path.parent, self.say, lambda: job.step.report)
         self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
         self.copy: Copy | None = None
         self._keep_copy("rollback" in policies.values())
@@ -352,7 +353,7 @@ def save(
         "optimizer": job.optimizer.state_dict(),
         **job.state_beside(),
         "random": random_state(),
-        "wandb_id": output.wandb_id(),
+        **output.run_ids(),
         "skipped_steps": output.summary["skipped_steps"],
         "rollbacks": output.summary.get("rollbacks", 0),
         "batches_left_out": run.num_left_out,

@@ -15,6 +15,7 @@ from aottrain.metrics.sinks import Row
 from aottrain.trainer.console import screen
 
 DEFAULT_COLUMNS, DEFAULT_ROWS = 100, 24
+BAR_CELLS = 16
 FIGURES: dict[str, Callable[[Any], str]] = {
     "train/loss": "loss {:.4f}".format,
     "val/loss": "held-out {:.4f}".format,
@@ -78,13 +79,13 @@ class Progress:
 class Status:
     """What is being done right now and for how long, on a terminal's last line, which is empty again after it.
 
-    Nothing is written where stderr is no terminal.
+    look: asked for the newest word on it as often as the line is drawn. Nothing is written where stderr is no terminal.
     """
 
     PERIOD_S = 0.5
 
-    def __init__(self, title: str):
-        self.title, self.stage = title, ""
+    def __init__(self, title: str, look: Callable[[], str] = lambda: ""):
+        self.title, self.stage, self.counted, self._look = title, "", "", look
         self._terminal = screen()
         self._ended = threading.Event()
         self._ticker: threading.Thread | None = None
@@ -104,12 +105,19 @@ class Status:
 
     def tell(self, stage: str) -> None:
         """The part of it that begins now."""
-        self.stage = stage
+        self.stage, self.counted = stage, ""
+
+    def count(self, what: str, done: int, total: int | None) -> None:
+        """How far that part is."""
+        self.counted = f"{done:,} {what}" if total is None else f"{bar(done, total)} {done:,}/{total:,} {what}"
 
     def _tick(self) -> None:
         while not self._ended.wait(self.PERIOD_S):
-            stage = f": {self.stage}" if self.stage else ""
-            self._draw(f"{self.title}{stage}, {time.perf_counter() - self._start_s:.0f} s")
+            self._draw(self.line(time.perf_counter() - self._start_s))
+
+    def line(self, seconds: float) -> str:
+        parts = [part for part in (self.stage, self.counted, self._look()) if part]
+        return ", ".join([f"{self.title}: {parts[0]}" if parts else self.title, *parts[1:], f"{seconds:.0f} s"])
 
     def _draw(self, text: str) -> None:
         columns = DEFAULT_COLUMNS
@@ -117,6 +125,12 @@ class Status:
             columns = os.get_terminal_size(self._terminal.fileno()).columns
         self._terminal.write(f"\r\x1b[K{text[: columns - 1]}")  # a longer one would go on in a line that stays
         self._terminal.flush()
+
+
+def bar(done: int, total: int) -> str:
+    """How much of all is done, in characters that every terminal has."""
+    filled = BAR_CELLS * done // max(total, 1)
+    return f"[{'#' * filled}{'.' * (BAR_CELLS - filled)}]"
 
 
 def _has_size(terminal: TextIO) -> bool:

@@ -17,10 +17,11 @@ import pytest
 import yaml
 
 from aottrain import __version__
-from aottrain.cli import main, sweeps
+from aottrain.cli import main, preflight, sweeps
 from aottrain.cli.compose import Composer
 from aottrain.cli.jobs import Outcome, SweepJob, table
 from aottrain.cli.values import value_at
+from aottrain.config.reading import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +72,7 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("~partition.bugdet", "partition.bugdet:", "did you mean partition.budget?"),
     ("~partition.budget", "~partition.budget:", "cannot be removed"),
     ("+partition.budget=0.4", "+partition.budget=0.4:", "without +"),
-    ("~logger", "~logger:", "options: csv, wandb"),
+    ("~logger", "~logger:", "options: csv, mlflow, tensorboard, wandb"),
     ("+kernel=aten", "+kernel=aten:", "write kernel=option"),
     ("kernel@engine=aten", "kernel@engine=aten:", "write kernel=option"),
     ("budget=0.4", "budget=0.4:", "did you mean partition.budget?"),
@@ -191,6 +192,16 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("--config-dir nowhere", "--config-dir nowhere:", "no such folder"),
     ("--config-name nowhere", "nowhere:", "primary config"),
 ]
+
+
+@pytest.mark.parametrize("logger", ["tensorboard", "mlflow"])
+def test_a_logger_that_is_not_installed_is_refused(here, shipped, capsys, monkeypatch, logger):
+    """By tasks that log; the others do without."""
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    (mistake,) = refusal(capsys, f"logger={logger}")
+    assert mistake.startswith(f"logger={logger}: needs ") and f"pip install 'aottrain[{logger}]'" in mistake
+    config, _ = read_config({"task": "plan", "logger": {"name": logger}})
+    assert preflight.missing_packages(config) == []
 
 
 @pytest.mark.parametrize(("line", "start", "says"), WRONG, ids=[line for line, _, _ in WRONG])

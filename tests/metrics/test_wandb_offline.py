@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from aottrain.metrics.guest import BENCH
 from aottrain.metrics.report_tables import tables
-from aottrain.metrics.wandb_sink import BENCH, WandbSink
+from aottrain.metrics.wandb_sink import WandbSink
 from tests.explain import example
 
 BLOCK, HEADER = 32768, 7

@@ -87,6 +87,34 @@ def test_two_hundred_jobs_are_one_page_of_less_than_three_megabytes(tmp_path):
     assert all(f'data-name="budget={i / 200} seed={i % 4}"' in page for i in range(200))
 
 
+def test_where_time_goes_is_on_the_page_of_a_run_that_was_profiled(tmp_path):
+    folder = write_run(tmp_path / "run", steps=20)
+    rows = [
+        {"name": "aten::mm", "calls": 4.0, "seconds": 0.03},
+        {"name": "forward_kernel_1", "calls": 2.0, "seconds": 0.01, "bytes": 2**26, "computes": "gelu",
+         "lines": [f"{HOSTILE}.py:3"]},
+    ]  # fmt: skip
+    told = {"steps": 3, "seconds": 0.04, "bytes_per_s": 25 * 2**30, "rows": rows, "left_out": 7}
+    (folder / "profile.json").write_text(json.dumps(told), encoding="utf-8")
+    text = text_of(page_of(folder))
+    assert "Where time goes" in text and "aten::mm" in text and "75.0 %" in text and "7 more are in trace.json" in text
+    assert "12.5 GiB/s" in text and "50.0 % of memory's" in text and "gelu; <script>" in text
+    for spoiled in ("", "[]", "{}", '{"rows": 3}', '{"rows": [3, {}], "seconds": 1}', '{"rows": [{}], "seconds": "x"}'):
+        (folder / "profile.json").write_text(spoiled, encoding="utf-8")
+        assert "Where time goes" not in text_of(page_of(folder))
+
+
+def test_differences_from_eager_are_a_plot_where_steps_were_checked(tmp_path):
+    folder = write_run(tmp_path / "run", steps=20)
+    assert "Difference from eager" not in text_of(page_of(folder))
+    lines = (folder / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    place = lines[0].split(",").index("verify/max_error")
+    rows = [line.split(",") for line in lines[1:]]
+    written = [",".join([*row[:place], "1e-6", *row[place + 1 :]]) for row in rows]
+    (folder / "metrics.csv").write_text("\n".join([lines[0], *written]), encoding="utf-8")
+    assert "Difference from eager" in text_of(page_of(folder))
+
+
 def test_names_and_texts_are_text_wherever_they_come_from(tmp_path):
     for number in (1, 2):
         folder = tmp_path / f"{number}<b>x<"

@@ -7,12 +7,14 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from torch.autograd import DeviceType
 
 from aottrain.config.run import VerifyConfig
 from aottrain.errors import NumericsError
 from aottrain.metrics.throughput import utilisation
 from aottrain.tasks import train
 from aottrain.trainer.reliability import sentinel as sentinels
+from aottrain.trainer.reliability.profile import where_time_goes
 from aottrain.trainer.reliability.sentinel import Sentinel
 from tests.trainer.test_going_back import spoiled  # noqa: F401
 
@@ -113,6 +115,36 @@ def test_a_profile_names_each_generated_kernel_with_its_module_and_line(tiny, le
     names = {event.get("name", "") for event in events}
     assert {"step 3", "step 4", "step 5"} <= names and "step 6" not in names
     assert any("blocks.0" in name and "transformer.py:" in name for name in names)
+    told = json.loads((left_by(config).directory / "profile.json").read_text(encoding="utf-8"))
+    rows = {row["name"]: row for row in told["rows"]}
+    assert told["steps"] == 3 and len(rows) <= 20
+    assert "Python, and what else has no name" in rows and any(name.startswith("aten::") for name in rows)
+    kernels = [row for row in rows.values() if "bytes" in row]
+    assert kernels and all(row["bytes"] > 0 and row["computes"] and row["calls"] % 1 == 0 for row in kernels)
+    spans = [event["dur"] / 1e6 for event in events if event.get("name") in ("step 3", "step 4", "step 5")]
+    assert told["seconds"] == pytest.approx(sum(spans) / 3, rel=0.1), "what is in a step counts once, the rest not"
+    page = (left_by(config).directory / "run.html").read_text(encoding="utf-8")
+    assert "Where time goes" in page and kernels[0]["name"].replace("_", "_<wbr>") in page
+
+
+def event(name, start, end, own, *, device=DeviceType.CPU, annotation=False):
+    return SimpleNamespace(
+        name=name, time_range=SimpleNamespace(start=start, end=end), self_cpu_time_total=own,
+        self_device_time_total=own, device_type=device, is_user_annotation=annotation,
+    )  # fmt: skip
+
+
+def test_what_runs_between_steps_is_not_where_their_time_goes():
+    steps = [event("step 3", 0, 100, 10), event("step 4", 200, 300, 20)]
+    work = [event("aten::mm", 5, 65, 60), event("aten::mm", 205, 245, 40), event("aten::check", 120, 190, 70)]
+    table = where_time_goes([*steps, *work], None)
+    assert table["steps"] == 2 and table["seconds"] == pytest.approx(65e-6)
+    found = [(row["name"], row["calls"], round(row["seconds"] * 1e6)) for row in table["rows"]]
+    assert found == [("aten::mm", 1.0, 50), ("Python, and what else has no name", 1.0, 15)]
+    kernels = [event("triton_kernel", 400, 430, 30, device=DeviceType.CUDA)]  # a device works on after a step's end
+    ranges = [event("step 3", 0, 430, 99, device=DeviceType.CUDA, annotation=True)]
+    table = where_time_goes([*steps, *work, *kernels, *ranges], None)
+    assert [(row["name"], round(row["seconds"] * 1e6)) for row in table["rows"]] == [("triton_kernel", 15)]
 
 
 def test_the_share_of_a_device_s_peak_is_told_where_the_peak_is_known():

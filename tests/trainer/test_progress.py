@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import io
 
-from aottrain.trainer.progress import Progress, Status, describe
+import torch
+
+import aottrain
+from aottrain.counted import counted, counts_told, tell
+from aottrain.tasks.measuring.worker import last_line
+from aottrain.toolchain import native
+from aottrain.trainer.progress import BAR_CELLS, Progress, Status, bar, describe
 
 ROW = {"step": 2, "train/loss": 1.5, "train/lr": 1e-3, "perf/tokens_per_s": 1234.5, "val/loss": None}
 
@@ -40,6 +46,60 @@ def test_a_terminal_that_does_not_say_its_size_is_as_wide_as_most(monkeypatch):
     with Status("compiling"):
         pass
     assert stderr.getvalue() == "\r\x1b[K"
+
+
+def test_a_status_says_how_far_its_stage_is():
+    status = Status("compiling")
+    assert status.line(2.0) == "compiling, 2 s"
+    status.tell("trace_joint")
+    status.count("operations", 1234, None)
+    assert status.line(3.4) == "compiling: trace_joint, 1,234 operations, 3 s"
+    status.tell("make_kernels")
+    assert status.line(4.0) == "compiling: make_kernels, 4 s"
+    status.count("kernels", 12, 37)
+    assert status.line(5.0) == f"compiling: make_kernels, {bar(12, 37)} 12/37 kernels, 5 s"
+    assert Status("eager", lambda: "step 3/4").line(1.0) == "eager: step 3/4, 1 s"
+
+
+def test_a_bar_is_empty_at_first_and_full_at_last():
+    shown = [bar(done, 3) for done in range(4)]
+    assert shown[0] == f"[{'.' * BAR_CELLS}]" and shown[-1] == f"[{'#' * BAR_CELLS}]" == bar(0, 0).replace(".", "#")
+    assert all(len(each) == BAR_CELLS + 2 for each in shown) and shown == sorted(shown, key=lambda x: x.count("#"))
+
+
+def test_what_is_counted_is_heard_inside_and_by_nobody_after():
+    heard = []
+    with counts_told(lambda *told: heard.append(told)):
+        assert list(counted("calls", "ab")) == ["a", "b"]
+        tell("plans", 7)
+    tell("plans", 8)
+    assert heard == [("calls", 0, 2), ("calls", 1, 2), ("calls", 2, 2), ("plans", 7, None)]
+
+
+def test_a_compile_tells_its_operations_and_kernels(tmp_path, monkeypatch):
+    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
+    native._loaded.clear()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8), torch.nn.Tanh())
+    heard = []
+    with counts_told(lambda *told: heard.append(told)):
+        step = aottrain.compile(model, capture="trace", kernel="cpp")
+        step(torch.randn(4, 8)).sum().backward()
+    of = {what: [told[1:] for told in heard if told[0] == what] for what, *_ in heard}
+    operations = [done for done, _ in of["operations"]]
+    assert operations[0] == 1 and max(operations) > 5 and all(total is None for _, total in of["operations"])
+    totals = {total for _, total in of["kernels"]}
+    record = step.report.graphs[0]
+    assert of["kernels"][0][0] == 0 and max(totals) >= 1
+    for total in totals:
+        assert (total, total) in of["kernels"], "it ends when all are there"
+    assert sum(len(each.names) for each in record.kernel_records) >= max(totals)
+
+
+def test_the_newest_line_of_a_log(tmp_path):
+    log = tmp_path / "log.txt"
+    assert last_line(log) == ""
+    log.write_text("step 1\n" + "x" * 5000 + "\nstep 2\n\n", encoding="utf-8")
+    assert last_line(log) == "step 2"
 
 
 def test_a_file_gets_lines_and_no_bar(capsys):

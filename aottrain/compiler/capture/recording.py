@@ -18,6 +18,7 @@ from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from aottrain.compat import TorchDispatchMode, autograd_would_have_decomposed
+from aottrain.counted import tell
 from aottrain.ir.graph import set_value
 
 aten = torch.ops.aten
@@ -37,6 +38,7 @@ class Recorder(TorchDispatchMode):
         self.constants: dict[str, Tensor] = {}
         # By identity and weakly: whether the program has dropped a tensor of its own must stay visible.
         self._nodes = WeakTensorKeyDictionary()
+        self._num_calls = 0
 
     def add_input(self, name: str, value: Tensor) -> None:
         self._note(value, self.graph.placeholder(name))
@@ -63,6 +65,8 @@ class Recorder(TorchDispatchMode):
         node = self.graph.create_node("call_function", target, node_args, node_kwargs, name)
         out = func(*args, **kwargs)
         self._note(out, node)
+        self._num_calls += 1
+        tell("operations", self._num_calls)
         return out
 
     def _note(self, value: Any, node: fx.Node) -> None:

@@ -121,7 +121,9 @@ def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict
     their first call, compiled beside them.
     """
     units, functions = cpp_units(kernels)
-    libraries = require_all([*(Source(text, FLAGS) for text in units), *others])
+    names = [{name for number, name in functions.values() if number == unit} for unit in range(len(units))]
+    weights = [*map(len, names), *(1 for _ in others)]
+    libraries = require_all([*(Source(text, FLAGS) for text in units), *others], weights)
     launches: dict[str, Launch] = {}
     for call in kernels:
         unit, name = functions[call.kernel.name]

@@ -29,7 +29,7 @@ from aottrain.report.runs.settings import short
 SWEEP, COMPARISON, PARETO = "sweep.csv", "compare.csv", "pareto.csv"
 LOSSES = "losses"  # of each engine of a comparison, as its timed runs
 _TIMED = re.compile(r"timed(?:-\d+)?")
-_PASSED_OVER = {"wandb", "checkpoints", "plan", "__pycache__"}
+_PASSED_OVER = {"wandb", "tensorboard", "mlruns", "checkpoints", "plan", "__pycache__"}
 _DEPTH = 4
 Read = Callable[[Path], Run]
 # Of which a comparison takes the median over its rounds.

@@ -23,6 +23,7 @@ from aottrain.errors import AottrainError, ConfigError
 CONFIG_FILE = "run_config.json"
 LOG_FILE = "log.txt"
 GRACE_S = 10
+_LAST_BYTES = 2000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -42,6 +43,17 @@ def run_apart(config: RunConfig) -> str:
         finally:
             end(process)
     return "" if code == 0 else last_words(directory / LOG_FILE, code)
+
+
+def last_line(log: Path) -> str:
+    """What a process that writes there said last; "" where that is nothing yet."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def end(process: subprocess.Popen[Any]) -> None:

@@ -1,33 +1,53 @@
-"""`profile=step`: three steps after the warm-up under torch.profiler, as a trace for Perfetto or chrome://tracing."""
+"""`profile=step`: three steps after the warm-up under torch.profiler, as a trace for Perfetto or chrome://tracing, and
+as a table of where the time went."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from aottrain.explain.records import KernelRecord
+from aottrain.explain.report import CompileReport
+from aottrain.ir.settings.decisions import TRAFFIC
 from aottrain.runtime.labels import labelled_launches
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
 
-FILE = "trace.json"
+FILE, TABLE = "trace.json", "profile.json"
 _NUM_STEPS = 3
+_MOST_ROWS = 20
+_NO_NAME = "Python, and what else has no name"
+_STEP = re.compile(r"step \d+")
 
 
 class StepProfile:
-    """Each generated kernel has its name, its modules and its lines in the trace; each step its number."""
+    """Each generated kernel has its name, its modules and its lines in the trace; each step its number.
 
-    def __init__(self, config: RunConfig, start: int, folder: Path, say: Callable[[str], None]):
+    report: gives what was compiled, asked for at the end, for the bytes that kernels move.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        start: int,
+        folder: Path,
+        say: Callable[[str], None],
+        report: Callable[[], CompileReport | None] = lambda: None,
+    ):
         # Not the step whose memory is measured, which is under a profiler of its own.
         first = min(start + config.measure.warmup_steps + 2, max(config.trainer.steps - _NUM_STEPS + 1, start + 1))
         self._steps = range(first, first + _NUM_STEPS) if config.profile == "step" else range(0)
         self._last = min(first + _NUM_STEPS - 1, config.trainer.steps)
-        self._path, self._say = folder / FILE, say
+        self._path, self._say, self._report = folder / FILE, say, report
         self._profile: profile | None = None
 
     @contextmanager
@@ -52,6 +72,71 @@ class StepProfile:
         self._profile.stop()
         try:
             self._profile.export_chrome_trace(str(self._path))
+            table = where_time_goes(self._profile.events() or (), self._report())
+            self._path.with_name(TABLE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
             self._say(f"profile: {self._path}")
         except (OSError, RuntimeError) as error:
             self._say(f"warning: {self._path}: cannot be written: {error}; going on")
+
+
+def where_time_goes(events: Any, report: CompileReport | None) -> dict[str, Any]:
+    """Seconds of a step by operator and generated kernel, without what each calls itself; the 20 longest. Kernels that
+    are one function, as of repeated blocks, are one row.
+
+    events: as torch.profiler gives them one by one. Those between steps, as checks, do not count. On a CPU what is in a
+    step and has no name of its own, as Python, is one row; on CUDA the times are the device's, of its kernels alone.
+    """
+    spans = [event.time_range for event in events if _STEP.fullmatch(event.name) and not _is_of_device(event)]
+    steps = max(len(spans), 1)
+    on_device = any(map(_is_of_device, events))
+    kernels = _kernels(report)
+    seconds: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for event in events:
+        if on_device != _is_of_device(event) or (on_device and event.is_user_annotation):
+            continue
+        at = event.time_range
+        if not on_device and not any(span.start <= at.start and at.end <= span.end for span in spans):
+            continue
+        name = event.name.partition(" ")[0]  # of a kernel; its modules and lines follow
+        name = kernels[name].names[0] if name in kernels else _NO_NAME if _STEP.fullmatch(event.name) else event.name
+        micros = event.self_device_time_total if on_device else event.self_cpu_time_total
+        seconds[name] = seconds.get(name, 0.0) + micros / 1e6 / steps
+        calls[name] = calls.get(name, 0) + 1
+    names = sorted((name for name in seconds if seconds[name] > 0), key=lambda name: -seconds[name])
+    rows = []
+    for name in names[:_MOST_ROWS]:
+        row: dict[str, Any] = {"name": name, "calls": calls[name] / steps, "seconds": seconds[name]}
+        if name in kernels:
+            record = kernels[name]
+            row |= {"computes": record.ops, "lines": list(record.lines), "bytes": record.moved_bytes}
+        rows.append(row)
+    return {
+        "steps": steps,
+        "seconds": sum(seconds.values()),
+        "bytes_per_s": _measured_rate(report),
+        "rows": rows,
+        "left_out": max(len(names) - _MOST_ROWS, 0),
+    }
+
+
+def _is_of_device(event: Any) -> bool:
+    return event.device_type == DeviceType.CUDA
+
+
+def _kernels(report: CompileReport | None) -> Mapping[str, KernelRecord]:
+    """By name. Where several programs have a kernel of a name, a time tells nothing of which: none of that name."""
+    found: dict[str, list[KernelRecord]] = {}
+    for graph in report.graphs if report is not None else ():
+        for record in graph.kernel_records:
+            for name in record.names:
+                found.setdefault(name, []).append(record)
+    return {name: records[0] for name, records in found.items() if len(records) == 1}
+
+
+def _measured_rate(report: CompileReport | None) -> float | None:
+    """Bytes a second that the machine's memory gives, where that was measured."""
+    for decision in report.decisions.decisions if report is not None else ():
+        if decision.kind == "rates" and decision.source in ("measured", "cache") and isinstance(decision.choice, dict):
+            return decision.choice.get(TRAFFIC)
+    return None

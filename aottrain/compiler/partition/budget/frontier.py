@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from aottrain.compiler.partition.budget.refinement import neighbours, reexecute, relax, trim
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, seconds_beyond, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
+from aottrain.counted import tell
 
 # A round of the search is linear in the ops; deep graphs give up several values a round to stay within a second.
 _ROUNDS_TIMES_OPS = 120_000
@@ -92,7 +93,9 @@ def find_frontier(graph: StorageGraph, others: dict[str, frozenset[int]]) -> Fro
     for prices, kinds in searches:
         path = [start]
         for hold in kinds:
-            path += reexecute(emitter, min(path, key=_peak), prices, hold, several, rounds)
+            for timeline in reexecute(emitter, min(path, key=_peak), prices, hold, several, rounds):
+                path.append(timeline)
+                tell("plans tried", len(points) + len(path))
         if len(graph.ops) <= _SMALL:
             path += [near for timeline in path for near in neighbours(emitter, timeline)]
         points += _undominated(point(trim(graph, timeline), "search") for timeline in path)

@@ -17,18 +17,21 @@ from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plo
 from aottrain.report.runs.drawing.look import STYLE
 from aottrain.report.runs.drawing.runs_table import link
 from aottrain.report.runs.drawing.script import SCRIPT
+from aottrain.report.runs.drawing.times import FILE as PROFILE
+from aottrain.report.runs.drawing.times import render_times
 from aottrain.report.runs.folders import Collection
 from aottrain.report.runs.reading import HELD_OUT, LOSS, METRICS, REPORT, SAMPLE, STEP_MS, SUMMARY, Points, Run, text_of
 from aottrain.report.runs.settings import text
 
 NORM = "train/grad_norm"
+CHECKED = "verify/max_error"
 _WINDOW = 25  # steps before one that it is compared with
 _NUM_LISTED = 30
 _NUM_FLAGS = 60
 # How far above the median of the steps before it a value stands out: in spreads of these, and as a factor.
 _SPREADS, _FACTORS = 6.0, {LOSS: 1.1, NORM: 3.0, STEP_MS: 2.0}
 _MEMORY = (("memory/peak_bytes", "peak of a step"), ("memory/peak_rss_bytes", "peak of the process"))
-_FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, "aottrain.log", "log.txt")
+_FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, PROFILE, "trace.json", "aottrain.log", "log.txt")
 
 
 def render_run(found: Collection, *, head: str = "") -> str:
@@ -42,6 +45,7 @@ def render_run(found: Collection, *, head: str = "") -> str:
         f'<div class="plots wide-plot">{_panel(_loss(run, marks[LOSS]))}</div>',
         f'<div class="plots pairs">{"".join(map(_panel, _plots(run, marks)))}</div>',
         _stood_out(run, marks),
+        render_times(run.folder),
         _sample(run),
         _settings(run),
         _links(found),
@@ -165,6 +169,7 @@ def _plots(run: Run, marks: dict[str, list[tuple[float, float]]]) -> list[str]:
         of(NORM, "Gradient norm"),
         of("train/lr", "Learning rate", from_zero=True),
         of(STEP_MS, "Step time", "seconds", 1e-3, from_zero=True),
+        of(CHECKED, "Difference from eager", from_zero=True),
         line_plot(memory, Axes("Memory", "step", y_unit="bytes", from_zero=True, note=note)),
     ]
 
