@@ -57,3 +57,5 @@ ON_SPIKE = ("ignore", *ON_NONFINITE)
 ON_OOM = ("replan", "raise")
 ON_BREACH = ("raise", "fallback")
 PROFILES = ("step",)
+# Who writes a checkpoint: the run itself before its next step, or a thread from a copy.
+SAVES = ("now", "background")

@@ -29,6 +29,7 @@ from aottrain.config.choices import (
     PARTITIONS,
     PRECISIONS,
     PROFILES,
+    SAVES,
     TASKS,
     TOKEN_TYPES,
     TOKENIZERS,
@@ -272,6 +273,8 @@ class TrainerConfig:
     """Evaluations in turn without a lower held-out loss after which the run ends; null is trainer.steps alone."""
     save_every: int = setting(0, low=0)
     """Steps between two checkpoints; 0 is at the end only."""
+    save: str = setting("now", one_of=SAVES)
+    """now: the next step waits; background: a thread writes a copy in the host's memory, but for the last one."""
     keep_last: int = setting(2, low=1)
     """How many of the newest checkpoints stay: one to go on from, the others where that one is damaged."""
     keep_every: int = setting(0, low=0)

@@ -37,6 +37,7 @@ from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
 from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
+from aottrain.trainer.reliability.saving import copy_bytes
 from aottrain.trainer.signals import interruptible
 
 Say = Callable[[str], None]
@@ -149,7 +150,10 @@ def _prepare(record: RunRecord, job: Job) -> None:
 
     def check() -> None:
         summary.update(report_figures(job.step.report, summary))
-        if line := check_peak(summary["predicted_peak_bytes"], job.device):
+        peak = summary["predicted_peak_bytes"]
+        if peak is not None and job.device.type == "cpu":
+            peak += copy_bytes(job, record.config)
+        if line := check_peak(peak, job.device):
             say(line)
 
     def note_replan(change: str) -> None:
@@ -298,6 +302,9 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     ]
     if config.optimizer.target is not None:
         lines.append(f"optimizer {config.optimizer.title}: {job.optimizer_kernel}")
+    if num_bytes := copy_bytes(job, config):
+        host = f"{format_bytes(num_bytes)} of the host's memory beside the predicted peak"
+        lines.append(f"trainer.save=background: checkpoints are written from a copy, which takes {host}")
     eager_saved = summary["eager_saved_bytes"]
     of_eager = f" of the {format_bytes(eager_saved)} that eager saves" if eager_saved else ""
     if job.step.engine == "eager":

@@ -21,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -170,6 +170,8 @@ class CheckpointFolder:
         """keep: its keep_last, keep_every and keep_best say which checkpoints stay."""
         self.directory = directory
         self.keep = keep
+        self.is_abandoned = False
+        """Set by another thread: a save that is in progress ends as one that fails."""
         self._complaints: set[str] = set()
         self._damaged: set[str] = set()
 
@@ -191,7 +193,7 @@ class CheckpointFolder:
             held_out_loss = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(path, lambda temporary: _save({"format": FORMAT, "step": step, **state}, temporary))
+            _write(path, lambda temporary: self._write_file({"format": FORMAT, "step": step, **state}, temporary))
             newest = Entry(step, _digest(path), held_out_loss)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
@@ -220,6 +222,12 @@ class CheckpointFolder:
         if entries:
             raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
         return None
+
+    def _write_file(self, content: Mapping[str, Any], path: Path) -> None:
+        """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its
+        code."""
+        with path.open("wb") as file:
+            torch.save(content, _Watched(file, self))
 
     def _entries(self) -> list[Entry]:
         """What latest.json lists, newest first; without a readable one, every checkpoint file that is there."""
@@ -331,10 +339,20 @@ def find(
     return newest
 
 
-def _save(content: Mapping[str, Any], path: Path) -> None:
-    """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its code."""
-    with path.open("wb") as file:
-        torch.save(content, file)
+@dataclass(frozen=True)
+class _Watched:
+    """A file, each write to which ends where its folder's save is abandoned."""
+
+    file: BinaryIO
+    folder: CheckpointFolder
+
+    def write(self, data: bytes) -> int:
+        if self.folder.is_abandoned:
+            raise OSError(errno.EINTR, "a signal has ended the run")
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def _link(path: Path, target: str) -> None:
