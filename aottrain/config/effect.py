@@ -86,6 +86,8 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     yield Idle(("sweep",), "a sweep alone reads it")
     yield from _of_bad_steps(config)
     yield from _of_saves(config)
+    if config.resume is None:
+        yield Idle(("resume_override",), "resume is null")
     if config.trainer.deterministic and config.decisions == MEASURED:
         yield Idle(("decisions",), "trainer.deterministic=true takes decisions=default")
     elif config.decisions == DEFAULT and config.partition.cost == "measured":

@@ -345,6 +345,8 @@ class RunConfig:
     """Where it runs; auto is CUDA where there is one, else the CPU."""
     resume: str | None = setting(None, form="a path, auto")
     """Output directory of a run to go on from, with its settings but for what is given; auto is this run's own."""
+    resume_override: tuple[str, ...] = setting((), form="keys as optimizer.lr, or sections")
+    """Settings that may be others than in the checkpoint that resume goes on from, by their keys; each is shown."""
     decisions: str = setting(MEASURED, form=f"{MEASURED}, {DEFAULT}, or a path")
     """Who chooses what pays: measured is the clock, default a model the same everywhere, a path that run's record."""
     profile: str | None = setting(None, one_of=PROFILES)

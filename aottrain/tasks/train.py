@@ -32,11 +32,12 @@ from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
-from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
 from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
+from aottrain.trainer.reliability.identity import Changes, check_identity, identity
 from aottrain.trainer.reliability.saving import copy_bytes
 from aottrain.trainer.signals import interruptible
 
@@ -119,14 +120,14 @@ def _train(record: RunRecord) -> int:
     job = record.job = build_job(config, decisions_of(config, resume))
     for line in job.batches.notes:
         say(line)
-    _check_checkpoint(config, job, checkpoints, resume)
+    changes = _check_checkpoint(config, job, checkpoints, resume)
     summary.update(job_summary(config, job))
     record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
     record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps=resume.step if resume else 0, say=say))
     wandb_sink = open_wandb(config, record.directory, resume)
     record.sinks += [wandb_sink] if wandb_sink else []
     if resume:
-        restore(job, resume)
+        restore(job, resume, changes)
         summary["steps"] = resume.step
         summary["skipped_steps"] = resume.state.get("skipped_steps", 0)
         summary["rollbacks"] = resume.state.get("rollbacks", 0)
@@ -256,16 +257,20 @@ def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Record:
         raise CheckpointError(f"{resume.path}: {error}") from error
 
 
-def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder, resume: Loaded | None) -> None:
-    """CheckpointError: it is of another run."""
+def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder, resume: Loaded | None) -> Changes:
+    """What is another here than in the checkpoint, which is said. CheckpointError: it is of another run."""
     if resume is None:
         if config.resume is not None:
             say(f"resume={config.resume}: no checkpoint in {checkpoints.directory} yet, so this starts at step 1")
-        return
-    check_identity(resume.state.get("identity", {}), identity(config, job.batches.fingerprint), resume.path)
+        return Changes()
+    saved, current = resume.state.get("identity", {}), identity(config, job.batches.fingerprint)
+    changes = check_identity(saved, current, resume.path, config.resume_override)
+    for line in changes.lines:
+        say(line)
     say(f"going on after step {resume.step} from {resume.path}")
     if resume.step >= config.trainer.steps:
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")
+    return changes
 
 
 def open_wandb(config: RunConfig, directory: Path, resume: Loaded | None) -> WandbSink | None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from aottrain.config.folders import INDEX, checkpoint_folder, no_checkpoint
-from aottrain.config.run import RunConfig, TrainerConfig
+from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
 
 FORMAT = 1
@@ -58,45 +58,6 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
-    """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
-
-    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where data and
-    tokenizer lie (their content counts), what an adapter began with and the schedule's length, which a checkpoint
-    brings along.
-    """
-    flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
-    flat["trainer.accumulate"] = config.trainer.accumulate
-    for key in ("precision", "freeze", "ema"):
-        flat[f"trainer.{key}"] = getattr(config.trainer, key)
-    for section in ("recipe", "adapter", "optimizer", "lr_schedule", "data"):
-        _flatten(section, asdict(getattr(config, section)), flat)
-    for key in ("adapter.base", "data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
-        del flat[key]
-    return flat
-
-
-def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _flatten(f"{prefix}.{key}", value, flat)
-        else:
-            flat[f"{prefix}.{key}"] = value
-
-
-def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
-    """ResumeError lists every setting in which the checkpoint and this run differ. A setting that is newer than the
-    checkpoint had its default there."""
-    before = {**identity(RunConfig(), ""), **saved}
-    differences = [
-        f"  {key}: {before.get(key)!r} in the checkpoint, {current.get(key)!r} in this run"
-        for key in sorted(saved.keys() | current.keys())
-        if before.get(key) != current.get(key)
-    ]
-    if differences:
-        raise ResumeError("\n".join([f"{path} is of another run; it differs in", *differences]))
 
 
 def check_storable(value: Any, name: str) -> None:

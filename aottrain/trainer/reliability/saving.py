@@ -17,8 +17,9 @@ import torch
 
 from aottrain.errors import CheckpointError, is_out_of_memory
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.trainer.checkpoint import CheckpointFolder, identity, random_state
+from aottrain.trainer.checkpoint import CheckpointFolder, random_state
 from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.reliability.identity import identity
 from aottrain.trainer.reliability.memory import rung_of
 
 if TYPE_CHECKING:
