@@ -39,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aottrain.cli import command  # noqa: E402
 from aottrain.cli import main as command_line  # noqa: E402
+from aottrain.config.choices import SAVES  # noqa: E402
 from aottrain.config.run import RunConfig  # noqa: E402
 from aottrain.tasks import train  # noqa: E402
 from aottrain.trainer import engines, loop  # noqa: E402
@@ -325,10 +326,10 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--engine", choices=("aot", "eager"), default="aot")
     parser.add_argument("--rounds", type=int, help="so many runs hit by each fault, in place of --minutes")
-    parser.add_argument("--save", choices=("now", "background", "both"), default="now")
+    parser.add_argument("--save", choices=(*SAVES, "both"), default="now")
     given = parser.parse_args()
     settings = [*SETTINGS, f"engine={given.engine}"]
-    ways = ["now", "background"] if given.save == "both" else [given.save]
+    ways = list(SAVES) if given.save == "both" else [given.save]
     if given.engine == "eager":  # smaller micro-batches round otherwise
         given.faults = [fault for fault in given.faults if fault != "oom"]
     torch.set_num_threads(1)

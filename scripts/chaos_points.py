@@ -92,7 +92,7 @@ def what_is_left(folder: Path) -> str:
     try:
         for file in files:
             load(folder / file)
-    except ResumeError as error:
+    except (ResumeError, ValueError, KeyError) as error:
         return f"after it was ended: {error}"
     return ""
 

@@ -84,6 +84,10 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     if config.logger.mode == "disabled":
         yield Idle(("logger.project", "logger.group", "logger.run_name", "logger.tags"), "logger.mode=disabled")
     yield Idle(("sweep",), "a sweep alone reads it")
+    if config.sweep.search != "optuna":
+        yield Idle(("sweep.trials", "sweep.objectives"), "sweep.search=all runs all combinations")
+    if config.sweep.executor != "submitit":
+        yield Idle(("sweep.options",), "sweep.executor=here takes none")
     yield from _of_bad_steps(config)
     yield from _of_saves(config)
     if config.resume is None:

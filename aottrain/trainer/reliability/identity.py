@@ -84,9 +84,8 @@ def check_identity(
     lines = {key: f"{key}: {then!r} in the checkpoint, {now!r} in this run" for key, (then, now) in pairs.items()}
     if refused := [key for key in differing if key not in named]:
         own = ",".join([*override, *refused])
-        text = f"  to go on all the same, name what may differ: 'resume_override=[{own}]'"
-        listed = [f"  {lines[key]}" for key in refused]
-        raise ResumeError("\n".join([f"{path} is of another run; it differs in", *listed, text]))
+        title = f"{path} is of another run; to go on all the same write 'resume_override=[{own}]'; it differs in"
+        raise ResumeError("\n".join([title, *(f"  {lines[key]}" for key in refused)]))
     changes = Changes(frozenset(differing))
     said = [f"resume_override: {lines[key]}" for key in differing]
     anew = ["resume_override: the optimizer begins anew, without the checkpoint's state"]
