@@ -4,13 +4,16 @@
     python scripts/chaos.py --minutes 120 --seed 7  # others, in the order that the seed says
     python scripts/chaos.py --faults kill save      # some kinds alone
     python scripts/chaos.py --engine eager          # many more starts in the time; without oom, which needs plans
+    python scripts/chaos.py --rounds 500 --faults kill points --engine eager --save both --steps 20   # one in each
 
 A round is one training from its first step to its last, whatever happens on the way: kill (SIGKILL at a random time),
-save (SIGKILL within the writing of a checkpoint), term, int, twice (SIGTERM, SIGINT, and both), disk (no file may grow
-beyond some bytes), damage (the newest checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward,
-a backward or an update). After each round weights, optimizer state and random numbers must be those of the run that
-nothing happened to. Exit code 1 where they are not, or where a restart refuses to go on. PyTorch's operators compute
-(kernel=aten), by which plans differ in no bit.
+save (SIGKILL within the writing of a checkpoint), points (the same at twelve points of it in turn), term, int, usr1,
+twice (SIGTERM, SIGINT, SIGUSR1, and the first two), disk (no file may grow beyond some bytes), damage (the newest
+checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward, a backward or an update). After each
+round weights, optimizer state and random numbers must be those of the run that nothing happened to. Exit code 1 where
+they are not, or where a restart refuses to go on. PyTorch's operators compute (kernel=aten), by which plans differ in
+no bit. With --rounds each of the faults is planted until it has hit so many runs, once in each; it is then looked
+whether every checkpoint that is left can be loaded. --save background has checkpoints written so, both takes turns.
 """
 
 from __future__ import annotations
@@ -34,11 +37,35 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from aottrain.cli import command  # noqa: E402
 from aottrain.cli import main as command_line  # noqa: E402
+from aottrain.config.choices import SAVES  # noqa: E402
+from aottrain.config.run import RunConfig  # noqa: E402
+from aottrain.tasks import train  # noqa: E402
 from aottrain.trainer import engines, loop  # noqa: E402
 from aottrain.trainer.checkpoint import load  # noqa: E402
+from scripts.chaos_points import POINTS, any_point, what_is_left  # noqa: E402
 
-FAULTS = ("kill", "save", "term", "int", "twice", "disk", "damage", "oom")
+SIGNALS = {
+    "kill": [signal.SIGKILL],
+    "term": [signal.SIGTERM],
+    "int": [signal.SIGINT],
+    "usr1": [signal.SIGUSR1],
+    "twice": [signal.SIGTERM, signal.SIGINT],
+}
+# As subprocess has exit codes. 1 is right where no file can be written: the last checkpoint must be. Negative: before
+# anything listens to signals.
+RIGHT_CODES = {
+    "kill": (-9,),
+    "save": (-9,),
+    "points": (-9,),
+    "disk": (1,),
+    "term": (143, -15),
+    "int": (130, -2),
+    "usr1": (-10,),
+    "twice": (143, 130, -15, -2),
+}
+FAULTS = (*SIGNALS, "save", "points", "disk", "damage", "oom")
 SETTINGS = (
     "recipe.model.num_layers=2", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16",
     "data.batch_size=4", "kernel=aten", "decisions=default", "logger=csv", "trainer.num_threads=1",
@@ -50,8 +77,8 @@ _MOST_REPLANS = 3  # as many plans of lower peak there are at least; smaller mic
 _MOST_STARTS = 60
 
 
-def run_forked(arguments: list[str], plant: Callable[[], None]) -> int:
-    """The command line in a fork of this process, which has imported all; its pid."""
+def run_forked(arguments: list[str] | RunConfig, plant: Callable[[], None]) -> int:
+    """The command line, or what one has come to, in a fork of this process, which has imported all; its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -61,6 +88,8 @@ def run_forked(arguments: list[str], plant: Callable[[], None]) -> int:
         os.dup2(log, 1)
         os.dup2(log, 2)
         plant()
+        if isinstance(arguments, RunConfig):
+            command.run, config, arguments = lambda _: train.run(config), arguments, []
         code = command_line(arguments)
     except BaseException:
         import traceback
@@ -71,6 +100,18 @@ def run_forked(arguments: list[str], plant: Callable[[], None]) -> int:
             with contextlib.suppress(OSError):
                 stream.flush()
         os._exit(code)
+
+
+def configured(arguments: list[str]) -> RunConfig:
+    """What the command line comes to; composing that takes as long as all of a small run."""
+    configs, run = [], train.run
+    train.run = lambda config: configs.append(config) or 0
+    try:
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+            command_line(arguments)
+    finally:
+        train.run = run
+    return configs[0]
 
 
 def plant_kill_in_save(chance: random.Random) -> None:
@@ -140,6 +181,10 @@ def damage(folder: Path, chance: random.Random) -> bool:
     return True
 
 
+def nothing() -> None:
+    """No fault."""
+
+
 def state_of(folder: Path, steps: int) -> dict[str, Any]:
     state = load(folder / "checkpoints" / f"step_{steps:08d}.pt").state
     return {key: state[key] for key in ("model", "optimizer", "random")}
@@ -168,6 +213,64 @@ def signalled(pid: int, signums: list[int], chance: random.Random, longest_s: fl
             os.kill(pid, signum)
 
 
+def planter(fault: str, chance: random.Random, num_saves: int, point: str | None = None) -> Callable[[], None]:
+    """What is called in the process that the fault is for."""
+    if fault == "points":
+        return any_point(chance, point or chance.choice(list(POINTS)), num_saves)
+    plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory}
+    return lambda: plants[fault](chance) if fault in plants else None
+
+
+def one_fault(
+    folder: Path, config: RunConfig, fault: str, plant: Callable[[], None], chance: random.Random, whole_s: float
+) -> tuple[bool, str]:
+    """A training that one fault ends, and its restart. Whether it was hit, and what went wrong or ""."""
+    pid = run_forked(config, plant)
+    signalled(pid, SIGNALS.get(fault, []), chance, whole_s)
+    code = wait(pid)
+    if fault == "usr1" and code == 0:
+        return "SIGUSR1: a checkpoint" in Path("output.txt").read_text(encoding="utf-8", errors="replace"), ""
+    if code == 0:
+        return False, ""
+    problem = "" if code in RIGHT_CODES[fault] else f"fault {fault}: exit code {code}"
+    problem = problem or what_is_left(folder)
+    if not problem and (again := wait(run_forked(config, nothing))):
+        problem = f"after fault {fault} the restart ended with {again}"
+    return True, problem and f"{problem}: {Path('output.txt').read_text(encoding='utf-8', errors='replace')[-2000:]}"
+
+
+def rounds_of(
+    fault: str, number: int, configs: dict[str, RunConfig], chance: random.Random, expected: Any
+) -> tuple[str, int]:
+    """So many runs that the fault has hit, once each, in turn as each of the configurations says; a line of counts,
+    and how many went wrong."""
+    hit, missed, wrong, per_kind, whole_s = 0, 0, 0, Counter(), 0.0
+    while hit < number:
+        point = list(POINTS)[hit % len(POINTS)]
+        turn = hit // len(POINTS) if fault == "points" else hit + missed
+        kind, config = list(configs.items())[turn % len(configs)]
+        folder, steps = Path(config.output_dir), config.trainer.steps
+        shutil.rmtree(folder, ignore_errors=True)
+        Path("output.txt").unlink(missing_ok=True)
+        if (hit + missed) % 20 == 0:  # how long it takes hangs on what else the machine does
+            began_s = time.monotonic()
+            wait(run_forked(config, nothing))
+            whole_s = time.monotonic() - began_s
+            shutil.rmtree(folder)
+        was_hit, problem = one_fault(folder, config, fault, planter(fault, chance, steps // 2, point), chance, whole_s)
+        chance.random()
+        hit, missed = hit + was_hit, missed + (not was_hit)
+        if not problem and not same(state_of(folder, steps), expected):
+            problem = "weights, optimizer state or random numbers differ from the unbroken run's"
+        if was_hit:
+            per_kind[f"{point}, {kind}" if fault == "points" else kind] += 1
+        if problem:
+            wrong += 1
+            print(f"{fault}, round {hit} ({point if fault == 'points' else kind}): {problem}", flush=True)
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(per_kind.items()))
+    return f"{fault}: {hit} runs hit ({counts}), {missed} not; {wrong} wrong", wrong
+
+
 def one_round(
     folder: Path,
     steps: int,
@@ -179,7 +282,6 @@ def one_round(
 ) -> str:
     """Train to the end, whatever happens; "" or what went wrong."""
     arguments = [*settings, f"trainer.steps={steps}", f"hydra.run.dir={folder}", "resume=auto"]
-    signals = {"kill": [9], "term": [signal.SIGTERM], "int": [signal.SIGINT], "twice": [signal.SIGTERM, signal.SIGINT]}
     replans = 0
     for start in range(_MOST_STARTS):
         fault = chance.choice(faults) if start < _MOST_STARTS // 2 else "none"
@@ -189,9 +291,8 @@ def one_round(
             is_damaged = damage(folder, chance)
             seen["damage"] += is_damaged
             fault = fault if is_damaged or len(faults) == 1 else "kill"
-        plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory}
-        pid = run_forked(arguments, lambda: plants[fault](chance) if fault in plants else None)  # noqa: B023
-        signalled(pid, signals.get(fault, []), chance, 0.9 * whole_s)
+        pid = run_forked(arguments, planter(fault, chance, steps // 2))
+        signalled(pid, SIGNALS.get(fault, []), chance, 0.9 * whole_s)
         code = wait(pid)
         chance.random()
         seen["starts"] += 1
@@ -200,13 +301,21 @@ def one_round(
         replans += fault == "oom"
         if code == 0:
             return ""
-        # 1 is right where no file can be written: the last checkpoint must be
-        right = {"kill": (-9,), "save": (-9,), "disk": (1,)}
-        # Negative: before anything listens to signals.
-        right |= {"term": (143, -15), "int": (130, -2), "twice": (143, 130, -15, -2)}
-        if code not in right.get(fault, ()):
+        if code not in RIGHT_CODES.get(fault, ()):
             return f"fault {fault}: exit code {code}: {(folder.parent / 'output.txt').read_text()[-2000:]}"
     return f"not finished after {_MOST_STARTS} starts"
+
+
+def left_alone(settings: list[str], steps: int) -> tuple[dict[str, Any], float]:
+    """What a run comes to that nothing happens to, and the seconds that one takes whose caches are warm. SystemExit."""
+    arguments = [*settings, f"trainer.steps={steps}"]
+    with open("output.txt", "w") as file, contextlib.redirect_stdout(file):  # here: then forks have all modules
+        code = command_line([*arguments, "hydra.run.dir=unbroken"])
+    started_s = time.monotonic()
+    if code := code or wait(run_forked([*arguments, "hydra.run.dir=timed"], nothing)):
+        print(Path("output.txt").read_text(encoding="utf-8"), file=sys.stderr)
+        sys.exit(code)
+    return state_of(Path("unbroken"), steps), time.monotonic() - started_s
 
 
 def main() -> int:
@@ -216,27 +325,31 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS))
     parser.add_argument("--engine", choices=("aot", "eager"), default="aot")
+    parser.add_argument("--rounds", type=int, help="so many runs hit by each fault, in place of --minutes")
+    parser.add_argument("--save", choices=(*SAVES, "both"), default="now")
     given = parser.parse_args()
     settings = [*SETTINGS, f"engine={given.engine}"]
+    ways = list(SAVES) if given.save == "both" else [given.save]
     if given.engine == "eager":  # smaller micro-batches round otherwise
         given.faults = [fault for fault in given.faults if fault != "oom"]
     torch.set_num_threads(1)
     chance, seen, rounds, wrong = random.Random(given.seed), Counter(), 0, 0
     with tempfile.TemporaryDirectory() as name:
         os.chdir(name)
-        unbroken, folder = Path(name, "unbroken"), Path(name, "run")
-        began_s = time.monotonic()
-        arguments = [*settings, f"trainer.steps={given.steps}", f"hydra.run.dir={unbroken}"]
-        for _ in range(2):  # the second time with warm caches, to know how long it takes
-            started_s = time.monotonic()
-            if code := wait(run_forked(arguments, lambda: None)):
-                print(Path("output.txt").read_text(encoding="utf-8"), file=sys.stderr)
-                return code
-            whole_s = time.monotonic() - started_s
-        expected = state_of(unbroken, given.steps)
+        began_s, folder = time.monotonic(), Path(name, "run")
+        expected, whole_s = left_alone(settings, given.steps)
+        if given.rounds:
+            own = [*settings, f"trainer.steps={given.steps}", "resume=auto", f"hydra.run.dir={folder}"]
+            configs = {way: configured([*own, f"trainer.save={way}"]) for way in ways}
+            for fault in given.faults:
+                line, num_wrong = rounds_of(fault, given.rounds, configs, chance, expected)
+                print(line, flush=True)
+                wrong += num_wrong
+            return 1 if wrong else 0
         while time.monotonic() - began_s < 60 * given.minutes:
             shutil.rmtree(folder, ignore_errors=True)
-            problem = one_round(folder, given.steps, settings, given.faults, chance, whole_s, seen)
+            own = [*settings, f"trainer.save={ways[rounds % len(ways)]}"]
+            problem = one_round(folder, given.steps, own, given.faults, chance, whole_s, seen)
             rounds += 1
             if not problem and not same(state_of(folder, given.steps), expected):
                 problem = "weights, optimizer state or random numbers differ from the unbroken run's"

@@ -34,6 +34,10 @@ from aottrain.config.schema import Mistake, find, leaves, show, suggest
 from aottrain.config.targets import KINDS, is_open
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
+INSTEAD = {
+    "hydra/launcher": "write sweep.parallel=2 for jobs at once, sweep.executor=submitit for a cluster",
+    "hydra/sweeper": "write sweep.search=optuna for a search, with ranges as key='interval(a,b)'",
+}
 QUOTING = "a value with special characters is quoted twice, as in 'data.path=\"my books (2)\"'"
 
 
@@ -244,7 +248,7 @@ class Composer:
         if item.is_delete() or item.is_add() or item.is_force_add() or item.package:
             return Mistake(text_of(item), f"write {group}=option, without ~, + or @ {listed}")
         if value != PLUGINS.get(group, value):
-            return Mistake(group, "must be basic: sweeps are run by aottrain itself, a process per job", show(value))
+            return Mistake(group, f"must be basic: sweeps are run by aottrain itself; {INSTEAD[group]}", show(value))
         if isinstance(value, dict):
             return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
         if value in options or (value is None and group in GLOBAL_GROUPS):

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,57 +83,91 @@ class Outcome:
     recorded: str = ""
     """How it ended, as its summary says."""
 
+    def take_finished(self) -> None:
+        """What the job's directory says of it, where it has finished there."""
+        _describe(self, interrupted=False)
+        if self.recorded == "finished":
+            self.exit_code, self.status = 0, "finished"
+        else:
+            self.status, self.figures = "not run", {}
 
-def run_sweep(jobs: Sequence[SweepJob], directory: Path, parallel: int = 1, finished: bool = False) -> int:
+
+class Supply:
+    """The jobs of a sweep in the order in which they run, all known before."""
+
+    def __init__(self, jobs: Sequence[SweepJob]):
+        self.outcomes = [Outcome(job) for job in jobs]
+        self.waiting = list(self.outcomes)
+        self.total = len(self.outcomes)
+
+    def go_on(self) -> None:
+        """With a sweep that was there: jobs that have finished in their directories are not run again."""
+        for outcome in self.outcomes:
+            outcome.take_finished()
+        self.waiting = [outcome for outcome in self.outcomes if outcome.exit_code is None]
+
+    def next(self) -> Outcome | None:
+        """The job that is run next; None where there is none."""
+        return self.waiting.pop(0) if self.waiting else None
+
+    def ended(self, outcome: Outcome) -> None:
+        """One of them has."""
+
+    def verdict(self) -> str:
+        """Lines that name the job with the lowest held-out loss, where several have one."""
+        known = [
+            (o.figures["best_val_loss"], o.job.number, o.job.title)
+            for o in self.outcomes
+            if "best_val_loss" in o.figures
+        ]
+        if len(known) < 2:
+            return ""
+        loss, number, title = min(known)
+        return f"lowest held-out loss: {loss:.4f}, job {number} ({title})\n"
+
+
+Start = Callable[[SweepJob, Running, bool], Any]
+
+
+def run_sweep(
+    jobs: Sequence[SweepJob] | Supply,
+    directory: Path,
+    parallel: int = 1,
+    finished: bool = False,
+    start: Start | None = None,
+) -> int:
     """Run every job, `parallel` of them at once; print and write what became of each. finished: jobs that have finished
-    in their directories already are not run again. Exit code: 0, 1 if a job failed, 128 + n at signal n.
+    in their directories already are not run again. start: gives what is like a process; None is a process here. Exit
+    code: 0, 1 if a job failed, 128 + n at signal n.
 
     Of several jobs at once the output goes to their logs alone.
     """
-    outcomes = [Outcome(job) for job in jobs]
+    supply = jobs if isinstance(jobs, Supply) else Supply(jobs)
+    outcomes = supply.outcomes
     directory.mkdir(parents=True, exist_ok=True)
-    for outcome in outcomes if finished else ():
-        _take_finished(outcome)
-    left = [outcome for outcome in outcomes if outcome.exit_code is None]
     if finished:
-        print(f"{len(jobs) - len(left)} of {len(jobs)} jobs have finished already", flush=True)
+        supply.go_on()
+        print(f"{sum(o.exit_code == 0 for o in outcomes)} of {supply.total} jobs have finished already", flush=True)
     with _signals(Running()) as running:
-        active: list[tuple[Outcome, subprocess.Popen[bytes]]] = []
-        while active or (left and running.signum is None):
-            while left and len(active) < parallel and running.signum is None:
-                outcome = left.pop(0)
+        active: list[tuple[Outcome, Any]] = []
+        while True:
+            while running.signum is None and len(active) < parallel and (outcome := supply.next()) is not None:
                 job, count = outcome.job, outcomes.index(outcome) + 1
-                print(f"\n[{count}/{len(jobs)}] {job.title}\n      -> {job.directory}", flush=True)
-                active.append((outcome, _start(job, running, is_quiet=parallel > 1)))
-            ended = _wait(active, running)
-            for outcome, process in ended:
+                print(f"\n[{count}/{supply.total}] {job.title}\n      -> {job.directory}", flush=True)
+                active.append((outcome, (start or _start)(job, running, parallel > 1)))
+            if not active:
+                break
+            for outcome, process in _wait(active, running):
                 outcome.exit_code = process.returncode
                 _describe(outcome, interrupted=running.signum is not None)
+                supply.ended(outcome)
                 _write_csv(outcomes, directory / "sweep.csv")
                 if parallel > 1:
                     print(f"job {outcome.job.number} {outcome.status}", flush=True)
     if not (directory / "sweep.csv").exists() or (finished and not any(o.exit_code is None for o in outcomes)):
         _write_csv(outcomes, directory / "sweep.csv")
-    print(f"\n{table(outcomes)}\n{_best(outcomes)}{directory / 'sweep.csv'}\n{leave_page(directory)}", flush=True)
+    print(f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{leave_page(directory)}", flush=True)
     return _report_failures(outcomes, running.signum)
-
-
-def _take_finished(outcome: Outcome) -> None:
-    """What the job's directory says of it, where it has finished there."""
-    _describe(outcome, interrupted=False)
-    if outcome.recorded == "finished":
-        outcome.exit_code, outcome.status = 0, "finished"
-    else:
-        outcome.status, outcome.figures = "not run", {}
-
-
-def _best(outcomes: Sequence[Outcome]) -> str:
-    """A line that names the job with the lowest held-out loss, where several have one."""
-    known = [(o.figures["best_val_loss"], o.job.number, o.job.title) for o in outcomes if "best_val_loss" in o.figures]
-    if len(known) < 2:
-        return ""
-    loss, number, title = min(known)
-    return f"lowest held-out loss: {loss:.4f}, job {number} ({title})\n"
 
 
 def _start(job: SweepJob, running: Running, is_quiet: bool) -> subprocess.Popen[bytes]:
@@ -149,9 +183,7 @@ def _start(job: SweepJob, running: Running, is_quiet: bool) -> subprocess.Popen[
     return process
 
 
-def _wait(
-    active: list[tuple[Outcome, subprocess.Popen[bytes]]], running: Running
-) -> list[tuple[Outcome, subprocess.Popen[bytes]]]:
+def _wait(active: list[tuple[Outcome, Any]], running: Running) -> list[tuple[Outcome, Any]]:
     """Those that have ended, taken from `active`; at least one."""
     if len(active) == 1:
         active[0][1].wait()

@@ -17,7 +17,6 @@ from aottrain.errors import ConfigError
 GROUPS = ("recipe", "size", "adapter", "data", "kernel", "partition", "engine", "optimizer", "lr_schedule")
 
 
-
 def ls(folders: Sequence[Path], groups: Sequence[str]) -> int:
     """Print the options of each group, or of those named: first ours, the default with a star, then those of further
     folders."""
@@ -52,4 +51,3 @@ def _meaning_of_task(name: str) -> str:
 
 def _first_sentence(text: str) -> str:
     return text.partition(". ")[0].rstrip(".") + "." if text else ""
-

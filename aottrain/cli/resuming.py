@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from aottrain.cli.compose import Composer
 
 RECORD = Path(".hydra", "config.yaml")
-NOT_TAKEN = ("task", "resume", "hydra", "decisions", *RUN_TASKS)  # a checkpoint has the decisions themselves
+# A checkpoint has the decisions themselves.
+NOT_TAKEN = ("task", "resume", "resume_override", "hydra", "decisions", *RUN_TASKS)
 PATHS = (("data", "path"), ("data", "tokenizer"), ("adapter", "base"))
 
 

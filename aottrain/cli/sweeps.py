@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,13 @@ from omegaconf import OmegaConf, read_write
 
 from aottrain import __version__
 from aottrain.cli.compose import Composer, Job
-from aottrain.cli.jobs import SweepJob, run_sweep
+from aottrain.cli.jobs import Start, SweepJob, run_sweep
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.values import directory_of, quoted, text_of
 from aottrain.config.effect import without_effect
 from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import Mistake, show
+from aottrain.config.tasks import SweepConfig
 from aottrain.errors import ConfigError
 from aottrain.report.runs.reading import OVERRIDES, SUMMARY
 
@@ -36,21 +37,25 @@ def combinations(composer: Composer, texts: Sequence[str]) -> tuple[list[dict[st
         elif item.is_discrete_sweep() and not item.is_hydra_override():
             choices[key] = [f"{key}={value}" for value in item.sweep_string_iterator()]
         else:
-            mistakes.append(Mistake(text_of(item), "cannot be swept over; write key=a,b or key=range(0,3)"))
+            text = "cannot be swept over; write key=a,b or key=range(0,3), or sweep.search=optuna beside it"
+            mistakes.append(Mistake(text_of(item), text))
     return [dict(zip(choices, values, strict=True)) for values in itertools.product(*choices.values())], mistakes
 
 
 def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
     """Check every job, then run each in a process of its own. `params`: the sweep that the configuration has."""
     goes_on = Path(folder) if (folder := resumed_folder(composer, flags.overrides)) else None
-    jobs, mistakes = combinations(composer, [*(f"{key}={value}" for key, value in params.items()), *flags.overrides])
+    texts = [*(f"{key}={value}" for key, value in params.items()), *flags.overrides]
+    if searches(composer, texts):
+        return _search(composer, flags, texts, goes_on is not None)
+    jobs, mistakes = combinations(composer, texts)
     if jobs and not mistakes:  # the first line, for checking takes a moment for each
         print(
             f"aottrain {__version__}: a sweep of {len(jobs)} job{'s' if len(jobs) > 1 else ''}; checking them",
             flush=True,
         )
     planned: list[SweepJob] = []
-    folder, parallel = "", 1
+    folder, settings = "", SweepConfig()
     for number, overrides in enumerate(jobs):
         texts = list(overrides.values())
         job, wrong = composer.check(texts, sweep=True)
@@ -59,8 +64,9 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
             with read_write(job.composed.hydra):
                 job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
             folder = folder or directory_of(job.composed, "hydra.sweep.dir")[0]
-            parallel = job.config.sweep.parallel
+            settings = job.config.sweep
             planned.append(_sweep_job(number, composer.parse(texts)[0], job, Path(folder), flags))
+    mistakes += _not_submittable(settings)
     if len({job.directory for job in planned}) < len(planned):
         mistakes.append(Mistake("hydra.sweep.subdir", "must differ between jobs, as ${hydra.job.num} does"))
     if mistakes:
@@ -70,7 +76,66 @@ def sweep(composer: Composer, flags: argparse.Namespace, params: Any) -> int:
             record(Path(folder), [*(["-m"] if flags.multirun else []), *flags.overrides])
         else:
             planned = [replace(job, goes_on=_has_begun(job)) for job in planned]
-        return run_sweep(planned, Path(folder), parallel, goes_on is not None)
+        return run_sweep(planned, Path(folder), settings.parallel, goes_on is not None, *_elsewhere(settings, folder))
+
+
+def searches(composer: Composer, texts: Sequence[str]) -> bool:
+    """Whether the configuration that these overrides give has a search choose the jobs."""
+    plain = [text_of(item) for item in composer.parse(texts)[0] if not item.is_sweep_override()]
+    return (composer.plain(plain).get("sweep") or {}).get("search") == "optuna"
+
+
+def _search(composer: Composer, flags: argparse.Namespace, texts: Sequence[str], goes_on: bool) -> int:
+    """A sweep whose jobs are chosen one after the other."""
+    from aottrain.cli.sweeping.search import Search, checked_space, job_texts, open_study
+
+    overrides, mistakes = composer.parse(texts)
+    if mistakes:
+        raise ConfigError([str(mistake) for mistake in mistakes])
+    print(f"aottrain {__version__}: a search; checking the ends of its ranges", flush=True)
+    checked: list[Job] = []
+
+    def check(number: int, texts: Sequence[str]) -> list[Mistake]:
+        job, wrong = composer.check(texts, sweep=True)
+        checked.extend([] if job is None else [job])
+        return [*wrong, *([] if job is None else _not_submittable(job.config.sweep))]
+
+    fixed, space = checked_space(overrides, check)
+    config = checked[0].config
+    folder = Path(directory_of(checked[0].composed, "hydra.sweep.dir")[0])
+
+    def make(number: int, values: Mapping[str, str]) -> SweepJob:
+        own = job_texts(fixed, values)
+        job, wrong = composer.check(own, sweep=True)
+        if job is None:
+            raise ConfigError([str(mistake) for mistake in wrong])
+        with read_write(job.composed.hydra):
+            job.composed.hydra.job.num, job.composed.hydra.job.id = number, str(number)
+        planned = _sweep_job(number, composer.parse(own)[0], job, folder, flags)
+        return replace(planned, goes_on=goes_on and _has_begun(planned))
+
+    with only_run_in(folder, "hydra.sweep.dir"):
+        if not goes_on:
+            record(folder, [*(["-m"] if flags.multirun else []), *flags.overrides])
+        supply = Search(open_study(folder, config), space, config, make)
+        return run_sweep(supply, folder, config.sweep.parallel, goes_on, *_elsewhere(config.sweep, str(folder)))
+
+
+def _not_submittable(settings: SweepConfig) -> list[Mistake]:
+    if settings.executor != "submitit":
+        return []
+    from aottrain.cli.sweeping.submitted import mistakes
+
+    return mistakes(settings.options)
+
+
+def _elsewhere(settings: SweepConfig, folder: str) -> list[Start]:
+    """What starts jobs where that is not this process."""
+    if settings.executor != "submitit":
+        return []
+    from aottrain.cli.sweeping.submitted import submitting
+
+    return [submitting(Path(folder), settings.options)]
 
 
 def resumed_folder(composer: Composer, texts: Sequence[str]) -> str:
@@ -89,7 +154,7 @@ def with_recorded_sweep(composer: Composer, flags: argparse.Namespace, folder: s
         typed = [str(text) for text in OmegaConf.load(path / OVERRIDES)]
     except Exception as error:  # YAML and the system have their own for a file that is damaged or absent
         raise ConfigError(f"sweep.resume={folder}: no sweep was recorded there ({OVERRIDES} cannot be read)") from error
-    recorded = [text for text in typed if text != "-m" and not text.startswith(("sweep.", "hydra.sweep.dir="))]
+    recorded = [text for text in typed if text != "-m" and not text.startswith(("sweep.resume=", "hydra.sweep.dir="))]
     more = [text for text in flags.overrides if not text.startswith("sweep.") and text not in recorded]
     if more:
         text = "goes on with that sweep's own settings; beside it only sweep.parallel and its targets are given"

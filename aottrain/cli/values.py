@@ -14,7 +14,7 @@ from aottrain.cli.preflight import unwritable
 from aottrain.config.schema import Mistake, join, show
 
 # Sections whose keys another package defines, which checks them: Hydra knows none of them.
-FOREIGN = ("recipe.model.config.",)
+FOREIGN = ("recipe.model.config.", "sweep.options.")
 # Keys whose value is any text.
 FREE_TEXT = ("generate.prompt",)
 

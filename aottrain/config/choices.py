@@ -57,3 +57,11 @@ ON_SPIKE = ("ignore", *ON_NONFINITE)
 ON_OOM = ("replan", "raise")
 ON_BREACH = ("raise", "fallback")
 PROFILES = ("step",)
+# Who chooses the jobs of a sweep, by which figures of summary.json, and who runs them.
+SEARCHES = ("all", "optuna")
+LOWEST_IS_BEST = ("val_loss", "best_val_loss", "last_loss", "peak_bytes", "step_ms_median", "compile_s", "saved_bytes")
+HIGHEST_IS_BEST = ("tokens_per_s", "samples_per_s")
+OBJECTIVES = (*LOWEST_IS_BEST, *HIGHEST_IS_BEST)
+EXECUTORS = ("here", "submitit")
+# Who writes a checkpoint: the run itself before its next step, or a thread from a copy.
+SAVES = ("now", "background")

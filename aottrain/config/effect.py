@@ -16,8 +16,8 @@ from aottrain.config.run import DataConfig, RunConfig
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 # What is done beside the steps.
-_AROUND = ("trainer.eval_every", "trainer.save_every", "trainer.keep_last", "trainer.keep_every", "trainer.keep_best",
-           "trainer.sample_bytes")  # fmt: skip
+_AROUND = ("trainer.eval_every", "trainer.save_every", "trainer.save", "trainer.keep_last", "trainer.keep_every",
+           "trainer.keep_best", "trainer.sample_bytes")  # fmt: skip
 _BESIDE = (*_AROUND, "trainer.eval_batches")
 # What is done where a step goes wrong.
 _MISHAPS = ("trainer.on_nonfinite", "trainer.on_spike", "trainer.spike_deviations", "trainer.max_skips",
@@ -84,11 +84,23 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     if config.logger.mode == "disabled":
         yield Idle(("logger.project", "logger.group", "logger.run_name", "logger.tags"), "logger.mode=disabled")
     yield Idle(("sweep",), "a sweep alone reads it")
+    if config.sweep.search != "optuna":
+        yield Idle(("sweep.trials", "sweep.objectives"), "sweep.search=all runs all combinations")
+    if config.sweep.executor != "submitit":
+        yield Idle(("sweep.options",), "sweep.executor=here takes none")
     yield from _of_bad_steps(config)
+    yield from _of_saves(config)
+    if config.resume is None:
+        yield Idle(("resume_override",), "resume is null")
     if config.trainer.deterministic and config.decisions == MEASURED:
         yield Idle(("decisions",), "trainer.deterministic=true takes decisions=default")
     elif config.decisions == DEFAULT and config.partition.cost == "measured":
         yield Idle(("partition.cost",), "decisions=default prices by FLOPs and bytes")
+
+
+def _of_saves(config: RunConfig) -> Iterator[Idle]:
+    if not config.trainer.save_every:
+        yield Idle(("trainer.save",), "trainer.save_every=0 writes the last alone, now", "what SIGUSR1 asks for")
 
 
 def _of_bad_steps(config: RunConfig) -> Iterator[Idle]:

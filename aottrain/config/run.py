@@ -29,6 +29,7 @@ from aottrain.config.choices import (
     PARTITIONS,
     PRECISIONS,
     PROFILES,
+    SAVES,
     TASKS,
     TOKEN_TYPES,
     TOKENIZERS,
@@ -274,6 +275,8 @@ class TrainerConfig:
     """Evaluations in turn without a lower held-out loss after which the run ends; null is trainer.steps alone."""
     save_every: int = setting(0, low=0)
     """Steps between two checkpoints; 0 is at the end only."""
+    save: str = setting("now", one_of=SAVES)
+    """now: the next step waits; background: a thread writes a copy in the host's memory, but for the last one."""
     keep_last: int = setting(2, low=1)
     """How many of the newest checkpoints stay: one to go on from, the others where that one is damaged."""
     keep_every: int = setting(0, low=0)
@@ -344,6 +347,8 @@ class RunConfig:
     """Where it runs; auto is CUDA where there is one, else the CPU."""
     resume: str | None = setting(None, form="a path, auto")
     """Output directory of a run to go on from, with its settings but for what is given; auto is this run's own."""
+    resume_override: tuple[str, ...] = setting((), form="keys as optimizer.lr, or sections")
+    """Settings that may be others than in the checkpoint that resume goes on from, by their keys; each is shown."""
     decisions: str = setting(MEASURED, form=f"{MEASURED}, {DEFAULT}, or a path")
     """Who chooses what pays: measured is the clock, default a model the same everywhere, a path that run's record."""
     profile: str | None = setting(None, one_of=PROFILES)

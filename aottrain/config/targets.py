@@ -208,4 +208,3 @@ def _check_call(loaded: Any, kind: Kind, options: Mapping[str, Any], given: str)
         except ValueError:
             has = ""
         raise ConfigError(f"{given}: cannot be called as ({call}){has}")
-

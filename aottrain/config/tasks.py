@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aottrain.config.choices import COMPARED, ENGINES, PEERS, TORCH_BACKENDS, WEIGHTS
+from aottrain.config.choices import COMPARED, ENGINES, EXECUTORS, OBJECTIVES, PEERS, SEARCHES, TORCH_BACKENDS, WEIGHTS
 from aottrain.config.schema import setting
 from aottrain.ir.settings.budget import ALLOWED
 
@@ -100,3 +100,13 @@ class SweepConfig:
     """Folder of a sweep to go on with: jobs that have finished there are not run again, the others go on."""
     parallel: int = setting(1, low=1)
     """How many jobs run at once, each a process; they share the device, its memory and the processors."""
+    search: str = setting("all", one_of=SEARCHES)
+    """Which jobs: all combinations, or those that the package optuna chooses within ranges as 'interval(1e-4,1e-2)'."""
+    trials: int = setting(20, low=1)
+    """How many jobs optuna chooses."""
+    objectives: tuple[str, ...] = setting(("val_loss",), one_of=OBJECTIVES)
+    """What optuna looks for: the lowest of each, of speeds the highest; of several, all that no job betters."""
+    executor: str = setting("here", one_of=EXECUTORS)
+    """Who runs jobs: processes of this machine, or the package submitit, on Slurm where that is, else here, too."""
+    options: Any = setting(None, form="keys of its own, each set by itself")
+    """Of submitit's update_parameters, as sweep.options.timeout_min=60; and its cluster, as local or slurm."""

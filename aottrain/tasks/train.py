@@ -34,11 +34,13 @@ from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
-from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_identity, find, identity
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
 from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
+from aottrain.trainer.reliability.identity import Changes, check_identity, identity
+from aottrain.trainer.reliability.saving import copy_bytes
 from aottrain.trainer.signals import interruptible
 
 Say = Callable[[str], None]
@@ -120,14 +122,14 @@ def _train(record: RunRecord) -> int:
     job = record.job = build_job(config, decisions_of(config, resume))
     for line in job.batches.notes:
         say(line)
-    _check_checkpoint(config, job, checkpoints, resume)
+    changes = _check_checkpoint(config, job, checkpoints, resume)
     summary.update(job_summary(config, job))
     record.is_begun, record.resumes = True, str(record.config.resume) if resume else None
     record.sinks.append(CsvSink(record.directory / "metrics.csv", kept_steps=resume.step if resume else 0, say=say))
     guest = open_guest(config, record.directory, resume, say)
     record.sinks += [guest] if guest else []
     if resume:
-        restore(job, resume)
+        restore(job, resume, changes)
         summary["steps"] = resume.step
         summary["skipped_steps"] = resume.state.get("skipped_steps", 0)
         summary["rollbacks"] = resume.state.get("rollbacks", 0)
@@ -150,7 +152,10 @@ def _prepare(record: RunRecord, job: Job) -> None:
 
     def check() -> None:
         summary.update(report_figures(job.step.report, summary))
-        if line := check_peak(summary["predicted_peak_bytes"], job.device):
+        peak = summary["predicted_peak_bytes"]
+        if peak is not None and job.device.type == "cpu":
+            peak += copy_bytes(job, record.config)
+        if line := check_peak(peak, job.device):
             say(line)
 
     def note_replan(change: str) -> None:
@@ -254,16 +259,20 @@ def decisions_of(config: RunConfig, resume: Loaded | None) -> str | Record:
         raise CheckpointError(f"{resume.path}: {error}") from error
 
 
-def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder, resume: Loaded | None) -> None:
-    """CheckpointError: it is of another run."""
+def _check_checkpoint(config: RunConfig, job: Job, checkpoints: CheckpointFolder, resume: Loaded | None) -> Changes:
+    """What is another here than in the checkpoint, which is said. CheckpointError: it is of another run."""
     if resume is None:
         if config.resume is not None:
             say(f"resume={config.resume}: no checkpoint in {checkpoints.directory} yet, so this starts at step 1")
-        return
-    check_identity(resume.state.get("identity", {}), identity(config, job.batches.fingerprint), resume.path)
+        return Changes()
+    saved, current = resume.state.get("identity", {}), identity(config, job.batches.fingerprint)
+    changes = check_identity(saved, current, resume.path, config.resume_override)
+    for line in changes.lines:
+        say(line)
     say(f"going on after step {resume.step} from {resume.path}")
     if resume.step >= config.trainer.steps:
         say(f"trainer.steps={config.trainer.steps} has been reached already: nothing to train")
+    return changes
 
 
 def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
@@ -279,6 +288,9 @@ def banner(config: RunConfig, job: Job, summary: dict[str, Any]) -> list[str]:
     ]
     if config.optimizer.target is not None:
         lines.append(f"optimizer {config.optimizer.title}: {job.optimizer_kernel}")
+    if num_bytes := copy_bytes(job, config):
+        host = f"{format_bytes(num_bytes)} of the host's memory beside the predicted peak"
+        lines.append(f"trainer.save=background: checkpoints are written from a copy, which takes {host}")
     eager_saved = summary["eager_saved_bytes"]
     of_eager = f" of the {format_bytes(eager_saved)} that eager saves" if eager_saved else ""
     if job.step.engine == "eager":

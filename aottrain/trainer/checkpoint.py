@@ -21,13 +21,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
 from aottrain.config.folders import INDEX, checkpoint_folder, no_checkpoint
-from aottrain.config.run import RunConfig, TrainerConfig
+from aottrain.config.run import TrainerConfig
 from aottrain.errors import CheckpointError, ResumeError
 
 FORMAT = 1
@@ -58,45 +58,6 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def identity(config: RunConfig, data_fingerprint: str) -> dict[str, Any]:
-    """What must be the same when a run goes on, as {"optimizer.lr": 0.002, ...}.
-
-    Not in it: how long, where and how fast (steps, output, engine, partition, kernels, logging), where data and
-    tokenizer lie (their content counts), what an adapter began with and the schedule's length, which a checkpoint
-    brings along.
-    """
-    flat: dict[str, Any] = {"seed": config.seed, "data.fingerprint": data_fingerprint}
-    flat["trainer.accumulate"] = config.trainer.accumulate
-    for key in ("precision", "freeze", "ema"):
-        flat[f"trainer.{key}"] = getattr(config.trainer, key)
-    for section in ("recipe", "adapter", "optimizer", "lr_schedule", "data"):
-        _flatten(section, asdict(getattr(config, section)), flat)
-    for key in ("adapter.base", "data.path", "data.tokenizer", "lr_schedule.total_steps", "optimizer.kernel"):
-        del flat[key]
-    return flat
-
-
-def _flatten(prefix: str, values: Mapping[str, Any], flat: dict[str, Any]) -> None:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            _flatten(f"{prefix}.{key}", value, flat)
-        else:
-            flat[f"{prefix}.{key}"] = value
-
-
-def check_identity(saved: Mapping[str, Any], current: Mapping[str, Any], path: Path) -> None:
-    """ResumeError lists every setting in which the checkpoint and this run differ. A setting that is newer than the
-    checkpoint had its default there."""
-    before = {**identity(RunConfig(), ""), **saved}
-    differences = [
-        f"  {key}: {before.get(key)!r} in the checkpoint, {current.get(key)!r} in this run"
-        for key in sorted(saved.keys() | current.keys())
-        if before.get(key) != current.get(key)
-    ]
-    if differences:
-        raise ResumeError("\n".join([f"{path} is of another run; it differs in", *differences]))
 
 
 def check_storable(value: Any, name: str) -> None:
@@ -170,6 +131,8 @@ class CheckpointFolder:
         """keep: its keep_last, keep_every and keep_best say which checkpoints stay."""
         self.directory = directory
         self.keep = keep
+        self.is_abandoned = False
+        """Set by another thread: a save that is in progress ends as one that fails."""
         self._complaints: set[str] = set()
         self._damaged: set[str] = set()
 
@@ -191,7 +154,7 @@ class CheckpointFolder:
             held_out_loss = None
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            _write(path, lambda temporary: _save({"format": FORMAT, "step": step, **state}, temporary))
+            _write(path, lambda temporary: self._write_file({"format": FORMAT, "step": step, **state}, temporary))
             newest = Entry(step, _digest(path), held_out_loss)
             before = [entry for entry in self._entries() if entry.step < step]
             kept = kept_of([newest, *(entry for entry in before if entry.file not in self._damaged)], self.keep)
@@ -220,6 +183,12 @@ class CheckpointFolder:
         if entries:
             raise ResumeError(f"{self.directory}: none of its {len(entries)} checkpoints can be read")
         return None
+
+    def _write_file(self, content: Mapping[str, Any], path: Path) -> None:
+        """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its
+        code."""
+        with path.open("wb") as file:
+            torch.save(content, _Watched(file, self))
 
     def _entries(self) -> list[Entry]:
         """What latest.json lists, newest first; without a readable one, every checkpoint file that is there."""
@@ -331,10 +300,20 @@ def find(
     return newest
 
 
-def _save(content: Mapping[str, Any], path: Path) -> None:
-    """Through a file of Python's, whose error says why it cannot be written to; torch's own says where in its code."""
-    with path.open("wb") as file:
-        torch.save(content, file)
+@dataclass(frozen=True)
+class _Watched:
+    """A file, each write to which ends where its folder's save is abandoned."""
+
+    file: BinaryIO
+    folder: CheckpointFolder
+
+    def write(self, data: bytes) -> int:
+        if self.folder.is_abandoned:
+            raise OSError(errno.EINTR, "a signal has ended the run")
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def _link(path: Path, target: str) -> None:

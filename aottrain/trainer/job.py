@@ -51,8 +51,10 @@ class Job:
         return {"averages": averages, "patience": self.patience.state_dict()}
 
     def load_state_beside(self, state: Mapping[str, Any]) -> None:
-        """What `state_beside` gave. A checkpoint of before there was patience has none."""
-        if self.averages is not None:
-            self.averages.load_state_dict(state["averages"])
+        """What `state_beside` gave. A checkpoint of before there was patience has none; one of a run that averaged no
+        weights, or others, leaves those that are averaged here to begin with the next step."""
+        saved = state["averages"]
+        if self.averages is not None and saved is not None and saved["values"].keys() == self.averages.values.keys():
+            self.averages.load_state_dict(saved)
         if "patience" in state:
             self.patience.load_state_dict(state["patience"])

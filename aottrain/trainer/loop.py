@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from aottrain.errors import CheckpointError, NumericsError, OutputError, is_out_of_memory
+from aottrain.errors import NumericsError, OutputError, is_out_of_memory
 from aottrain.metrics import memory
 from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.metrics.throughput import summarise, utilisation
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch
-from aottrain.trainer.checkpoint import (
-    CheckpointFolder,
-    Loaded,
-    check_storable,
-    identity,
-    random_state,
-)
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_storable
 from aottrain.trainer.evaluation import bits_per_byte, evaluate
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
@@ -31,9 +26,10 @@ from aottrain.trainer.preparing import schedule_steps, start_streams
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.reliability.culprit import first_bad_tensor
 from aottrain.trainer.reliability.flight import FlightRecord
-from aottrain.trainer.reliability.memory import rung_of, take_less_memory
+from aottrain.trainer.reliability.memory import take_less_memory
 from aottrain.trainer.reliability.profile import StepProfile
 from aottrain.trainer.reliability.rollback import BadStepError, Copy
+from aottrain.trainer.reliability.saving import Saving, state_of
 from aottrain.trainer.reliability.sentinel import Sentinel
 from aottrain.trainer.reliability.spikes import Window
 from aottrain.trainer.reliability.undo import BeforeStep, Undo
@@ -83,11 +79,12 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
         run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
-            while run.step < trainer.steps and not (run.is_ended or job.patience.is_over):
-                try:
-                    run.take_next(stop)
-                except BadStepError as bad:
-                    run.go_back(bad)
+            with run.saving:
+                while run.step < trainer.steps and not (run.is_ended or job.patience.is_over):
+                    try:
+                        run.take_next(stop)
+                    except BadStepError as bad:
+                        run.go_back(bad)
         except BaseException as error:
             write_rows(job, run.history, run.meter, output, None, None, run.flight)
             run.flight.write(output.summary_path.parent, error, {"step": run.step, **output.summary})
@@ -125,6 +122,7 @@ class Run:
         self.sentinel = Sentinel(job, config.verify, start, self._verify, self.say)
         self.profile = StepProfile(config, start, output.summary_path.parent, self.say, lambda: job.step.report)
         self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
+        self.saving = Saving(output.checkpoints, trainer.save == "background", self.say)
         self.copy: Copy | None = None
         self._keep_copy("rollback" in policies.values())
 
@@ -174,13 +172,17 @@ class Run:
             error = None if verification is None else verification.max_error
             write_rows(job, history, self.meter, output, self.progress, val_loss, self.flight, error, logs or evaluates)
         self._keep_copy(copies)
+        self.saving.collect()
         if saves:
-            path = save(job, step, self.config, self.total_steps, output, self.progress, val_loss, self, must=ends)
-            if is_asked and path is not None:
-                self.say(f"SIGUSR1: a checkpoint was written after step {step}: {path}")
+            self.saving.save(step, state_of(self), val_loss, partial(self._saved, step, is_asked), must=ends)
         if job.patience.is_over and step < trainer.steps:
             self.say(f"ends after step {step}: {job.patience}")
         self.is_ended = ends
+
+    def _saved(self, step: int, is_asked: bool, path: Path) -> None:
+        self.output.summary["checkpoint"] = str(path)
+        if is_asked:
+            self.say(f"SIGUSR1: a checkpoint was written after step {step}: {path}")
 
     def _take(self, step: int, lr: float, micro_batches: Sequence[Batch], logs: bool) -> Verification | None:
         """The step itself, checked first where it is its turn; again where memory runs out in it."""
@@ -330,48 +332,6 @@ def write_rows(
     if progress is not None and logs:
         progress.log(rows[-1])
         output.write_summary(progress.say)
-
-
-def save(
-    job: Job,
-    step: int,
-    config: RunConfig,
-    total_steps: int,
-    output: Output,
-    progress: Progress,
-    val_loss: float | None,
-    run: Run,
-    *,
-    must: bool,
-) -> Path | None:
-    """Write a checkpoint. One that fails on the way is said and passed over: None; CheckpointError if it is the last.
-    """
-    state = {
-        "identity": identity(config, job.batches.fingerprint),
-        "schedule_steps": total_steps,
-        "model": job.module.model.state_dict(),
-        "optimizer": job.optimizer.state_dict(),
-        **job.state_beside(),
-        "random": random_state(),
-        **output.run_ids(),
-        "skipped_steps": output.summary["skipped_steps"],
-        "rollbacks": output.summary.get("rollbacks", 0),
-        "batches_left_out": run.num_left_out,
-        "losses": list(run.history.window.losses),
-        "best_val_loss": output.summary.get("best_val_loss"),
-        "rung": rung_of(job),
-        "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
-        "torch": str(torch.__version__),  # a plain string: its own class would need code to load
-    }
-    try:
-        path = output.checkpoints.save(step, state, val_loss, progress.say)
-    except CheckpointError as error:
-        if must:
-            raise
-        progress.say(f"going on without a checkpoint: {error}")
-        return None
-    output.summary["checkpoint"] = str(path)
-    return path
 
 
 def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:

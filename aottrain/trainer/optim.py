@@ -122,9 +122,7 @@ def _state_bytes_of_target(trained: Sequence[nn.Parameter], config: OptimizerCon
     return total
 
 
-def _state_bytes_after_a_step(
-    parameters: Sequence[nn.Parameter], config: OptimizerConfig, device: torch.device
-) -> int:
+def _state_bytes_after_a_step(parameters: Sequence[nn.Parameter], config: OptimizerConfig, device: torch.device) -> int:
     twins = nn.ParameterList(nn.Parameter(torch.ones_like(parameter, device=device)) for parameter in parameters)
     with preserved_rng():
         optimizer = build_optimizer(twins, dataclasses.replace(config, lr_factors=(), layer_decay=None))

@@ -16,6 +16,7 @@ from aottrain.metrics.preserve import preserved
 from aottrain.step import ClipsItself
 from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, set_random_state
 from aottrain.trainer.job import Job
+from aottrain.trainer.reliability.identity import Changes
 from aottrain.trainer.reliability.memory import put_on_rung, take_less_memory
 
 if TYPE_CHECKING:
@@ -42,14 +43,20 @@ def start_streams(seed: int, resume: Loaded | None) -> None:
     torch.manual_seed(seed)
 
 
-def restore(job: Job, resume: Loaded) -> None:
-    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. ResumeError:
-    it is of another model or optimizer."""
+def restore(job: Job, resume: Loaded, changes: Changes | None = None) -> None:
+    """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. changes: what
+    is to be as in this run. ResumeError: it is of another model or optimizer."""
+    changes = changes or Changes()
     load_model(job.module.model, resume)
-    load_optimizer(job.optimizer, resume)
+    if not changes.optimizer_begins_anew:
+        own = [{key: group[key] for key in changes.of_groups & group.keys()} for group in job.optimizer.param_groups]
+        load_optimizer(job.optimizer, resume)
+        for group, values in zip(job.optimizer.param_groups, own, strict=True):
+            group.update(values)
     job.load_state_beside(resume.state)
     if "rung" in resume.state:
-        put_on_rung(job, resume.state["rung"])
+        splits = 1 if "data.batch_size" in changes.keys else resume.state["rung"]["splits"]  # noqa: SIM118
+        put_on_rung(job, {**resume.state["rung"], "splits": splits})
 
 
 def prepare(

@@ -6,6 +6,7 @@ from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
 from aottrain.data.tokens import token_files, tokenizer, windows
 from aottrain.trainer import checkpoint
+from aottrain.trainer.reliability import identity
 from aottrain.trainer.verify import rounding, updates, verification
 from aottrain.trainer.weights import groups
 from tests.planted_bugs.planting import Area, TestsOf
@@ -169,7 +170,7 @@ CHECKPOINTS.edit(
 CHECKPOINTS.edit(
     "settings that differ are not looked at",
     "tests/trainer/test_run.py::test_resuming_another_run_lists_every_difference",
-    checkpoint.check_identity,
+    identity.check_identity,
     "if before.get(key) != current.get(key)",
     "if key == ''",
 )

@@ -12,13 +12,14 @@ from aottrain.config.run import LrScheduleConfig, OptimizerConfig
 from aottrain.errors import CheckpointError, ConfigError, RecipeError
 from aottrain.tasks import train
 from aottrain.tasks.building.build import build_job
-from aottrain.trainer.checkpoint import check_identity, check_storable, identity
+from aottrain.trainer.checkpoint import check_storable
 from aottrain.trainer.optim import (
     build_optimizer,
     clip_and_update,
     learning_rate,
     optimizer_state_bytes,
 )
+from aottrain.trainer.reliability.identity import check_identity, identity
 from aottrain.trainer.weights.groups import parameter_groups
 from tests.trainer import own_programs
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aottrain.errors import CheckpointError
 from aottrain.tasks import train
 from aottrain.trainer import loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load
@@ -60,7 +61,7 @@ def test_one_that_cannot_be_written_is_said_and_the_run_goes_on(tiny, monkeypatc
 
     def fail_once(self, step, *given):
         if step == 2:
-            raise loop.CheckpointError("the disk is full")
+            raise CheckpointError("the disk is full")
         return save(self, step, *given)
 
     monkeypatch.setattr(CheckpointFolder, "save", fail_once)

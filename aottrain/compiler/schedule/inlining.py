@@ -340,9 +340,7 @@ class _Computed:
     def _element(
         self, b: Builder, made: _Made, index: Sequence[Affine], indirect: Sequence[tuple[int, int]], guard: int | None
     ) -> int:
-        position = [
-            sum((index[k] * step for k, step in terms), Affine((), start)) for terms, start in made.view
-        ]
+        position = [sum((index[k] * step for k, step in terms), Affine((), start)) for terms, start in made.view]
         looked_up: list[tuple[int, int]] = []
         for d, (terms, _) in enumerate(made.view):
             steps = dict(terms)

@@ -167,9 +167,7 @@ def read_metrics(path: Path, problems: list[str], *, ended: bool = True) -> dict
     return columns
 
 
-def _add(
-    row: Sequence[str], places: Sequence[tuple[str, int]], columns: dict[str, list[tuple[float, float]]]
-) -> bool:
+def _add(row: Sequence[str], places: Sequence[tuple[str, int]], columns: dict[str, list[tuple[float, float]]]) -> bool:
     """Whether it was a row of figures, and has been added. places: of the columns, the step's first."""
     try:
         step, *values = [float(text) if (text := row[at]) else None for _, at in places]

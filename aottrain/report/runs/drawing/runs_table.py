@@ -70,7 +70,8 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
     kept = [
         column
         for column in columns
-        if any(cell.shown for cell in column[2]) and not (has_tokens and column[0] == "samples/s")
+        if any(cell.shown for cell in column[2])
+        and not (has_tokens and column[0] == "samples/s")
         and not (column[0] in _IF_DIFFERENT and len(runs) > 1 and len({cell.shown for cell in column[2]}) == 1)
     ]
     heads = "".join(
@@ -83,7 +84,7 @@ def runs_table(found: Collection, keys: Sequence[Key], differing: Mapping[str, S
     )
     note = f"speed: relative to {reference(runs).name}"
     return (
-        f'{heading("All runs", note)}{_tools([name for name, *_ in kept], len(runs))}'
+        f"{heading('All runs', note)}{_tools([name for name, *_ in kept], len(runs))}"
         f'<div class="table runs" role="region" aria-label="all runs" tabindex="0"><table class="sortable">'
         f"<thead><tr>{heads}</tr></thead><tbody>\n{rows}</tbody></table></div>"
     )

@@ -1,0 +1,1 @@
+"""Sweeps whose jobs are found while it runs, or run elsewhere."""

@@ -1,0 +1,247 @@
+"""Checkpoints of a run that is going on: what they hold, and who writes them.
+
+Under `trainer.save=background` the state is copied into the host's memory between two steps, and a thread writes the
+copy while steps go on. One is written at a time: a second one waits for the first. The last one is written at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aottrain.errors import CheckpointError, is_out_of_memory
+from aottrain.metrics.memory import distinct_bytes
+from aottrain.trainer.checkpoint import CheckpointFolder, random_state
+from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.reliability.identity import identity
+from aottrain.trainer.reliability.memory import rung_of
+
+if TYPE_CHECKING:
+    from aottrain.config.run import RunConfig
+    from aottrain.trainer.job import Job
+    from aottrain.trainer.loop import Run
+
+Say = Callable[[str], None]
+
+
+def state_of(run: Run) -> dict[str, Any]:
+    """What a run needs to go on after the step at hand as if it had never stopped."""
+    job, summary = run.job, run.output.summary
+    return {
+        "identity": identity(run.config, job.batches.fingerprint),
+        "schedule_steps": run.total_steps,
+        "model": job.module.model.state_dict(),
+        "optimizer": job.optimizer.state_dict(),
+        **job.state_beside(),
+        "random": random_state(),
+        "wandb_id": run.output.wandb_id(),
+        "skipped_steps": summary["skipped_steps"],
+        "rollbacks": summary.get("rollbacks", 0),
+        "batches_left_out": run.num_left_out,
+        "losses": list(run.history.window.losses),
+        "best_val_loss": summary.get("best_val_loss"),
+        "rung": rung_of(job),
+        "decisions": None if job.step.report is None else job.step.report.decisions.to_dict(),
+        "torch": str(torch.__version__),  # a plain string: its own class would need code to load
+    }
+
+
+def copy_bytes(job: Job, config: RunConfig) -> int:
+    """Of the host's memory, which the copy of a checkpoint takes; 0 where there is none."""
+    trainer = config.trainer
+    if trainer.save != "background":
+        return 0
+    values = job.module.model.state_dict().values()
+    num_bytes = distinct_bytes(value for value in values if isinstance(value, torch.Tensor))
+    averages = 0 if trainer.ema is None else distinct_bytes(p for p in job.module.parameters() if p.requires_grad)
+    return num_bytes + averages + optimizer_state_bytes(job.module, config.optimizer)
+
+
+class Copier:
+    """Copies nests of tensors into blocks of the host's memory, which the next copy takes again."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[tuple[int, bool], list[torch.UntypedStorage]] = {}
+        self._used: dict[tuple[int, bool], int] = {}
+        self._copies: dict[int, torch.UntypedStorage] = {}
+
+    def copy(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+        """The copy, and what is to be called before it is read: it waits for the device. Tensors of one storage have
+        one in the copy, too, so that a file is no larger. The copy before must not be needed any more."""
+        self._used, self._copies = {}, {}
+        copied = {key: self._of(value) for key, value in state.items()}
+        self._copies = {}
+        if not torch.cuda.is_initialized():
+            return copied, lambda: None
+        event = torch.cuda.Event()
+        event.record()  # steps that follow are behind the copies on the device's stream
+        return copied, event.synchronize
+
+    def _of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value.detach())
+        if isinstance(value, dict):
+            items = {key: self._of(item) for key, item in value.items()}
+            if type(value) is not OrderedDict:
+                return items
+            ordered = OrderedDict(items)
+            vars(ordered).update(vars(value))  # a state_dict has its modules' versions there
+            return ordered
+        if type(value) in (list, tuple):
+            return type(value)(map(self._of, value))
+        return value
+
+    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_conj() or tensor.is_neg():
+            return tensor.to("cpu", copy=True)
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._copies:
+            self._copies[storage._cdata] = self._block(storage.nbytes(), tensor.device.type == "cuda")
+            self._copies[storage._cdata].copy_(storage, non_blocking=True)
+        copy = self._copies[storage._cdata]
+        place = tensor.storage_offset(), tensor.size(), tensor.stride()
+        return torch.empty(0, dtype=tensor.dtype).set_(copy, *place)
+
+    def _block(self, num_bytes: int, pinned: bool) -> torch.UntypedStorage:
+        key = num_bytes, pinned
+        number = self._used.get(key, 0)
+        self._used[key] = number + 1
+        blocks = self._blocks.setdefault(key, [])
+        if number == len(blocks):
+            blocks.append(torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned).untyped_storage())
+        return blocks[number]
+
+
+@dataclass
+class _Save:
+    """One that a thread writes."""
+
+    written: Callable[[Path], None]
+    is_done: threading.Event = field(default_factory=threading.Event)
+    path: Path | None = None
+    error: BaseException | None = None
+    lines: list[str] = field(default_factory=list)
+    """To be said in the run, whose lines are the main thread's."""
+
+
+class Saving:
+    """Of one run, as a context manager: its end waits for what is being written, but a signal that ends the run at
+    once ends that, too."""
+
+    def __init__(self, folder: CheckpointFolder, in_background: bool, say: Say):
+        self.folder, self.in_background, self.say = folder, in_background, say
+        self._copier = Copier()
+        self._current: _Save | None = None
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        val_loss: float | None,
+        written: Callable[[Path], None],
+        *,
+        must: bool,
+    ) -> None:
+        """Write a checkpoint, in the background where the run has it so and this is not its last one.
+
+        written: is called with the path in this thread, when the file is there. One that fails on the way is said and
+        passed over; must: it is the last one, whose CheckpointError is raised.
+        """
+        self.wait()
+        copy = None if must or not self.in_background else self._copy(state)
+        if copy is not None:
+            self._start(step, *copy, val_loss, written)
+            return
+        try:
+            path = self.folder.save(step, state, val_loss, self.say)
+        except CheckpointError as error:
+            if must:
+                raise
+            self._say_failed(error)
+        else:
+            written(path)
+
+    def collect(self) -> None:
+        """Tell of a save that has ended since; waits for none."""
+        if self._current is not None and self._current.is_done.is_set():
+            self._end(self._current)
+
+    def wait(self) -> None:
+        """Until nothing is being written. A signal that ends the run ends this, too."""
+        if self._current is not None:
+            self._current.is_done.wait()
+            self._end(self._current)
+
+    def __enter__(self) -> Saving:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                self._abandon()
+            self.wait()
+        except KeyboardInterrupt:
+            self._abandon()
+            raise
+        except Exception as other:
+            if error is None:
+                raise
+            self.say(f"{type(other).__name__}: {other}")  # it must not hide what ended the run
+
+    def _abandon(self) -> None:
+        """The checkpoint that is being written is left, the ones before stay."""
+        if self._current is not None:
+            self.folder.is_abandoned = True
+            self._current.is_done.wait()
+            self.folder.is_abandoned = False
+
+    def _copy(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]] | None:
+        try:
+            return self._copier.copy(state)
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self.in_background, self._copier = False, Copier()
+            self.say("no memory for a copy: from now on checkpoints are written at once, not in the background")
+            return None
+
+    def _start(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        wait_for_device: Callable[[], None],
+        val_loss: float | None,
+        written: Callable[[Path], None],
+    ) -> None:
+        save = self._current = _Save(written)
+
+        def write() -> None:
+            try:
+                wait_for_device()
+                save.path = self.folder.save(step, state, val_loss, save.lines.append)
+            except BaseException as error:
+                save.error = error
+            finally:
+                save.is_done.set()
+
+        threading.Thread(target=write, name="checkpoint", daemon=True).start()
+
+    def _end(self, save: _Save) -> None:
+        self._current = None
+        for line in save.lines:
+            self.say(line)
+        if save.path is not None:
+            save.written(save.path)
+        elif isinstance(save.error, CheckpointError):
+            self._say_failed(save.error)
+        elif save.error is not None:
+            raise save.error
+
+    def _say_failed(self, error: CheckpointError) -> None:
+        self.say(f"going on without a checkpoint: {error}")
