@@ -34,7 +34,8 @@ from aottrain.compiler.schedule.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.state import StateGuard
-from aottrain.ir.graph import JointGraph
+from aottrain.ir.graph import JointGraph, PartitionedGraph
+from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.decisions import DEFAULT
 from aottrain.ir.settings.devices import Target
 from aottrain.measure.decisions import deciding
@@ -47,7 +48,8 @@ class TracedStep:
 
     joint: JointGraph
     decided: Decisions
-    target: Target
+    target: Target | None
+    """The device; None is the CPU at hand."""
     log: StageLog
     guards: tuple[str, ...] = ()
 
@@ -57,19 +59,24 @@ class PlannedStep:
     """What one plan of it comes to."""
 
     report: GraphReport
-    time: StepTime
-    """Of one micro-batch, forward and backward."""
+    parts: PartitionedGraph
+    plan: PartitionPlan
+    time: StepTime | None
+    """Of one micro-batch, forward and backward; None of the CPU at hand, which has a clock."""
 
 
-def trace_step(module: nn.Module, batch: Sequence[Tensor], options: CompileOptions, target: Target) -> TracedStep:
-    """The program of `module(*batch)` and its backward on the target. Parameters and buffers of the module are from now
-    on fake ones there; it and the batch may be on the meta device. A target of the kind cuda makes this process one
-    that plans and cannot run anything on CUDA, where there is none.
+def trace_step(
+    module: nn.Module, batch: Sequence[Tensor], options: CompileOptions, target: Target | None
+) -> TracedStep:
+    """The program of `module(*batch)` and its backward on the target; None is the CPU at hand.
+
+    Parameters and buffers of the module are fake ones there from now on; it and the batch may be on the meta device. A
+    target of the kind cuda makes this process one that plans and can run nothing on CUDA, where there is none.
 
     Raises UnsupportedError for what cannot be traced, ConfigError where CUDA cannot be stood in for.
     """
     device = torch.device("cpu")
-    if target.kind == "cuda":
+    if target is not None and target.kind == "cuda":
         require_cuda()
         device = torch.device("cuda", 0)
     mode, log = FakeTensorMode(), StageLog()
@@ -94,5 +101,7 @@ def plan_step(traced: TracedStep, options: CompileOptions) -> PlannedStep:
         tangents = Tangents(built.expected.defined)
         decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, None, tangents)
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
-        time = step_time(built.expected, [part.schedule for part in built.fused], traced.target)
-    return PlannedStep(replace(report, stages=tuple(log.records), guards=traced.guards), time)
+        schedules = [part.schedule for part in built.fused]
+        time = None if traced.target is None else step_time(built.expected, schedules, traced.target)
+    report = replace(report, stages=tuple(log.records), guards=traced.guards)
+    return PlannedStep(report, built.expected, built.plan, time)

@@ -32,7 +32,9 @@ def absent(module: nn.Module, mode: FakeTensorMode, device: torch.device) -> nn.
 
 
 def absent_batch(batch: Sequence[Tensor], mode: FakeTensorMode, device: torch.device) -> tuple[Tensor, ...]:
-    return tuple(fake_of(tensor, mode, device) for tensor in batch)
+    """A tensor that is there twice is one tensor here, too."""
+    made = {id(tensor): fake_of(tensor, mode, device) for tensor in batch}
+    return tuple(made[id(tensor)] for tensor in batch)
 
 
 def fake_of(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:

@@ -182,6 +182,7 @@ def _row(
 ) -> Row:
     asked, met, held = told
     report, world, count = _with_state(planned.report, held), target.world, config.trainer.accumulate
+    assert planned.time is not None  # of a target it is known
     time = planned.time.times(count) + _update(subject.state, target, config, count)
     exchange, first = subject.state.exchange_s(world, target)
     step_s = max(time.seconds, exchange * count) + first
