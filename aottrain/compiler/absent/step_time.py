@@ -3,17 +3,19 @@ and its memory traffic; the host launches them meanwhile."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from aottrain.compiler.graphs.repetition import once_for_alike
-from aottrain.compiler.partition.costs.op_cost import arithmetic_seconds, node_bytes
+from aottrain.compiler.partition.costs.op_cost import FLOPS_PER_ELEMENT, arithmetic_seconds, node_bytes
 from aottrain.compiler.traffic import bytes_of, working
 from aottrain.ir.graph import PartitionedGraph, calls, info
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.ir.settings.devices import Target
+from aottrain.ir.sizes.polynomials import likely
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,11 @@ def _calls(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Iterator[K
 
 
 def _of_kernel(call: KernelCall, target: Target) -> StepTime:
-    return moving(bytes_of(call), target)
+    """Its arithmetic as that of recompute is priced: each instruction as many operations as an exponential has."""
+    kernel, moved = call.kernel, moving(bytes_of(call), target)
+    operations = FLOPS_PER_ELEMENT * len(kernel.body) * math.prod(map(likely, kernel.ranges))
+    arithmetic = operations / (target.flops_per_s("float32") * target.products)
+    return replace(moved, compute_s=arithmetic, traffic_s=0.0) if arithmetic > moved.traffic_s else moved
 
 
 def moving(num_bytes: float, target: Target, num_calls: int = 1) -> StepTime:

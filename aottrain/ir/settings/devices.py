@@ -36,8 +36,9 @@ class Target:
     """What kernels reach of that."""
     gap_s: float = 2e-6
     """Of each call on the device: until the next one begins."""
-    launch_s: float = 8e-6
-    """Of each call on the host, which runs ahead of the device where that takes longer."""
+    launch_s: float = 62e-6
+    """Of each call on the host, which runs ahead of the device where that takes longer: what aottrain's programs took
+    beside an H100 without CUDA graphs (scripts/README.md, gpu)."""
     link_bytes_per_s: float = 0.0
     """To the other devices of its machine, each way; 0: there are none."""
     network_bytes_per_s: float = 0.0

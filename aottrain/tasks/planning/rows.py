@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from aottrain.compiler.absent.planning import PlannedStep, TracedStep, plan_step, trace_step
-from aottrain.compiler.absent.step_time import StepTime, moving
+from aottrain.compiler.absent.step_time import StepTime
 from aottrain.compiler.options import CompileOptions, check_options
 from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
@@ -24,7 +24,7 @@ from aottrain.ir.settings.devices import Target
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.tasks.building.build import build_batches, flops_per_sample, load_kernel, load_partition
 from aottrain.tasks.building.model import build_model, model_options
-from aottrain.tasks.planning.sharing import State, dtype_name, state_of
+from aottrain.tasks.planning.sharing import State, dtype_name, state_of, whole_step
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.preparing import start_streams
@@ -162,6 +162,8 @@ def rows_of(subject: Subject, config: RunConfig, target: Target) -> Iterator[Row
 
 
 def row_of(subject: Subject, config: RunConfig, target: Target, budget: Budget | None, world: int) -> Row:
+    if config.kernel.cuda_graphs:  # one launch replays a whole graph
+        target = dataclasses.replace(target, launch_s=0.0)
     state, options = subject.state, subject.options
     held = state.held(world)
     # The compiler counts whole parameters, and whole gradients where they are not shared.
@@ -183,9 +185,8 @@ def _row(
     asked, met, held = told
     report, world, count = _with_state(planned.report, held), target.world, config.trainer.accumulate
     assert planned.time is not None  # of a target it is known
-    time = planned.time.times(count) + _update(subject.state, target, config, count)
-    exchange, first = subject.state.exchange_s(world, target)
-    step_s = max(time.seconds, exchange * count) + first
+    clips = config.optimizer.clip_norm is not None
+    time, exchange_s, step_s = whole_step(planned.time, subject.state, target, count, clips)
     examples = subject.batch_size * count * world
     flops = subject.flops or report.forward_flops + report.backward_flops
     peak_flops = target.flops_per_s(dtype_name(config.trainer.precision))
@@ -200,24 +201,16 @@ def _row(
         memory=_at_the_peak(report.memory, held),
         step_s=step_s,
         compute_s=time.seconds,
-        exchange_s=exchange * count,
+        exchange_s=exchange_s,
         tokens_per_s=subject.tokens * count * world / step_s if subject.tokens else None,
         samples_per_s=examples / step_s,
         mfu=flops * count / step_s / peak_flops,
-        limit="exchange" if exchange * count > time.seconds else time.limit,
+        limit="exchange" if exchange_s > time.seconds else time.limit,
         saved_bytes=report.saved_bytes,
         recompute_flops=report.recompute_flops * count,
         time=time,
         report=report,
     )
-
-
-def _update(state: State, target: Target, config: RunConfig, count: int) -> StepTime:
-    """Of clipping, of the optimizer and of sums over micro-batches: each reads and writes what it must once."""
-    moved = 2 * state.parameters + state.trained + 2 * state.optimizer
-    moved += state.trained if config.optimizer.clip_norm is not None else 0
-    moved += 3 * state.trained * (count - 1)
-    return moving(moved / target.world, target, 4)
 
 
 def _with_state(report: GraphReport, held: dict[str, int]) -> GraphReport:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from aottrain.compiler.absent.step_time import StepTime, moving
 from aottrain.ir.settings.devices import Target
 from aottrain.trainer.blocks import repeated_modules
 
@@ -67,6 +68,20 @@ def state_of(module: nn.Module, optimizer: int, others: int, precision: str) -> 
     trained = _bytes(parameter for parameter in module.parameters() if parameter.requires_grad)
     width = 0.5 if precision == "bf16" else 1.0
     return State(parameters, trained, optimizer, others, parameters - sum(within), max(within, default=0), width)
+
+
+def whole_step(
+    time: StepTime, state: State, target: Target, num_micro_batches: int = 1, clips: bool = True
+) -> tuple[StepTime, float, float]:
+    """Of an optimizer step whose micro-batches each take `time`: what the device does, seconds of exchanges, which run
+    at the same time but for the first gather, and seconds in all. Clipping, the update and sums over micro-batches
+    read and write what they must once."""
+    moved = 2 * state.parameters + state.trained + 2 * state.optimizer + clips * state.trained
+    moved += 3 * state.trained * (num_micro_batches - 1)
+    total = time.times(num_micro_batches) + moving(moved / target.world, target, 4)
+    exchange, first = state.exchange_s(target.world, target)
+    exchange *= num_micro_batches
+    return total, exchange, max(total.seconds, exchange) + first
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
