@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --frontend dynamo"),
     "optimizers": ("scripts/bench_optimizer.py", "scripts/bench_optimizer.py --dtype bfloat16"),
     "peaks": ("scripts/bench_peaks.py --engines eager torch.compile ours",),
+    "published": ("scripts/published_points.py",),
     "traffic": ("scripts/bench_traffic.py",),
 }
 _PLOT = re.compile(r"(<!-- plot: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)

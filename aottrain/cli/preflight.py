@@ -11,6 +11,7 @@ from typing import Any
 
 from aottrain.cli.lock import is_taken
 from aottrain.config.choices import DATA_KINDS, PATH_NEEDED, RUN_TASKS, TOKENIZERS
+from aottrain.config.devices import find_target
 from aottrain.config.folders import has_checkpoint, no_checkpoint
 from aottrain.config.recipes import kinds_taken, makes_batches, not_taken, recipe_of
 from aottrain.config.run import DataConfig, OptimizerConfig, RunConfig
@@ -18,6 +19,7 @@ from aottrain.config.schema import Mistake, command_line
 from aottrain.config.targets import KINDS, load_target
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
+from aottrain.ir.settings.devices import is_file, is_specified
 from aottrain.report.runs.reading import SUMMARY, read_summary
 
 # Tasks that log, and of loggers that are extras the packages.
@@ -103,7 +105,7 @@ def unusable(config: RunConfig, wrong_keys: Iterable[str]) -> list[Mistake]:
         checks[KINDS["recipe"].key] = partial(recipe_of, config.recipe)
     if config.optimizer.target is not None:
         checks[KINDS["optimizer"].key] = partial(_check_optimizer, config.optimizer)
-    if config.device.startswith("cuda"):
+    if config.device.startswith("cuda") or is_file(config.device):
         checks["device"] = partial(device_type, config.device)
     mistakes = []
     for key in sorted(checks.keys() - set(wrong_keys)):
@@ -122,6 +124,8 @@ def _check_optimizer(config: OptimizerConfig) -> None:
 
 def device_type(name: str) -> str:
     """As "cuda", of the device that `name` means. Imports torch. ConfigError: it is absent."""
+    if is_specified(name):
+        return find_target(name).kind
     from aottrain.tasks.building.build import find_device
 
     return find_device(name).type

@@ -209,16 +209,16 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:
         step, analysis = capture_whole(call, options.rng, log)
-        functional = _functional(step, analysis, log, linked=True)
-        joint, decided, _ = _rewrite(without_values(functional), passes_for(options), log)
+        whole = functional_program(step, analysis, log, linked=True)
+        joint, decided, _ = rewrite(without_values(whole), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
         if options.memory_bytes is not None:
             log.run("check_memory", check_memory, joint, options)
-        built = _build(joint, options, log, faults)
+        built = build(joint, options, log, faults)
         options = replace(options, kernel=built.kernel)
         replays, tangents = plan_replays(built.parts, options), Tangents(built.expected.defined)
         running = partial(link, fused=built.fused, replays=replays, faults=faults, tangents=tangents)
-        replay = replay_of(step, functional)
+        replay = replay_of(step, whole)
         program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
         lines = decided | built.decided
         decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
@@ -238,7 +238,7 @@ def with_kernel(options: CompileOptions, joint: JointGraph, faults: Faults) -> t
     return replace(options, kernel=kernel, reserved_bytes=options.reserved_bytes + kept), reason
 
 
-def _rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[JointGraph, Decisions, Decisions]:
+def rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[JointGraph, Decisions, Decisions]:
     """The program after all passes, what each of them decided, and what is said where the program stays as it was."""
     decided: Decisions = {}
     undone: Decisions = {}
@@ -251,7 +251,7 @@ def _rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[
 
 
 @dataclass(frozen=True)
-class _Built:
+class Built:
     """A program cut in two, and its kernels."""
 
     linked: JointGraph
@@ -271,14 +271,14 @@ class _Built:
     """By pass, what was decided."""
 
 
-def _build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> _Built:
+def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Faults) -> Built:
     """The program as the first target that can run it within the budget."""
     targets = list(targets_for(options.kernel, joint.signature.num_sizes > 0))
     reason, undone = "", dict[str, Any]()
     while True:
         target = targets.pop(0)
         try:
-            ready, decided, would_undo = _rewrite(joint, target.passes, log)
+            ready, decided, would_undo = rewrite(joint, target.passes, log)
             built = _plan(ready, replace(options, kernel=target.kernel), log)
             if built.kernel == target.kernel or ready is joint:
                 return replace(built, reason=built.reason or reason, decided=undone | decided)
@@ -298,7 +298,7 @@ def _build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Fa
         undone = would_undo
 
 
-def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
+def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> Built:
     joint = without_links(linked)
     if options.kernel in GENERATED:
         verify_views(joint)
@@ -306,7 +306,7 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     kernels = log.run("schedule", plan_kernels, joint, plan, expected, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
-    return _Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
+    return Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
 
 
 def _cut(
@@ -328,7 +328,7 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
         with deciding(DEFAULT), without_workspaces():
             try:
                 target, *_ = targets_for(options.kernel, joint.signature.num_sizes > 0)
-                linked, _, _ = _rewrite(joint, target.passes, StageLog())
+                linked, _, _ = rewrite(joint, target.passes, StageLog())
                 *_, expected = _cut(without_links(linked), options, StageLog())
                 peak = peak_without_workspaces(expected, options)
             except Exception:  # the next target may do without, and a fault is counted there
@@ -380,10 +380,10 @@ def capture_whole(call: UserCall, rng: str, log: StageLog) -> tuple[CapturedStep
 def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | None = None) -> JointGraph:
     """The joint graph that partitioning starts from: traced, free of mutation, simplified; laws 1 and 2 checked."""
     log = log or StageLog()
-    return log.run("simplify", simplify, _functional(step, analysis, log), check=_verify_whole)
+    return log.run("simplify", simplify, functional_program(step, analysis, log), check=_verify_whole)
 
 
-def _functional(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> JointGraph:
+def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> JointGraph:
     joint = log.trace("trace_joint", trace_joint, step, analysis, linked)
     return log.trace("functionalize", functionalize, joint, check=_verify_whole)
 

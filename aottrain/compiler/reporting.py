@@ -39,6 +39,7 @@ from aottrain.ir.sizes.polynomials import within
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.ir.text import graph_text
 from aottrain.ir.units import format_shape
+from aottrain.measure.decisions import planned_for
 from aottrain.measure.machine import describe_machine
 
 
@@ -129,7 +130,7 @@ def describe(
         capture=options.capture,
         inputs=_inputs(joint),
         num_parameters=sum(spec.numel for spec in _specs(joint, InputKind.PARAMETER)),
-        machine=describe_machine(_device(joint)),
+        machine=_machine(joint),
         diagrams=(joint_diagram(joint, plan.saved, plan.recomputed), *half_diagrams(parts, schedules)),
         kernel_records=kernel_records(schedules, render_kernel),
         refusals=refusals(schedules),
@@ -187,6 +188,11 @@ def _device(joint: JointGraph) -> torch.device | None:
     """Of its first tensor input."""
     specs = _specs(joint, InputKind.PARAMETER, InputKind.BUFFER, InputKind.BATCH)
     return specs[0].device if specs else None
+
+
+def _machine(joint: JointGraph) -> str:
+    target = planned_for()
+    return f"{target.name}, by {target.source}" if target is not None else describe_machine(_device(joint))
 
 
 def _library_calls(fused: Sequence[FusedGraph]) -> dict[str, int]:

@@ -73,7 +73,7 @@ def _asks_for_nothing(config: RunConfig, key: str) -> bool:
 def idle(config: RunConfig) -> Iterator[Idle]:
     """What the configuration alone tells, the task first."""
     task = config.task
-    for section in ("compare", "pareto", *RUN_TASKS):
+    for section in ("compare", "plan", "pareto", *RUN_TASKS):
         if section != task:
             yield Idle((section,), f"task={section} alone reads it")
     if task in RUN_TASKS:

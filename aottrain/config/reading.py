@@ -12,12 +12,14 @@ from aottrain.config.choices import RUN_TASKS, TOKENIZERS
 from aottrain.config.folders import is_address
 from aottrain.config.own_code import shown
 from aottrain.config.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
-from aottrain.config.run import DEVICES, ParetoConfig, PartitionConfig, RunConfig
+from aottrain.config.run import DEVICES as DEVICE_FORMS
+from aottrain.config.run import ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
 from aottrain.config.targets import KINDS, Kind, is_well_formed
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.ir.settings.budget import ALLOWED, parse_budget
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
+from aottrain.ir.settings.devices import DEVICES, is_file, is_specified
 
 
 def read_config(values: Mapping[str, Any]) -> tuple[RunConfig, list[Mistake]]:
@@ -39,8 +41,7 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
     mistakes += _partition_mistakes(config.partition)
     for kind in KINDS.values():
         mistakes += _target_mistakes(kind, getattr(config, kind.group))
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
-        mistakes.append(Mistake("device", f"must be {DEVICES}", config.device))
+    mistakes += _device_mistakes(config)
     if schedule.total_steps is not None and schedule.total_steps <= schedule.warmup_steps:
         text = f"must be more than lr_schedule.warmup_steps={schedule.warmup_steps}"
         mistakes.append(Mistake("lr_schedule.total_steps", text, show(schedule.total_steps)))
@@ -64,6 +65,32 @@ def _contradictions(config: RunConfig) -> list[Mistake]:
         mistakes.append(Mistake("partition", text, config.partition.strategy))
     if config.logger.name in ("wandb", "mlflow") and not config.logger.project.strip():
         mistakes.append(Mistake("logger.project", "must not be empty"))
+    return mistakes
+
+
+def _device_mistakes(config: RunConfig) -> list[Mistake]:
+    mistakes = []
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", config.device):
+        if not is_specified(config.device):
+            names = ", ".join(DEVICES)
+            text = f"is not known{suggest(config.device, DEVICES)}; must be {DEVICE_FORMS} (names: {names})"
+            mistakes.append(Mistake("device", text, config.device))
+        elif config.task != "plan":
+            text = f"is planned for by task=plan alone; task={config.task} needs one of auto, cpu, cuda, cuda:N"
+            mistakes.append(Mistake("device", text, config.device))
+    plan = config.plan
+    try:
+        for budget in plan.budgets:
+            parse_budget(budget)
+    except ValueError:
+        mistakes.append(Mistake("plan.budgets", f"each must be {ALLOWED}", show(plan.budgets)))
+    if plan.budgets and config.partition.strategy != "budget":
+        text = f"partition={config.partition.strategy} takes no budget; use partition=budget"
+        mistakes.append(Mistake("plan.budgets", text, show(plan.budgets)))
+    given = [key for key, value in dataclasses.asdict(plan).items() if value not in ((), 1)]
+    if given and config.task == "plan" and not is_specified(config.device) and not mistakes:
+        text = f"device={config.device} is planned as it is; give the name of a device (names: {', '.join(DEVICES)})"
+        mistakes += [Mistake(f"plan.{key}", text, show(getattr(plan, key))) for key in given]
     return mistakes
 
 
@@ -174,6 +201,14 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     logger = dataclasses.replace(config.logger, uri=uri if uri is None or is_address(uri) else absolute(uri))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    return dataclasses.replace(
-        config, data=data, adapter=adapter, logger=logger, resume=resume, decisions=named, **of_runs
-    )
+    device = absolute(config.device) if is_file(config.device) else config.device
+    changed = {
+        "data": data,
+        "adapter": adapter,
+        "logger": logger,
+        "resume": resume,
+        "decisions": named,
+        "device": device,
+        **of_runs,
+    }
+    return dataclasses.replace(config, **changed)

@@ -43,13 +43,14 @@ from aottrain.config.tasks import (
     ExportConfig,
     GenerateConfig,
     ParetoConfig,
+    PlanConfig,
     SweepConfig,
 )
 from aottrain.ir.settings.budget import ALLOWED
 from aottrain.ir.settings.choices import COSTS, LOSS_HEADS, ON_UNSUPPORTED
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
-DEVICES = "one of auto, cpu, cuda, cuda:N"
+DEVICES = "one of auto, cpu, cuda, cuda:N; for task=plan also a device's name or a .yaml file"
 OPTIONS = "keys of its own, each set by itself"
 
 
@@ -344,7 +345,7 @@ class RunConfig:
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)
-    """Where it runs; auto is CUDA where there is one, else the CPU."""
+    """Where it runs; auto is CUDA where there is one, else the CPU; or for which it is planned, as h100-sxm."""
     resume: str | None = setting(None, form="a path, auto")
     """Output directory of a run to go on from, with its settings but for what is given; auto is this run's own."""
     resume_override: tuple[str, ...] = setting((), form="keys as optimizer.lr, or sections")
@@ -366,6 +367,7 @@ class RunConfig:
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
     pareto: ParetoConfig = field(default_factory=ParetoConfig)
     export: ExportConfig = field(default_factory=ExportConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

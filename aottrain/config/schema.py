@@ -228,7 +228,8 @@ def _describe(kind: Any, limits: Range) -> str:
     if typing.get_origin(kind) is tuple:
         item = typing.get_args(kind)[0]
         names = ", ".join(limits.one_of) if limits.one_of else "names"
-        inner = limits.form or (f"numbers {limits}" if item is float else names)
+        numbers = {float: "numbers", int: "whole numbers"}.get(item)
+        inner = limits.form or (f"{numbers} {limits}" if numbers else names)
         return f"a list of {inner}, written [a,b]"
     if limits.one_of or limits.form:
         return limits.form or str(limits)

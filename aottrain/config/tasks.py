@@ -27,6 +27,20 @@ class CompareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """Used by task=plan of a device that is named or described, only."""
+
+    batches: tuple[int, ...] = setting((), low=1)
+    """Batch sizes to plan, a row of the table each; [] is data.batch_size."""
+    budgets: tuple[Any, ...] = setting((), form=f"budgets, each {ALLOWED}")
+    """Budgets to plan, a row each; [] is what partition says."""
+    world: int = setting(1, low=1)
+    """Devices that share parameters, gradients and optimizer state, each with a batch of its own, by arithmetic."""
+    worlds: tuple[int, ...] = setting((), low=1)
+    """Numbers of such devices, a row each; [] is world."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParetoConfig:
     """Used by task=pareto only."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Choice, Decision, Record, Timing
+from aottrain.ir.settings.devices import Target
 from aottrain.measure.machine import machine_description
 
 Policy = str | Record
@@ -39,6 +40,8 @@ class Ledger:
     policy: Policy
     """MEASURED, DEFAULT or the record whose answers are taken; what that lacks the fixed model answers."""
     decisions: dict[tuple[str, str], Decision] = field(default_factory=dict)
+    target: Target | None = None
+    """The device that is planned for where it is not the one at hand: its specification answers, no clock."""
 
     @property
     def measures(self) -> bool:
@@ -49,6 +52,8 @@ class Ledger:
         return None if decision is None else replace(decision, source="record")
 
     def record(self, device: torch.device | None = None) -> Record:
+        if self.target is not None:
+            return Record(tuple(self.decisions.values()), {"device": self.target.name})
         return Record(tuple(self.decisions.values()), machine_description(device))
 
 
@@ -61,14 +66,27 @@ def policy_of(policy: Policy) -> Policy:
 
 
 @contextmanager
-def deciding(policy: Policy) -> Iterator[Ledger]:
-    """Inside, in this thread, every decision is made by this policy and kept in the ledger that is given."""
-    ledger = Ledger(policy_of(policy))
+def deciding(policy: Policy, target: Target | None = None) -> Iterator[Ledger]:
+    """Inside, in this thread, every decision is made by this policy and kept in the ledger that is given. target: the
+    device that is planned for; None is that of the ledger outside, else the device at hand."""
+    ledger = Ledger(policy_of(policy), target=target or planned_for())
     before = _active.set(ledger)
     try:
         yield ledger
     finally:
         _active.reset(before)
+
+
+def planned_for() -> Target | None:
+    """The specification of the device that is planned for; None: it is at hand, and can be asked."""
+    ledger = _active.get()
+    return None if ledger is None else ledger.target
+
+
+def gradients_are_shared() -> bool:
+    """Whether gradients go to several devices as they are complete, and are counted with the state there."""
+    target = planned_for()
+    return target is not None and target.world > 1
 
 
 def decide(

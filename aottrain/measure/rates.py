@@ -15,8 +15,9 @@ from functools import partial
 import torch
 
 from aottrain.ir.settings.decisions import OVERHEAD, TRAFFIC, Timing
+from aottrain.ir.settings.devices import Target
 from aottrain.measure.calls import free_bytes
-from aottrain.measure.decisions import decide
+from aottrain.measure.decisions import decide, planned_for
 from aottrain.measure.measuring import Run
 from aottrain.measure.timings import timed
 
@@ -35,6 +36,8 @@ class Rates:
     bytes_per_s: float = 20e9
     op_overhead_s: float = 2e-6
     flops_by_dtype: Mapping[torch.dtype, float] = field(default_factory=lambda: {torch.float32: 180e9})
+    attention: float = 1.0
+    """What fused attention reaches of the rate of matrix products."""
 
     def flops_per_s(self, dtype: torch.dtype | None) -> float:
         """Of matrix products; float32's for a dtype that was not measured."""
@@ -47,12 +50,20 @@ DEFAULT_RATES = Rates()
 
 def rates_for(device: torch.device) -> Rates:
     """The rates of a device under the present settings (threads, precision); DEFAULT_RATES where it has none."""
+    if (target := planned_for()) is not None:
+        return rates_of(target)
     if device.type not in _COPIED_BYTES:
         return DEFAULT_RATES
     measure = partial(timed, "rates", "rates", partial(_runs, device), device)
     figures = decide("rates", device.type, _figures(DEFAULT_RATES), measure, _prefer).choice
     assert isinstance(figures, Mapping)
     return _rates(figures)
+
+
+def rates_of(target: Target) -> Rates:
+    """What a device reaches by its specification, in full and not in steps: nobody's clock is in it."""
+    flops = {getattr(torch, dtype): rate * target.products for dtype, rate in target.flops.items()}
+    return Rates(target.bytes_per_s * target.traffic, target.gap_s, flops, target.attention / target.products)
 
 
 def _figures(rates: Rates) -> dict[str, float]:

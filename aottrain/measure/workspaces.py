@@ -21,7 +21,7 @@ from aottrain.compat import free_cublas_workspaces
 from aottrain.counted import counted
 from aottrain.ir.ops import op_info
 from aottrain.measure.calls import OpCall, distinct, environment, quiet, synchronize
-from aottrain.measure.decisions import note, recorded
+from aottrain.measure.decisions import note, planned_for, recorded
 from aottrain.toolchain.cache import Table, table
 
 _KIND = "workspace bytes"
@@ -47,6 +47,8 @@ def workspace_bytes(calls: Sequence[OpCall]) -> Workspaces:
 
     Where the size depends on the values of the inputs (a sort of indices on a GPU), it is that of the made-up ones.
     """
+    if planned_for() is not None:
+        return Workspaces(tuple(map(workspace_by_rule, calls)), ())
     answers: dict[int, int | None] = {}
     num_run = 0
     by_device: dict[torch.device, list[int]] = {}
@@ -85,9 +87,14 @@ def without_workspaces() -> Iterator[None]:
         _counted.reset(before)
 
 
-@cache
 def product_workspace_bytes(device: torch.device) -> int:
     """What cuBLAS allocates at a thread's first matrix product on a stream, and keeps; 0 where it does not say."""
+    target = planned_for()
+    return _measured_product_workspace(device) if target is None else target.product_workspace_bytes
+
+
+@cache
+def _measured_product_workspace(device: torch.device) -> int:
     with quiet():
         ones = torch.ones(64, 64, device=device)
         free_cublas_workspaces()
@@ -95,6 +102,41 @@ def product_workspace_bytes(device: torch.device) -> int:
         product = ones @ ones
         kept = torch.cuda.memory_allocated(device) - before - product.untyped_storage().nbytes()
     return max(kept, 0)
+
+
+def workspace_by_rule(call: OpCall) -> int:
+    """What a call allocates within itself on a device that cannot be asked: by the sources of the kernels that hold
+    much there, 0 for all others."""
+    rule = _RULES.get(op_info(call.target).name)
+    return 0 if rule is None else rule(call)
+
+
+def _of_flash_gradient(call: OpCall) -> int:
+    """The backward of flash attention (Dao, 2023; ATen's flash_api.cpp) sums the gradient of queries in float32, with a
+    number for each row, rows rounded up to 128 and widths to 32; where several heads of queries share one of keys, it
+    writes the gradients of keys and values for each of them, and then adds these up."""
+    query, key = call.tensors[1:3]
+    (batch, heads, time, width), (_, key_heads, key_time, _) = query.shape, key.shape
+    rows = -(-time // 128) * 128
+    sums = 4 * batch * heads * rows * (-(-width // 32) * 32 + 1)
+    return sums + (2 * batch * heads * key_time * width * key.dtype.itemsize if key_heads != heads else 0)
+
+
+def _of_loss_head(call: OpCall) -> int:
+    """Of `aottrain.ops.loss_head`: the losses of all rows, a chunk of logits, and in half precision the product that is
+    added to the weight's gradient."""
+    hidden, weight = call.tensors[:2]
+    rows, classes = hidden.shape[0], weight.shape[0]
+    chunk, mask = call.args[8], call.args[9]
+    narrow = mask[1] and hidden.dtype.itemsize < 4
+    logits = min(chunk, rows) * classes * hidden.dtype.itemsize
+    return 4 * rows + logits + (weight.numel * hidden.dtype.itemsize if narrow else 0)
+
+
+_RULES = {
+    "aten._scaled_dot_product_flash_attention_backward": _of_flash_gradient,
+    "aottrain.linear_cross_entropy": _of_loss_head,
+}
 
 
 def needs_none(call: OpCall) -> bool:

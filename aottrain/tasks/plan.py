@@ -15,6 +15,7 @@ from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.ir.settings.decisions import FILE
+from aottrain.ir.settings.devices import is_specified
 from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job, raise_own_error
@@ -29,6 +30,11 @@ LONG = {"forward_text", "backward_text", "after", "live", "decisions"}
 def run(config: RunConfig) -> int:
     """Print the plan of one training step; write plan.json, decisions.json and compile_report.html. The engine is
     always aot."""
+    if is_specified(config.device):
+        from aottrain.tasks.planning.elsewhere import run as run_elsewhere  # which a device at hand does without
+
+        with interruptible(), program_errors(config):
+            return run_elsewhere(config)
     with interruptible():  # a compiler that runs ends with this process
         config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
         with program_errors(config), as_deterministic_as_asked(config):

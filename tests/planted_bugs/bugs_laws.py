@@ -116,7 +116,7 @@ HERE.edit(
 HERE.edit(
     "rewrites run unchecked",
     ASKED.a_broken_rewrite_stops_before_the_partition,
-    pipeline._rewrite,
+    pipeline.rewrite,
     "check=_verify_rewritten",
     "check=None",
 )

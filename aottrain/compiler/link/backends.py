@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import fx
@@ -30,6 +31,7 @@ from aottrain.ir.settings.choices import FOREIGN, GENERATED
 from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes, within
 from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.units import format_bytes
+from aottrain.measure.decisions import planned_for
 from aottrain.runtime.triton_launch import check_device
 from aottrain.toolchain.native import compiler_obstacle
 
@@ -142,6 +144,9 @@ def make_kernels(plan: KernelPlan) -> list[FusedGraph]:
     """The kernels of both graphs, compiled; none where other backends run them."""
     if not plan.planned:
         return []
+    if planned_for() is not None:  # they would run elsewhere
+        pairs = zip_longest(plan.planned, plan.memories)
+        return [FusedGraph(graph, each, memory, {}, 0, "", str(plan.kernel)) for (graph, _, each), memory in pairs]
     with open_sizes(plan.facts):
         fused = fuse_program(plan.planned, plan.memories, str(plan.kernel))
     if plan.facts is not None:
@@ -161,7 +166,8 @@ def _choose_triton(kernel: str, devices: list[str], graph: fx.Graph) -> tuple[Ke
     if len(devices) > 1:
         return "aten", f"kernels are generated for one device, and this program has values on {' and '.join(devices)}"
     try:
-        check_device(torch.device(devices[0]))
+        if planned_for() is None:
+            check_device(torch.device(devices[0]))
     except ConfigError as error:
         if kernel == "triton":
             raise

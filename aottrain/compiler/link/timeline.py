@@ -26,6 +26,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copied_bytes, scratch_of
 from aottrain.ir.sizes.polynomials import likely
+from aottrain.measure.decisions import gradients_are_shared
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
 _NUM_ALIVE = 24
@@ -220,6 +221,8 @@ def _sweep(
     arena."""
     dying = _deaths(steps, outliving)
     alive = dict(owned_inputs)
+    if gradients_are_shared():
+        reused |= {node for node, name in outliving.items() if name == "gradients"}
     totals = dict.fromkeys(CATEGORIES, 0)
     totals["outputs"] = throughout[0]
     totals["saved"] = throughout[1] + sum(size for node, size in owned_inputs.items() if node not in reused)

@@ -21,7 +21,7 @@ from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.units import format_bytes, format_seconds
-from aottrain.measure.decisions import note, recorded
+from aottrain.measure.decisions import note, planned_for, recorded
 
 # Scheduling a plan's kernels takes a while. So of plans whose peaks are closer than this ratio one is scheduled, and of
 # these so many are scheduled whatever the budget is.
@@ -105,6 +105,8 @@ def find_family(
 
 def free_bytes(device: torch.device) -> int:
     """What a device could still give, a twentieth left alone."""
+    if (target := planned_for()) is not None:
+        return int(0.95 * target.memory_bytes)
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

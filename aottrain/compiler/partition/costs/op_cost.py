@@ -14,7 +14,7 @@ from aottrain.compiler.graphs.repetition import once_for_alike
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
 from aottrain.ir.ops import OpKind, flop_formula, op_info
 from aottrain.ir.sizes.expressions import concrete, hint, is_symbolic
-from aottrain.measure.rates import DEFAULT_RATES, rates_for
+from aottrain.measure.rates import DEFAULT_RATES, Rates, rates_for
 from aottrain.measure.timings import call_seconds
 
 aten = torch.ops.aten
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 # A Philox block is ten rounds of two wide products and six word operations for four numbers.
 _FLOPS_PER_DRAW = 20
 # Of pointwise calls within a kernel: an exponential is a polynomial of about this many operations.
-_FLOPS_PER_ELEMENT = 20
+FLOPS_PER_ELEMENT = 20
 
 
 # Of their first input they read as many elements as they give.
@@ -60,20 +60,36 @@ def node_seconds(node: fx.Node) -> float:
     0 for views."""
     if node.op != "call_function" or info(node).is_free:
         return 0.0
+    rates = _rates_of(node)
+    return max(arithmetic_seconds(node), node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def arithmetic_seconds(node: fx.Node) -> float:
+    """Of a product, convolution, attention or the like, what its FLOPs alone take; 0 for other calls."""
+    if info(node).kind is not OpKind.COMPUTE:
+        return 0.0
+    rates = _rates_of(node)
+    operands = [tensor for source in node.all_input_nodes for tensor in _tensors(source)] or _tensors(node)
+    dtype = operands[0].dtype if operands else None  # a loss in float32 may come of products in halves
+    seconds = _unmasked_share(node) * node_flops(node) / rates.flops_per_s(dtype)
+    return seconds / (rates.attention if is_attention(node) else 1.0)
+
+
+def _rates_of(node: fx.Node) -> Rates:
     values = _tensors(node)
-    rates = rates_for(values[0].device) if values else DEFAULT_RATES
-    arithmetic = 0.0
-    if info(node).kind is OpKind.COMPUTE:
-        arithmetic = _unmasked_share(node) * node_flops(node) / rates.flops_per_s(values[0].dtype)
-    return max(arithmetic, node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+    return rates_for(values[0].device) if values else DEFAULT_RATES
 
 
 def vector_seconds(node: fx.Node, num_bytes: int) -> float:
     """Of one call within a kernel that runs anyway, for which that kernel reads and writes so many bytes more."""
-    values = _tensors(node)
-    rates = rates_for(values[0].device) if values else DEFAULT_RATES
-    arithmetic = _FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
+    rates = _rates_of(node)
+    arithmetic = FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
     return max(arithmetic / rates.flops_by_dtype[torch.float32], num_bytes / rates.bytes_per_s)
+
+
+def is_attention(node: fx.Node) -> bool:
+    """Whether a call is fused attention of ATen's, or its gradient."""
+    return op_info(node.target).name.startswith("aten._scaled_dot_product")
 
 
 def _unmasked_share(node: fx.Node) -> float:
@@ -81,7 +97,7 @@ def _unmasked_share(node: fx.Node) -> float:
 
     FLOPs, as `node_flops` and everybody else reports them, count masked scores, too.
     """
-    if not op_info(node.target).name.startswith("aten._scaled_dot_product"):
+    if not is_attention(node):
         return 1.0
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     arguments = dict(zip(names, node.args, strict=False)) | node.kwargs

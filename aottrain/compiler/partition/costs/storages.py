@@ -33,6 +33,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind, is_pure
+from aottrain.measure.decisions import gradients_are_shared
 
 Price = Callable[[fx.Node], float]
 Array = npt.NDArray[Any]
@@ -203,6 +204,9 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
         fused = seconds if info(node).kind is OpKind.COMPUTE else 0.0
         graph.ops.append(Op(node, reads, writes, seconds, fused, workspace(node), order[node], node in late))
     _classify(graph, joint, number)
+    if gradients_are_shared():
+        for i in graph.gradients:
+            graph.sizes[i] = 0
     graph.rerun_seconds = graph.costs
     return graph
 

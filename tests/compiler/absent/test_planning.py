@@ -1,0 +1,58 @@
+"""Plans of tensors without memory are those of real ones, and of CUDA as its kernels are."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+import aottrain
+from aottrain.compiler.absent.planning import plan_step, trace_step
+from aottrain.compiler.options import check_options
+from aottrain.config.recipes import load_recipe, makes_batches, recipe_names
+from aottrain.toolchain.native import compiler_obstacle
+from aottrain.trainer.engines import LossModule
+from tests.sampling import WHOLE
+
+# Of a report what hangs on when and where it was made.
+_OF_THE_RUN = {"stages", "decisions", "guards", "machine", "traffic", "kernel_records", "diagrams"}
+_SMALL = {"transformer": {"num_layers": 2, "width": 32, "num_heads": 2, "context": 16}, "resnet": {"width": 8}}
+_NAMES = ("transformer", "resnet")
+
+
+def _made(name: str) -> tuple[LossModule, tuple[torch.Tensor, ...]]:
+    recipe = load_recipe(name)
+    options = recipe.Options(**_SMALL.get(name, {}))
+    generator = torch.Generator().manual_seed(0)
+    if makes_batches(recipe, options):
+        batch = tuple(recipe.make_batch(options, 2, generator))
+    else:
+        text = torch.randint(0, options.vocab_size, (2, options.context), generator=generator)
+        batch = (text, text)
+        if hasattr(recipe, "prepare"):
+            batch = tuple(recipe.prepare(options, batch, generator))
+    torch.manual_seed(0)
+    return LossModule(recipe.build(options), recipe.loss, "fp32", None).train(), batch
+
+
+def _comparable(report: Any) -> dict[str, Any]:
+    fields = {field.name for field in dataclasses.fields(report)} - _OF_THE_RUN
+    return {name: getattr(report, name) for name in fields}
+
+
+@pytest.mark.parametrize("kernel", ["aten", pytest.param("cpp", marks=WHOLE)])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[WHOLE] * (name not in _NAMES)) for name in recipe_names()])
+def test_plans_of_fake_and_of_real_tensors_are_identical(name, kernel):
+    if name == "hf":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    if kernel == "cpp" and compiler_obstacle():
+        pytest.skip("there is no C++ compiler")
+    for budget in (0.0, 0.4):
+        options = {"budget": budget, "kernel": kernel, "capture": "trace", "decisions": "default"}
+        module, batch = _made(name)
+        real = aottrain.compile(module, **options)
+        real.prepare(*batch)
+        fake, batch = _made(name)
+        options = check_options(**options, on_unsupported="error")
+        planned = plan_step(trace_step(fake, batch, options, None), options)
+        assert _comparable(planned.report) == _comparable(real.report.graphs[-1])
