@@ -57,3 +57,5 @@ ON_SPIKE = ("ignore", *ON_NONFINITE)
 ON_OOM = ("replan", "raise")
 ON_BREACH = ("raise", "fallback")
 PROFILES = ("step",)
+# How a run is done by several processes; none is one process.
+PARALLELS = ("none", "ddp")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from aottrain.config.choices import RUN_TASKS
+from aottrain.config.launch import place
 from aottrain.config.recipes import makes_batches, writes_text
 from aottrain.config.run import DataConfig, RunConfig
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
@@ -84,6 +85,8 @@ def idle(config: RunConfig) -> Iterator[Idle]:
     if config.logger.mode == "disabled":
         yield Idle(("logger.project", "logger.group", "logger.run_name", "logger.tags"), "logger.mode=disabled")
     yield Idle(("sweep",), "a sweep alone reads it")
+    if place().size == 1:
+        yield Idle(("parallel",), "this is the only process; torchrun starts several")
     yield from _of_bad_steps(config)
     if config.trainer.deterministic and config.decisions == MEASURED:
         yield Idle(("decisions",), "trainer.deterministic=true takes decisions=default")

@@ -90,8 +90,9 @@ _USES_GENERATOR = ("eager_draw", "get_rng_state", "set_rng_state", "manual_seed"
 _CHECK = "check of values"
 _CHECKS = ("_functional_assert_async", "_functional_assert_scalar")
 # Libraries whose ops talk to other processes: each side must make the same calls.
-_COMMUNICATION = "communication"
-_COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor")
+COMMUNICATION = "communication"
+_COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor",
+                  "aottrain_parallel")  # fmt: skip
 # Observe the program from outside and change nothing that it computes.
 _OBSERVING = ("profiler",)
 
@@ -183,7 +184,7 @@ def _effect(target: Any, packet: str, namespace: str, writes: tuple[int, ...]) -
     if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
         return _GENERATOR
     if namespace in _COMMUNICATING:
-        return _COMMUNICATION
+        return COMMUNICATION
     if namespace in _OBSERVING:
         return ""
     return _CHECK if packet in _CHECKS or not (target._schema.returns or writes) else ""

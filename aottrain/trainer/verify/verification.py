@@ -96,7 +96,8 @@ class Reference:
                         loss = self.module(*batch) * share
                     loss.backward()
                     parts.append(loss.detach().float())
-            return torch.stack(parts).sum()
+            device = next(self.module.parameters()).device
+            return self.module.reduced(torch.stack(parts).sum() if parts else torch.zeros((), device=device))
 
         with preserved(self.module):
             return _outcome(losses, self.module)
@@ -176,6 +177,7 @@ def _compare(compiled: Outcome, reference: Reference) -> Verification:
         for what, (_, value) in pairs.items()
         if not errors[what] <= tolerance or not explained_by_sums(distances[what], value, tolerance)
     ]
+    beyond = list(dict.fromkeys(what for each in module.world.gather(beyond) for what in each))
     samples: list[Outcome] = []
     if beyond or not loss_error <= config.loss_tolerance:
         samples = list(_samples(module, reference, eager, set(beyond)))
