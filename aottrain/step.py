@@ -38,6 +38,7 @@ class ClipsItself(Protocol):
 
     clip_norm: float | None
     skip_nonfinite: bool
+    sum_over: Callable[[torch.Tensor], torch.Tensor] | None
 
     def prepare(self) -> None: ...
 

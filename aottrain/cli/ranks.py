@@ -21,10 +21,15 @@ def misplaced(config: RunConfig) -> list[Mistake]:
         return []
     mistakes = []
     if mode == "none":
-        text = f"torchrun has started {size} processes, each of which would train for itself; write parallel=ddp"
+        text = f"torchrun has started {size} processes, each of which would train alone; write parallel=ddp or shard"
         mistakes.append(Mistake("parallel", text, mode))
     if config.task != "train":
         mistakes.append(Mistake("task", "runs in one process: start it without torchrun", config.task))
+    if mode == "shard" and config.engine.name not in ("aot", "eager"):
+        mistakes.append(Mistake("engine", "parallel=shard takes aot or eager", config.engine.name))
+    if mode == "shard" and config.optimizer.target is not None:
+        text = "may look at more than one element of a weight, and parallel=shard has parts; use parallel=ddp"
+        mistakes.append(Mistake("optimizer.target", text, config.optimizer.target))
     if config.data.batch_size % size:
         text = f"must be a multiple of the {size} processes, each of which takes its part of the batch"
         mistakes.append(Mistake("data.batch_size", text, show(config.data.batch_size)))

@@ -34,10 +34,10 @@ from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
 from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.passes.collectives import with_collectives
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
-from aottrain.compiler.passes.reduce_gradients import reduce_gradients
 from aottrain.compiler.passes.share_heads import share_heads
 from aottrain.compiler.passes.split_losses import split_losses
 from aottrain.compiler.passes.split_norms import split_norms
@@ -211,8 +211,7 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     with deciding(options.decisions) as ledger:
         step, analysis = capture_whole(call, options.rng, log)
         functional = _functional(step, analysis, log, linked=True)
-        if options.reduce_over is not None:
-            functional = log.run("reduce_gradients", partial(reduce_gradients, options.reduce_over), functional)
+        functional = log.run("place_collectives", partial(with_collectives, options.reduce_over), functional)
         joint, decided, _ = _rewrite(without_values(functional), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
         if options.memory_bytes is not None:

@@ -32,7 +32,7 @@ from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, info, spec_of
-from aottrain.ir.ops import COMMUNICATION, OpKind
+from aottrain.ir.ops import OpKind, communicates
 from aottrain.ir.plan import ForwardValue, PartitionPlan
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.sizes.polynomials import within
@@ -241,7 +241,7 @@ def _collectives(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> tupl
         if graph is None:
             continue
         for node in schedules[place].calls if schedules else calls(graph):
-            if isinstance(node, fx.Node) and info(node).label == COMMUNICATION:
+            if isinstance(node, fx.Node) and communicates(node.target):
                 operands = ", ".join(str(spec_of(source)) for source in node.all_input_nodes)
                 rest = ", ".join(str(value) for value in node.args if not isinstance(value, fx.Node | list | tuple))
                 lines.append(f"{half}: {info(node).name}({operands}{', ' * bool(rest)}{rest})")

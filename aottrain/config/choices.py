@@ -58,4 +58,4 @@ ON_OOM = ("replan", "raise")
 ON_BREACH = ("raise", "fallback")
 PROFILES = ("step",)
 # How a run is done by several processes; none is one process.
-PARALLELS = ("none", "ddp")
+PARALLELS = ("none", "ddp", "shard")

@@ -336,7 +336,7 @@ class ParallelConfig:
     """How the processes that torchrun starts train one model."""
 
     name: str = setting("none", one_of=PARALLELS)
-    """What each process holds: ddp all weights, with gradients summed over all processes; none is one process."""
+    """What each process holds: ddp all weights, shard a part of each and its optimizer's state; none is one process."""
     timeout: float = setting(600.0, above=0)
     """Seconds that a process waits for the others, in compiling and checkpoints too, before the run ends."""
     compare_every: int = setting(100, low=0)

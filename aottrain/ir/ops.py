@@ -91,6 +91,8 @@ _CHECK = "check of values"
 _CHECKS = ("_functional_assert_async", "_functional_assert_scalar")
 # Libraries whose ops talk to other processes: each side must make the same calls.
 COMMUNICATION = "communication"
+# But for those that may run again: all sides do so, since they plan alike.
+_REPEATED = ("gather_rows",)
 _COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor",
                   "aottrain_parallel")  # fmt: skip
 # Observe the program from outside and change nothing that it computes.
@@ -116,7 +118,7 @@ _RAISING: dict[str, str] = dict(
 )
 # Of integers they raise where the divisor is 0; of others they do not.
 _DIVIDING = ("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "remainder", "fmod", "__rdiv__", "__rfloordiv__")
-_OWN = ("aten", "prims", "aottrain", "prim", *_OBSERVING)
+_OWN = ("aten", "prims", "aottrain", "aottrain_parallel", "prim", *_OBSERVING)
 
 # Ops that share their input's storage though their schema does not say so.
 _HIDDEN_VIEWS = {
@@ -183,7 +185,7 @@ def _effect(target: Any, packet: str, namespace: str, writes: tuple[int, ...]) -
     """Why a call must run, once and in its turn, though nothing may read its result; empty where it need not."""
     if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
         return _GENERATOR
-    if namespace in _COMMUNICATING:
+    if namespace in _COMMUNICATING and packet not in _REPEATED:
         return COMMUNICATION
     if namespace in _OBSERVING:
         return ""
@@ -221,6 +223,11 @@ def is_pure(target: Any) -> bool:
         return isinstance(target, SizeExpression) or getattr(target, "__name__", "") == "getitem"
     op = op_info(target)
     return not op.writes and op.kind is not OpKind.EFFECT
+
+
+def communicates(target: Any) -> bool:
+    """Whether it talks to other processes."""
+    return getattr(target, "namespace", "") in _COMMUNICATING
 
 
 def uses_generator(target: Any) -> bool:

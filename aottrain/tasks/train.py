@@ -351,7 +351,7 @@ def _say_results(record: RunRecord, job: Job, wandb_sink: WandbSink | None) -> N
     say(", ".join(figures))
     num_bytes = record.config.trainer.sample_bytes
     if job.sample is not None and num_bytes and summary["status"] == "finished":
-        with job.with_averages():
+        with torch.no_grad(), job.with_averages(), job.module.whole():
             sample = job.sample(num_bytes)
         say(f"--- it writes ({SAMPLE}):\n{sample}\n---")
         write_sample(directory, sample)

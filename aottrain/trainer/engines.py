@@ -12,6 +12,7 @@ from torch import nn
 from aottrain.errors import ParallelError, RecipeError
 from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.step import Batch, Rungs, StepResult
+from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import ALONE, World
 
 
@@ -37,13 +38,26 @@ class LossModule(nn.Module):
         self.precision = precision
         self.weight = weight
         self.world = world
+        self.shards: Shards | None = None
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model has all its weights, of which each process may hold a part."""
+        return nullcontext() if self.shards is None else self.shards.whole()
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        with self.casts(batch):
+        with self.whole(), self.casts(batch):
             loss = self.loss(self.model, batch)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as it is traced, too
             _checked_loss(loss)
         return loss
+
+    def size_of(self, name: str) -> int:
+        """Elements of the model's parameter, of which this process may hold a part."""
+        return self.model.get_parameter(name).numel() if self.shards is None else self.shards.shapes[name].numel()
+
+    def norm_of_all(self, norm: torch.Tensor) -> torch.Tensor:
+        """Of gradients of which each process has a part, from the norm of this one's."""
+        return norm if self.shards is None else self.world.sum(norm.double().square()).sqrt().to(norm.dtype)
 
     def casts(self, batch: Batch) -> AbstractContextManager:
         """In which the model is called: that of the run's precision."""
@@ -64,7 +78,8 @@ class LossModule(nn.Module):
 
     def reduced(self, loss: torch.Tensor) -> torch.Tensor:
         """After backwards that left each process's own gradients: they are those of all, and so is the loss."""
-        self.world.sum_gradients(list(self.parameters()))
+        if self.shards is None:
+            self.world.sum_gradients(list(self.parameters()))
         return self.world.sum(loss)
 
 
@@ -119,7 +134,11 @@ class ModuleStep:
         parts = self.split(micro_batches)
         world = ALONE if self.module is None else self.module.world
         # A process whose part of a batch has no share has no backward in which it could sum gradients with the others.
-        is_whole = not self.reduces or world.all_hold(all(share for _, share in parts))
+        is_sharded = self.module is not None and self.module.shards is not None
+        is_whole = not (self.reduces or is_sharded) or world.all_hold(all(share for _, share in parts))
+        if is_sharded and not is_whole:
+            text = "some process has a part of this batch in which nothing counts, and all must gather each weight"
+            raise ParallelError(f"parallel=shard: {text}; take a larger data.batch_size, or parallel=ddp")
         for batch, share in parts:
             if world.size > 1 and is_whole:
                 self._agree(world, batch)

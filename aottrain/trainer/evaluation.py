@@ -52,7 +52,7 @@ def evaluate(job: Job, num_batches: int) -> float | None:
         return None
     world = job.module.world
     world.broadcast_buffers(job.module)
-    with evaluating(job.module), job.with_averages():
+    with evaluating(job.module), job.with_averages(), job.module.whole():
         return world.total(mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches)))
 
 

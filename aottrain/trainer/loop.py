@@ -26,7 +26,7 @@ from aottrain.trainer.finishing import finish_summary
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
-from aottrain.trainer.parallel.together import agree, random_states, share_peak
+from aottrain.trainer.parallel.together import agree, random_states, share_peak, whole_state
 from aottrain.trainer.preparing import schedule_steps, start_streams
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.reliability.culprit import first_bad_tensor
@@ -281,7 +281,7 @@ def take_step(
         history.say(f"warning: this step gave the adapters of {', '.join(names)} no gradient: they were not called")
     judged = result.loss if limit is None else torch.where(result.loss > limit, torch.inf, result.loss)
     job.step.doing = "optimizer"
-    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, judged)
+    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, judged, job.module.norm_of_all)
     if before is not None:
         before.is_taken = True
         if history.max_skips:
@@ -350,9 +350,7 @@ def save(
     state = {
         "identity": identity(config, job.batches.fingerprint),
         "schedule_steps": total_steps,
-        "model": job.module.model.state_dict(),
-        "optimizer": job.optimizer.state_dict(),
-        **job.state_beside(),
+        **whole_state(job),
         **random_states(job.world),
         "wandb_id": output.wandb_id(),
         "skipped_steps": output.summary["skipped_steps"],

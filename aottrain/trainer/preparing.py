@@ -17,6 +17,7 @@ from aottrain.metrics.preserve import preserved
 from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, set_random_state
 from aottrain.trainer.job import Job
+from aottrain.trainer.parallel.together import part_of_state
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.reliability.memory import put_on_rung, take_less_memory
 
@@ -63,6 +64,7 @@ def mixed_seed(seed: int, rank: int, step: int) -> int:
 def restore(job: Job, resume: Loaded) -> None:
     """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. ResumeError:
     it is of another model or optimizer."""
+    resume = part_of_state(job, resume)
     load_model(job.module.model, resume)
     load_optimizer(job.optimizer, resume)
     job.load_state_beside(resume.state)

@@ -17,6 +17,7 @@ from torch import nn
 import aottrain
 from aottrain.config.run import ParallelConfig, RunConfig
 from aottrain.trainer.engines import LossModule, ModuleStep
+from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import joined
 
 PARTITIONS = {"save_all": {"partition": "save_all"}, "min_cut": {"partition": "min_cut"}, "budget": {"budget": 0.3}}
@@ -98,7 +99,9 @@ def errors(case: str, world) -> tuple[float, int]:
     expected = sum(loss(reference, batch) for batch in whole) / len(whole)
     expected.backward()
     module = LossModule(model, loss, weight=weighs, world=world)
-    reduces = len(whole) == 1
+    if mode == "shard":
+        module.shards = Shards(model, world)
+    reduces = len(whole) == 1 and mode == "ddp"
     counts = {"tokens_per_batch": 0, "shares": module.shares, "module": module}
     if name == "eager":
         step = ModuleStep("eager", module, **counts)
@@ -114,7 +117,8 @@ def errors(case: str, world) -> tuple[float, int]:
     for (what, theirs), ours in zip(reference.named_parameters(), model.parameters(), strict=True):
         assert (theirs.grad is None) == (ours.grad is None), what
         if theirs.grad is not None:
-            worst = max(worst, ((ours.grad - theirs.grad).norm() / theirs.grad.norm()).item())
+            wanted = theirs.grad if module.shards is None else module.shards.cut(theirs.grad)
+            worst = max(worst, ((ours.grad - wanted).norm() / wanted.norm().clamp(1e-9)).item())
     return worst, sum(result.ran_eagerly)
 
 

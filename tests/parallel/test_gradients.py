@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_availa
 SCRIPT = str(Path(__file__).with_name("sums.py"))
 CASES = ["ddp/aten/save_all/plain", "ddp/cpp/min_cut/plain", "ddp/cpp/budget/tied", "ddp/aten/budget/odd",
          "ddp/cpp/save_all/unused", "ddp/aten/min_cut/accumulated", "ddp/cpp/min_cut/weighted", "ddp/-/-/eager",
-         "ddp/aten/min_cut/empty"]  # fmt: skip
+         "ddp/aten/min_cut/empty", "shard/aten/min_cut/plain", "shard/cpp/save_all/plain", "shard/cpp/budget/tied",
+         "shard/aten/budget/odd", "shard/aten/save_all/unused", "shard/cpp/min_cut/accumulated",
+         "shard/aten/budget/weighted", "shard/-/-/eager"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from aottrain.trainer.checkpoint import load
 from tests.parallel.groups import ended, run_together, started
+from tests.sampling import WHOLE
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch is without gloo")
 
 SMALL = ["-m", "aottrain", "debug=fast", "kernel=aten", "decisions=default", "trainer.num_threads=1",
-         "measure.memory=false", "lr_schedule.total_steps=8", "trainer.sample_bytes=0", "trainer.steps=4",
-         "recipe.model.num_layers=1", "recipe.model.width=16", "recipe.model.num_heads=2",
+         "measure.memory=false", "lr_schedule.total_steps=8", "data.batch_size=6", "trainer.sample_bytes=0",
+         "trainer.steps=4", "recipe.model.num_layers=1", "recipe.model.width=16", "recipe.model.num_heads=2",
          "recipe.model.context=16"]  # fmt: skip
 STILL = "recipe.model.dropout=0.0"
 
@@ -41,11 +42,11 @@ def one(tmp_path_factory):
     return folder / "out"
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory):
+@pytest.fixture(scope="module", params=["ddp", "shard"])
+def two(request, tmp_path_factory):
     """Four steps of two processes."""
     folder = tmp_path_factory.mktemp("two")
-    first, second = run_together([*SMALL, STILL, "parallel=ddp", "hydra.run.dir=out"], folder)
+    first, second = run_together([*SMALL, STILL, f"parallel={request.param}", "hydra.run.dir=out"], folder)
     assert (first.code, second.code) == (0, 0), second.err
     assert "finished after step 4" in first.out and second.out == ""
     return folder / "out"
@@ -61,17 +62,18 @@ def test_two_processes_train_as_one_does(one, two):
     assert not torch.equal(state["random"]["torch"], state["random_of_others"][0]["torch"])
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=WHOLE), 3])
 def test_a_run_goes_on_with_as_many_processes_or_others(one, two, size, tmp_path):
-    ended = run_together(["-m", "aottrain", f"resume={two}", "trainer.steps=8", "hydra.run.dir=out"], tmp_path, size)
+    line = ["-m", "aottrain", f"resume={two}", "trainer.steps=8", "hydra.run.dir=out"]
+    ended = run_together(line, tmp_path, size)
     assert [each.code for each in ended] == [0] * size, ended[-1].err
     assert losses(tmp_path / "out") == pytest.approx(losses(one)[4:], rel=1e-4)
 
 
 @pytest.mark.parametrize(("given", "line"), [
-    ([], "parallel=none: torchrun has started 2 processes, each of which would train for itself; write parallel=ddp"),
+    ([], "parallel=none: torchrun has started 2 processes, each of which would train alone; write parallel=ddp"),
     (["parallel=ddp", "data.batch_size=3"], "data.batch_size=3: must be a multiple of the 2 processes"),
-    (["parallel=ddp", "task=compare"], "task=compare: runs in one process"),
+    (["parallel=shard", "task=compare", "engine=torch_compile"], "engine=torch_compile: parallel=shard takes aot or"),
 ])  # fmt: skip
 def test_what_several_processes_cannot_do_is_said_once(given, line, tmp_path):
     with started([*SMALL, *given], tmp_path) as processes:

@@ -12,8 +12,8 @@ from aottrain.config.run import VerifyConfig
 from aottrain.errors import NumericsError
 from aottrain.metrics.throughput import utilisation
 from aottrain.tasks import train
-from aottrain.trainer.reliability import sentinel as sentinels
 from aottrain.trainer.parallel.world import ALONE
+from aottrain.trainer.reliability import sentinel as sentinels
 from aottrain.trainer.reliability.sentinel import Sentinel
 from tests.trainer.test_going_back import spoiled  # noqa: F401
 

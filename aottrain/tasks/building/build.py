@@ -27,7 +27,7 @@ from aottrain.ir.settings.decisions import Record
 from aottrain.metrics.memory import distinct_bytes, total_bytes
 from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend
-from aottrain.step import Batch, TrainStep
+from aottrain.step import Batch, ClipsItself, TrainStep
 from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.building.optimizer import choose_optimizer
 from aottrain.tasks.building.rungs import Programs
@@ -39,6 +39,7 @@ from aottrain.trainer.engines import LossModule, ModuleStep, split_batch
 from aottrain.trainer.evaluation import Patience
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
+from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.preparing import start_streams
 from aottrain.trainer.weights.averaging import Averages
@@ -62,10 +63,15 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
 
     check_weights(partial(build_model, recipe, options, config), config, device)
     start_streams(config.seed, None)
-    model = build_model(recipe, options, config).to(device)
+    model = build_model(recipe, options, config)
+    world.broadcast(model)
+    shards = Shards(model, world) if world.mode == "shard" else None
+    model.to(device)
     module = LossModule(model, recipe.loss, config.trainer.precision, getattr(recipe, "weight", None), world).train()
-    world.broadcast(module)
+    module.shards = shards
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
+    if shards is not None and isinstance(optimizer, ClipsItself):
+        optimizer.sum_over = world.sum
     is_whole = all(parameter.requires_grad for parameter in model.parameters())
     may_run_eagerly = config.engine.on_unsupported == "eager"
     averages = None if config.trainer.ema is None else Averages(model, config.trainer.ema)
@@ -208,7 +214,7 @@ def build_step(
         "decisions": decisions_asked(config) if decisions is None else decisions,
     }
     # Of several micro-batches gradients are summed once, at their end.
-    reduces = module.world.size > 1 and config.trainer.accumulate == 1
+    reduces = module.world.mode == "ddp" and config.trainer.accumulate == 1
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     options = {
         "on_unsupported": config.engine.on_unsupported,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ def agree(job: Job, config: ParallelConfig, step: int, stop: Stop) -> None:
     torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
     signum, asked = heard.tolist()
     stop.signum, stop.is_save_asked = signum or None, bool(asked)
-    if config.compare_every and step % config.compare_every == 0:
+    if world.mode == "ddp" and config.compare_every and step % config.compare_every == 0:
         world.compare(job.module, step)
 
 
@@ -35,6 +36,41 @@ def random_states(world: World) -> dict[str, Any]:
     """For a checkpoint: the random streams of the first process, and those of the others."""
     first, *others = world.gather(random_state())
     return {"random": first, **({"random_of_others": others} if others else {})}
+
+
+def whole_state(job: Job) -> dict[str, Any]:
+    """For a checkpoint: model, optimizer and what is beside them, as one process has them. Where each holds parts of
+    the weights the first one gets all, on the CPU; all take part."""
+    state = {"model": job.module.model.state_dict(), "optimizer": job.optimizer.state_dict(), **job.state_beside()}
+    if (shards := job.module.shards) is not None:
+        state = _through(job, state, shards.consolidated)
+    return state
+
+
+def part_of_state(job: Job, loaded: Loaded) -> Loaded:
+    """The checkpoint with this process's part of each weight."""
+    if (shards := job.module.shards) is None:
+        return loaded
+    return replace(loaded, state={**loaded.state, **_through(job, loaded.state, shards.parts_of)})
+
+
+def _through(job: Job, state: Mapping[str, Any], change: Callable[..., dict[Any, Any]]) -> dict[str, Any]:
+    """What `change(values, names)` makes of all values that weights have, by the names of the weights."""
+    shards = job.module.shards
+    assert shards is not None
+    model = change(state["model"], {f"{place.key}": place.name for place in shards.places})
+    name_of = {parameter: name for name, parameter in job.module.model.named_parameters()}
+    members = [name_of[parameter] for group in job.optimizer.param_groups for parameter in group["params"]]
+    optimizer = dict(state["optimizer"])
+    optimizer["state"] = {
+        number: change(values, {key: members[number] for key in values if key != "step"})
+        for number, values in sorted(state["optimizer"]["state"].items())
+    }
+    changed = {"model": model, "optimizer": optimizer, "averages": state["averages"], "patience": state["patience"]}
+    if state["averages"] is not None:
+        values = state["averages"]["values"]
+        changed["averages"] = {**state["averages"], "values": change(values, {name: name for name in values})}
+    return changed
 
 
 def share_peak(world: World, meter: StepMeter) -> None:
