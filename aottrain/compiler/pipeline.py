@@ -24,8 +24,9 @@ from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.compiler.joint.replay import replay_of
-from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels, plan_kernels
+from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels
 from aottrain.compiler.link.capacity import all_bytes, peak_without_workspaces, refuse_beyond
+from aottrain.compiler.link.flights import plan_in_flight
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.options import CompileOptions, Kernel
@@ -305,7 +306,7 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> _Built:
     if options.kernel in GENERATED:
         verify_views(joint)
     running, plan, parts, expected = _cut(joint, options, log)
-    kernels = log.run("schedule", plan_kernels, joint, plan, expected, options)
+    parts, expected, kernels = log.run("schedule", plan_in_flight, joint, plan, parts, expected.defined, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
     return _Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)

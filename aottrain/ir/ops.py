@@ -91,10 +91,11 @@ _CHECK = "check of values"
 _CHECKS = ("_functional_assert_async", "_functional_assert_scalar")
 # Libraries whose ops talk to other processes: each side must make the same calls.
 COMMUNICATION = "communication"
-# But for those that may run again: all sides do so, since they plan alike.
-_REPEATED = ("gather_rows",)
+# But for what may run again (all sides do so, since they plan alike), and for the end of what was started.
+_REPEATED = ("gather_rows", "arrived")
+_PARALLEL = "aottrain_parallel"
 _COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor",
-                  "aottrain_parallel")  # fmt: skip
+                  _PARALLEL)  # fmt: skip
 # Observe the program from outside and change nothing that it computes.
 _OBSERVING = ("profiler",)
 
@@ -227,7 +228,17 @@ def is_pure(target: Any) -> bool:
 
 def communicates(target: Any) -> bool:
     """Whether it talks to other processes."""
-    return getattr(target, "namespace", "") in _COMMUNICATING
+    return getattr(target, "namespace", "") in _COMMUNICATING and not ends_flight(target)
+
+
+def starts_flight(target: Any) -> bool:
+    """Whether what it gives is under way, not to be touched before it has arrived."""
+    return getattr(target, "namespace", "") == _PARALLEL and str(target).endswith("_start.default")
+
+
+def ends_flight(target: Any) -> bool:
+    """Whether it waits for what is under way in its argument's memory, and gives that."""
+    return getattr(target, "namespace", "") == _PARALLEL and str(target).endswith(".arrived.default")
 
 
 def uses_generator(target: Any) -> bool:
