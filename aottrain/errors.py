@@ -107,6 +107,10 @@ class BusyError(AottrainError):
     """Another run writes to the output folder; the message names the folder and the process."""
 
 
+class ParallelError(AottrainError):
+    """The processes of one run differ, or one of them has ended; the message names them."""
+
+
 class RecipeError(AottrainError):
     """A recipe's own code raised, or gave what a recipe must not; the message has the line."""
 

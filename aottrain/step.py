@@ -38,6 +38,7 @@ class ClipsItself(Protocol):
 
     clip_norm: float | None
     skip_nonfinite: bool
+    sum_over: Callable[[torch.Tensor], torch.Tensor] | None
 
     def prepare(self) -> None: ...
 
@@ -61,6 +62,10 @@ class Rungs(Protocol):
         """Go to where another run was."""
         ...
 
+    def follow(self, decisions: Mapping[str, Any]) -> None:
+        """Take what another process has decided, as its report's decisions give it."""
+        ...
+
 
 class TrainStep(Protocol):
     """Forward and backward over the micro-batches of one optimizer step; gradients are left in `.grad`."""
@@ -68,7 +73,7 @@ class TrainStep(Protocol):
     engine: str
     report: CompileReport | None
     explain: Callable[[Batch], str] | None
-    compile_for: Callable[[Batch], None] | None  # compile without running; None where that cannot be
+    compile_for: Callable[[Batch], Any] | None  # compile without running; None where that cannot be
     rungs: Rungs | None  # None where there is one program alone
     splits: int  # into how many parts each micro-batch is cut; 1 is none
 

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from aottrain.cli.ranks import let_first_speak, quiet_but_first
 from aottrain.errors import AottrainError, BudgetError, BusyError, CapacityError, ConfigError, RecipeError, ResumeError
 
 # What an installation brings, by the name that is imported.
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is shown as an escape, not an error
             stream.reconfigure(errors="backslashreplace")
+    quiet_but_first()
     formatted = warnings.formatwarning
     warnings.formatwarning = one_line
     try:
@@ -47,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"aottrain: {not_installed(str(error.name))}", file=sys.stderr)
         return 2
     except ConfigError as error:
+        let_first_speak()
         count = len(error.mistakes)
         print(f"aottrain: {count} mistake{'s' if count > 1 else ''} in the configuration", file=sys.stderr)
         for mistake in error.mistakes:

@@ -26,6 +26,7 @@ from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder, parse_flags, usage
 from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of, verbatim
+from aottrain.config.launch import place
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
 from aottrain.trainer.console import copied_to
@@ -97,6 +98,8 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
     head, _, _ = composer.compose([text_of(item) for item in overrides if not item.is_sweep_override()])
     mode = None if head is None else head.hydra.mode  # set by an experiment's file, or by hydra.mode=MULTIRUN
     if flags.multirun or resumes or mode == RunMode.MULTIRUN:
+        if place().size > 1:
+            raise ConfigError("-m: a sweep starts processes of its own; start it without torchrun")
         from aottrain.cli.sweeps import sweep  # which makes a page in the end
 
         return sweep(composer, flags, {} if head is None else head.hydra.sweeper.params or {})
@@ -112,7 +115,10 @@ def _run(composer: Composer, flags: argparse.Namespace) -> int:
 
 
 def _run_one(composer: Composer, job: Job, printed: Sequence[str]) -> int:
-    """Make the output directory, which is this run's alone, and run the task in it."""
+    """Make the output directory, which is this run's alone, and run the task in it. Of several processes that do the
+    run together the first one makes it, and tells the others."""
+    if place().rank:
+        return int(importlib.import_module(f"aottrain.tasks.{job.config.task}").run(job.config))
     with only_run_in(Path(directory_of(job.composed, "hydra.run.dir")[0]), "hydra.run.dir"):
         return _run_in_folder(composer, job, printed)
 

@@ -22,6 +22,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.preflight import device_type, missing_packages, missing_paths, occupied, unusable, without_use
+from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
@@ -118,7 +119,8 @@ class Composer:
         if look:
             folder = "hydra.sweep.dir" if sweep else "hydra.run.dir"
             directory, unmade = directory_of(composed, folder)
-            wrong += missing_paths(config) + missing_packages(config) + (unmade or occupied(config, folder, directory))
+            wrong += misplaced(config) + missing_paths(config) + missing_packages(config)
+            wrong += unmade or occupied(config, folder, directory)
             if announce is not None and not wrong and not mistakes:
                 announce(config, directory)
             wrong += unusable(config, {item.key for item in wrong})

@@ -34,6 +34,7 @@ class CompileOptions:
     cuda_graphs: bool = False
     decisions: str | Record = MEASURED
     memory_bytes: int | None = None
+    reduce_over: str | None = None
 
     @property
     def partition_name(self) -> str:
@@ -100,6 +101,9 @@ def check_options(**options: Any) -> CompileOptions:
     memory = parsed.memory_bytes
     if memory is not None and (not isinstance(memory, int) or isinstance(memory, bool) or memory <= 0):
         mistakes.append(f"memory_bytes={memory!r} is no number of bytes; allowed: 1 and above, or None")
+    group = parsed.reduce_over
+    if group is not None and (not isinstance(group, str) or not group):
+        mistakes.append(f"reduce_over={group!r} is no name of a process group; allowed: its group_name, or None")
     if parsed.cost not in COSTS:
         mistakes.append(f"cost={parsed.cost!r} is not known; allowed: {', '.join(COSTS)}")
     for name in ("dynamic", "workspaces", "cuda_graphs"):

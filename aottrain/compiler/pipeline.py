@@ -24,8 +24,9 @@ from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.compiler.joint.replay import replay_of
-from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels, plan_kernels
+from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels
 from aottrain.compiler.link.capacity import all_bytes, peak_without_workspaces, refuse_beyond
+from aottrain.compiler.link.flights import plan_in_flight
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.options import CompileOptions, Kernel
@@ -34,6 +35,7 @@ from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
 from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
+from aottrain.compiler.passes.collectives import with_collectives
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
@@ -209,8 +211,9 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     log, faults = StageLog(), Faults()
     with deciding(options.decisions) as ledger:
         step, analysis = capture_whole(call, options.rng, log)
-        whole = functional_program(step, analysis, log, linked=True)
-        joint, decided, _ = rewrite(without_values(whole), passes_for(options), log)
+        functional = functional_program(step, analysis, log, linked=True)
+        functional = log.run("place_collectives", partial(with_collectives, options.reduce_over), functional)
+        joint, decided, _ = rewrite(without_values(functional), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
         if options.memory_bytes is not None:
             log.run("check_memory", check_memory, joint, options)
@@ -218,7 +221,7 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         options = replace(options, kernel=built.kernel)
         replays, tangents = plan_replays(built.parts, options), Tangents(built.expected.defined)
         running = partial(link, fused=built.fused, replays=replays, faults=faults, tangents=tangents)
-        replay = replay_of(step, whole)
+        replay = replay_of(step, functional)
         program = log.run("link", running, built.parts, analysis, built.kernel, replay, built.linked)
         lines = decided | built.decided
         decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
@@ -303,7 +306,7 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> Built:
     if options.kernel in GENERATED:
         verify_views(joint)
     running, plan, parts, expected = _cut(joint, options, log)
-    kernels = log.run("schedule", plan_kernels, joint, plan, expected, options)
+    parts, expected, kernels = log.run("schedule", plan_in_flight, joint, plan, parts, expected.defined, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
     return Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)

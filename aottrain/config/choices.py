@@ -65,3 +65,5 @@ OBJECTIVES = (*LOWEST_IS_BEST, *HIGHEST_IS_BEST)
 EXECUTORS = ("here", "submitit")
 # Who writes a checkpoint: the run itself before its next step, or a thread from a copy.
 SAVES = ("now", "background")
+# How a run is done by several processes; none is one process.
+PARALLELS = ("none", "ddp", "shard")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from aottrain.config.choices import RUN_TASKS
+from aottrain.config.launch import place
 from aottrain.config.recipes import makes_batches, writes_text
 from aottrain.config.run import DataConfig, RunConfig
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
@@ -88,6 +89,8 @@ def idle(config: RunConfig) -> Iterator[Idle]:
         yield Idle(("sweep.trials", "sweep.objectives"), "sweep.search=all runs all combinations")
     if config.sweep.executor != "submitit":
         yield Idle(("sweep.options",), "sweep.executor=here takes none")
+    if place().size == 1:
+        yield Idle(("parallel",), "this is the only process; torchrun starts several")
     yield from _of_bad_steps(config)
     yield from _of_saves(config)
     if config.resume is None:

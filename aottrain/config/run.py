@@ -26,6 +26,7 @@ from aottrain.config.choices import (
     OPTIMIZER_FILES,
     OPTIMIZER_KERNELS,
     ORDERS,
+    PARALLELS,
     PARTITIONS,
     PRECISIONS,
     PROFILES,
@@ -337,6 +338,18 @@ class MeasureConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the processes that torchrun starts train one model."""
+
+    name: str = setting("none", one_of=PARALLELS)
+    """What each process holds: ddp all weights, shard a part of each and its optimizer's state; none is one process."""
+    timeout: float = setting(600.0, above=0)
+    """Seconds that a process waits for the others, in compiling and checkpoints too, before the run ends."""
+    compare_every: int = setting(100, low=0)
+    """Steps between two comparisons of the processes' weights, which must be the same bits; 0 is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """What belongs to no section."""
 
@@ -366,6 +379,7 @@ class RunConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     verify: VerifyConfig = field(default_factory=VerifyConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     compare: CompareConfig = field(default_factory=CompareConfig)
     plan: PlanConfig = field(default_factory=PlanConfig)
     pareto: ParetoConfig = field(default_factory=ParetoConfig)

@@ -230,6 +230,8 @@ class GraphReport:
     """None where none are wanted."""
     tangents: Tangents = field(default_factory=Tangents)
     """For which the peak is predicted."""
+    collectives: tuple[str, ...] = ()
+    """Calls that talk to other processes, a line each, in the order in which they run: which half, operator, type."""
     capture: str = ""
     """How the program was captured, one of "dynamo" and "trace"."""
     inputs: tuple[str, ...] = ()

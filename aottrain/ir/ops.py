@@ -90,8 +90,12 @@ _USES_GENERATOR = ("eager_draw", "get_rng_state", "set_rng_state", "manual_seed"
 _CHECK = "check of values"
 _CHECKS = ("_functional_assert_async", "_functional_assert_scalar")
 # Libraries whose ops talk to other processes: each side must make the same calls.
-_COMMUNICATION = "communication"
-_COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor")
+COMMUNICATION = "communication"
+# But for what may run again (all sides do so, since they plan alike), and for the end of what was started.
+_REPEATED = ("gather_rows", "arrived")
+_PARALLEL = "aottrain_parallel"
+_COMMUNICATING = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "symm_mem", "_dtensor",
+                  _PARALLEL)  # fmt: skip
 # Observe the program from outside and change nothing that it computes.
 _OBSERVING = ("profiler",)
 
@@ -115,7 +119,7 @@ _RAISING: dict[str, str] = dict(
 )
 # Of integers they raise where the divisor is 0; of others they do not.
 _DIVIDING = ("div.Tensor_mode", "div.Scalar_mode", "floor_divide", "remainder", "fmod", "__rdiv__", "__rfloordiv__")
-_OWN = ("aten", "prims", "aottrain", "prim", *_OBSERVING)
+_OWN = ("aten", "prims", "aottrain", "aottrain_parallel", "prim", *_OBSERVING)
 
 # Ops that share their input's storage though their schema does not say so.
 _HIDDEN_VIEWS = {
@@ -182,8 +186,8 @@ def _effect(target: Any, packet: str, namespace: str, writes: tuple[int, ...]) -
     """Why a call must run, once and in its turn, though nothing may read its result; empty where it need not."""
     if packet in _USES_GENERATOR or (torch.Tag.nondeterministic_seeded in target.tags and packet not in _COMPUTE):
         return _GENERATOR
-    if namespace in _COMMUNICATING:
-        return _COMMUNICATION
+    if namespace in _COMMUNICATING and packet not in _REPEATED:
+        return COMMUNICATION
     if namespace in _OBSERVING:
         return ""
     return _CHECK if packet in _CHECKS or not (target._schema.returns or writes) else ""
@@ -226,6 +230,21 @@ def is_pure(target: Any) -> bool:
         return isinstance(target, SizeExpression) or getattr(target, "__name__", "") == "getitem"
     op = op_info(target)
     return not op.writes and op.kind is not OpKind.EFFECT
+
+
+def communicates(target: Any) -> bool:
+    """Whether it talks to other processes."""
+    return getattr(target, "namespace", "") in _COMMUNICATING and not ends_flight(target)
+
+
+def starts_flight(target: Any) -> bool:
+    """Whether what it gives is under way, not to be touched before it has arrived."""
+    return getattr(target, "namespace", "") == _PARALLEL and str(target).endswith("_start.default")
+
+
+def ends_flight(target: Any) -> bool:
+    """Whether it waits for what is under way in its argument's memory, and gives that."""
+    return getattr(target, "namespace", "") == _PARALLEL and str(target).endswith(".arrived.default")
 
 
 def uses_generator(target: Any) -> bool:

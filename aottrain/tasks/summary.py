@@ -79,9 +79,10 @@ def config_summary(config: RunConfig) -> dict[str, Any]:
 
 def job_summary(config: RunConfig, job: Job) -> dict[str, Any]:
     """What is known of it once the model is built."""
+    sizes = [(job.module.size_of(name), weight.requires_grad) for name, weight in job.module.model.named_parameters()]
     return {
-        "num_parameters": sum(parameter.numel() for parameter in job.module.parameters()),
-        "num_trained": sum(parameter.numel() for parameter in job.module.parameters() if parameter.requires_grad),
+        "num_parameters": sum(size for size, _ in sizes),
+        "num_trained": sum(size for size, is_trained in sizes if is_trained),
         "optimizer_kernel": job.optimizer_kernel,
         "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
         "accumulation_bytes": accumulation_bytes(job.module, job.batches),

@@ -34,9 +34,11 @@ from aottrain.tasks.measuring.capacity import allocator_errors, check_peak
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked, what_hangs_on_the_model
 from aottrain.tasks.notes import resume_command, unmeasured, without_cache, without_kernels
 from aottrain.tasks.summary import compile_figures, config_summary, job_summary, report_figures
-from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
+from aottrain.trainer.parallel.together import NoCheckpoints, found_by_first
+from aottrain.trainer.parallel.world import ALONE, World, joined
 from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
 from aottrain.trainer.reliability.identity import Changes, check_identity, identity
@@ -57,6 +59,8 @@ class RunRecord:
     config: RunConfig
     directory: Path
     summary: dict[str, Any]
+    world: World = ALONE
+    """The processes that do this run; this one's folder is the run's where it is the first."""
     sinks: list[Sink] = field(default_factory=list)
     job: Job | None = None
     doing: list[str] = field(default_factory=lambda: ["building the model"])
@@ -88,10 +92,16 @@ def run(config: RunConfig) -> int:
     Raises ConfigError, CheckpointError, NumericsError, BudgetError, CapacityError, OutOfMemoryError, OutputError,
     RecipeError, UnsupportedError, or Interrupted by a signal that left no time for a checkpoint. summary.json is there
     from the start, and says after each of these what happened ("status": "failed" or "interrupted", with the error).
+    Of several processes each runs this; the first one's files are the run's. ParallelError: they differ, or one ended.
     """
+    with joined(config) as (world, own):
+        return _run(own, world)
+
+
+def _run(config: RunConfig, world: World) -> int:
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(config, directory, config_summary(config), is_begun=config.resume != "auto")
+    record = RunRecord(config, directory, config_summary(config), world=world, is_begun=config.resume != "auto")
     with interruptible():
         try:
             record.write_summary()
@@ -116,10 +126,12 @@ def _train(record: RunRecord) -> int:
     config, summary = record.config, record.summary
     for line in without_cache():
         say(line)
-    checkpoints = CheckpointFolder(record.directory / CHECKPOINTS, config.trainer)
-    resume = find(config.resume, checkpoints, say)
+    world = record.world
+    folder = CheckpointFolder if world.is_first else NoCheckpoints
+    checkpoints = folder(record.directory / CHECKPOINTS, config.trainer)
+    resume = found_by_first(world, config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
-    job = record.job = build_job(config, decisions_of(config, resume))
+    job = record.job = build_job(config, decisions_of(config, resume), world)
     for line in job.batches.notes:
         say(line)
     changes = _check_checkpoint(config, job, checkpoints, resume)
@@ -332,7 +344,7 @@ def _say_results(record: RunRecord, job: Job, guest: Guest | None) -> None:
     say(", ".join(figures))
     num_bytes = record.config.trainer.sample_bytes
     if job.sample is not None and num_bytes and summary["status"] == "finished":
-        with job.with_averages():
+        with torch.no_grad(), job.with_averages(), job.module.whole():
             sample = job.sample(num_bytes)
         say(f"--- it writes ({SAMPLE}):\n{sample}\n---")
         write_sample(directory, sample)

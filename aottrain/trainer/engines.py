@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from aottrain.errors import RecipeError
-from aottrain.explain.report import CompileReport
+from aottrain.errors import ParallelError, RecipeError
+from aottrain.explain.report import CompileReport, GraphReport
 from aottrain.step import Batch, Rungs, StepResult
+from aottrain.trainer.parallel.shards import Shards
+from aottrain.trainer.parallel.world import ALONE, World
 
 
 class LossModule(nn.Module):
@@ -26,35 +28,59 @@ class LossModule(nn.Module):
         loss: Callable[[nn.Module, Batch], torch.Tensor],
         precision: str = "fp32",
         weight: Callable[[Batch], Any] | None = None,
+        world: World = ALONE,
     ):
-        """weight: of a batch, how many things its loss is the mean of; None where each batch has as many."""
+        """weight: of a batch, how many things its loss is the mean of; None where each batch has as many. world: the
+        processes of which each has a part of each batch."""
         super().__init__()
         self.model = model
         self.loss = loss
         self.precision = precision
         self.weight = weight
+        self.world = world
+        self.shards: Shards | None = None
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model has all its weights, of which each process may hold a part."""
+        return nullcontext() if self.shards is None else self.shards.whole()
 
     def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        with self.casts(batch):
+        with self.whole(), self.casts(batch):
             loss = self.loss(self.model, batch)
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # as it is traced, too
             _checked_loss(loss)
         return loss
+
+    def size_of(self, name: str) -> int:
+        """Elements of the model's parameter, of which this process may hold a part."""
+        return self.model.get_parameter(name).numel() if self.shards is None else self.shards.shapes[name].numel()
+
+    def norm_of_all(self, norm: torch.Tensor) -> torch.Tensor:
+        """Of gradients of which each process has a part, from the norm of this one's."""
+        return norm if self.shards is None else self.world.sum(norm.double().square()).sqrt().to(norm.dtype)
 
     def casts(self, batch: Batch) -> AbstractContextManager:
         """In which the model is called: that of the run's precision."""
         return torch.autocast(batch[0].device.type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext()
 
     def shares(self, batches: Sequence[Batch]) -> list[float]:
-        """How much the loss of each batch counts in their mean; together 1. With `weight` the device is waited for.
+        """How much the loss of each batch counts in their mean; together 1, in all processes. With `weight` the device
+        is waited for.
 
         So four micro-batches have the gradient of one batch of all their examples, where padding counts for nothing.
         """
-        if self.weight is None or len(batches) == 1:
-            return [1 / len(batches)] * len(batches)
+        count = len(batches) * self.world.size
+        if self.weight is None or count == 1:
+            return [1 / count] * len(batches)
         weights = [_checked_weight(self.weight(batch)) for batch in batches]
-        total = sum(weights)
-        return [weight / total for weight in weights] if total else [1 / len(batches)] * len(batches)
+        total = self.world.total(sum(weights))
+        return [weight / total for weight in weights] if total else [1 / count] * len(batches)
+
+    def reduced(self, loss: torch.Tensor) -> torch.Tensor:
+        """After backwards that left each process's own gradients: they are those of all, and so is the loss."""
+        if self.shards is None:
+            self.world.sum_gradients(list(self.parameters()))
+        return self.world.sum(loss)
 
 
 class ModuleStep:
@@ -68,6 +94,9 @@ class ModuleStep:
 
     `splits` parts of each micro-batch run one after the other, as further micro-batches; `rungs` are other programs.
     `doing` says what a step was at when it raised.
+
+    module: of what `call` runs, where several processes train it. reduces: whether its compiled programs sum gradients
+    over them; else that is done after the backwards.
     """
 
     def __init__(
@@ -80,7 +109,9 @@ class ModuleStep:
         report: CompileReport | None = None,
         draws: Callable[[], AbstractContextManager] = nullcontext,
         explain: Callable[[Batch], str] | None = None,
-        compile_for: Callable[[Batch], None] | None = None,
+        compile_for: Callable[[Batch], GraphReport | None] | None = None,
+        module: LossModule | None = None,
+        reduces: bool = False,
     ):
         self.engine = engine
         self.call = call
@@ -90,6 +121,9 @@ class ModuleStep:
         self.draws = draws
         self.explain = explain
         self.compile_for = compile_for
+        self.module = module
+        self.reduces = reduces
+        self._agreed: set[Any] = set()
         self.rungs: Rungs | None = None
         self.splits = 1
         self.doing = "forward"
@@ -98,23 +132,56 @@ class ModuleStep:
         total: torch.Tensor | None = None
         ran_eagerly = []
         parts = self.split(micro_batches)
+        world = ALONE if self.module is None else self.module.world
+        # A process whose part of a batch has no share has no backward in which it could sum gradients with the others.
+        is_sharded = self.module is not None and self.module.shards is not None
+        is_whole = not (self.reduces or is_sharded) or world.all_hold(all(share for _, share in parts))
+        if is_sharded and not is_whole:
+            text = "some process has a part of this batch in which nothing counts, and all must gather each weight"
+            raise ParallelError(f"parallel=shard: {text}; take a larger data.batch_size, or parallel=ddp")
         for batch, share in parts:
+            if world.size > 1 and is_whole:
+                self._agree(world, batch)
             if not share:
                 ran_eagerly.append(False)
                 continue
             num_eager_calls = self._num_eager_calls()
             self.doing = "forward"
             with self.draws():
-                loss = _checked_loss(self.call(*batch))
-            ran_eagerly.append(self._num_eager_calls() > num_eager_calls)
+                loss = _checked_loss((self.call if is_whole or self.module is None else self.module)(*batch))
+            ran_eagerly.append(self._num_eager_calls() > num_eager_calls or not is_whole)
             self.doing = "backward"
-            (loss * share if len(parts) > 1 else loss).backward()
+            (loss * share if len(parts) * world.size > 1 else loss).backward()
             part = loss.detach().float() * share
             total = part if total is None else total + part
-        num_samples = sum(len(batch[0]) for batch in micro_batches)
+        if world.size > 1:
+            total = self._reduced(world, total, ran_eagerly, is_whole)
+        num_samples = sum(len(batch[0]) for batch in micro_batches) * world.size
         each = len(parts) // len(micro_batches)
         eagerly = tuple(any(ran_eagerly[i : i + each]) for i in range(0, len(parts), each))
         return StepResult(total, num_samples, self.tokens_per_batch * len(micro_batches), eagerly)
+
+    def _agree(self, world: World, batch: Batch) -> None:
+        """Before the first batch of its kind: all processes have the same program for it, or all run it eagerly."""
+        kind = tuple((tensor.shape, tensor.dtype) for tensor in batch)
+        key = kind, id(self.call)
+        if key in self._agreed:
+            return
+        self._agreed.add(key)
+        report = None if self.compile_for is None else self.compile_for(batch)
+        order = "runs eagerly" if report is None else "\n".join(("compiled", *report.collectives))
+        world.agree(f"the program for {[list(shape) for shape, _ in kind]}", order)
+
+    def _reduced(
+        self, world: World, total: torch.Tensor | None, ran_eagerly: Sequence[bool], is_whole: bool
+    ) -> torch.Tensor:
+        """The loss of all processes; gradients of all, where the programs have not summed them."""
+        assert self.module is not None
+        total = torch.zeros((), device=next(self.module.parameters()).device) if total is None else total
+        in_programs = self.reduces and is_whole and hasattr(self.call, "report") and not all(ran_eagerly)
+        if in_programs and any(ran_eagerly):
+            raise ParallelError("of the parts of one batch some are compiled and some run eagerly; take engine=eager")
+        return world.sum(total) if in_programs else self.module.reduced(total)
 
     def split(self, micro_batches: Sequence[Batch]) -> list[tuple[Batch, float]]:
         """The parts that run one after the other, each with its share in the loss."""
@@ -124,7 +191,8 @@ class ModuleStep:
         weights = [len(part[0]) for part in parts]
         shares = self.shares(parts)
         if len({*shares}) == 1 and len({*weights}) > 1:  # each batch has as many: of unequal parts each its examples
-            shares = [weight / sum(weights) for weight in weights]
+            size = 1 if self.module is None else self.module.world.size
+            shares = [weight / sum(weights) / size for weight in weights]
         return list(zip(parts, shares, strict=True))
 
     def _num_eager_calls(self) -> int:

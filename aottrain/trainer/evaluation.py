@@ -41,7 +41,8 @@ def mean_loss(
     """The mean of `call(*batch)`, a scalar, over the batches by their shares (`LossModule.shares`). What has no share
     is not run: the mean of nothing is no number."""
     pairs = zip(batches, shares(batches), strict=True)
-    return torch.stack([call(*batch).double() * share for batch, share in pairs if share]).sum().item()
+    parts = [call(*batch).double() * share for batch, share in pairs if share]
+    return torch.stack(parts).sum().item() if parts else 0.0
 
 
 def evaluate(job: Job, num_batches: int) -> float | None:
@@ -49,8 +50,10 @@ def evaluate(job: Job, num_batches: int) -> float | None:
     there are some."""
     if num_batches == 0:
         return None
-    with evaluating(job.module), job.with_averages():
-        return mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches))
+    world = job.module.world
+    world.broadcast_buffers(job.module)
+    with evaluating(job.module), job.with_averages(), job.module.whole():
+        return world.total(mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches)))
 
 
 @dataclass

@@ -12,6 +12,7 @@ import torch
 from aottrain.step import TrainStep
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.evaluation import Patience
+from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.weights.averaging import Averages
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Job:
     """Where `optimizer`'s kernels cannot be made."""
     flops_per_sample: int | None = None
     """Of forward and backward, as the recipe counts them."""
+    world: World = ALONE
+    """The processes that train it together."""
     sample: Callable[[int], str] | None = None
     """Text of that many bytes by the model as it is now."""
 

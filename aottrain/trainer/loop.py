@@ -14,14 +14,15 @@ import torch
 from aottrain.errors import NumericsError, OutputError, is_out_of_memory
 from aottrain.metrics import memory
 from aottrain.metrics.sinks import Sink, write_summary
-from aottrain.metrics.throughput import summarise, utilisation
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_storable
 from aottrain.trainer.evaluation import bits_per_byte, evaluate
+from aottrain.trainer.finishing import finish_summary
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
+from aottrain.trainer.parallel.together import agree, share_peak
 from aottrain.trainer.preparing import schedule_steps, start_streams
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.reliability.culprit import first_bad_tensor
@@ -75,7 +76,7 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     gradient norm is not finite; the parameters are then those from before that step.
     """
     trainer, start = config.trainer, resume.step if resume else 0
-    start_streams(config.seed, resume)
+    start_streams(config.seed, resume, job.world)
     with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
         run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
@@ -85,6 +86,7 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
                         run.take_next(stop)
                     except BadStepError as bad:
                         run.go_back(bad)
+            share_peak(job.world, run.meter)
         except BaseException as error:
             write_rows(job, run.history, run.meter, output, None, None, run.flight)
             run.flight.write(output.summary_path.parent, error, {"step": run.step, **output.summary})
@@ -151,6 +153,7 @@ class Run:
             check_storable(job.optimizer.state_dict(), f"{self.config.optimizer.title}: state_dict")
         self.step = output.summary["steps"] = step
         self.progress.advance()
+        agree(job, self.config.parallel, step, stop)
 
         ends = step == trainer.steps or stop.signum is not None
         is_asked = stop.takes_save()
@@ -282,7 +285,7 @@ def take_step(
         history.say(f"warning: this step gave the adapters of {', '.join(names)} no gradient: they were not called")
     judged = result.loss if limit is None else torch.where(result.loss > limit, torch.inf, result.loss)
     job.step.doing = "optimizer"
-    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, judged)
+    grad_norm = clip_and_update(job.optimizer, job.module.parameters(), clip_norm, judged, job.module.norm_of_all)
     if before is not None:
         before.is_taken = True
         if history.max_skips:
@@ -332,27 +335,3 @@ def write_rows(
     if progress is not None and logs:
         progress.log(rows[-1])
         output.write_summary(progress.say)
-
-
-def finish_summary(job: Job, history: History, meter: StepMeter, config: RunConfig, output: Output) -> None:
-    """The figures that need the whole run."""
-    output.summary["skipped_steps"] = history.num_skipped
-    step_ms = meter.timer.read()
-    samples_per_step = job.batches.batch_size * config.trainer.accumulate
-    output.summary.update(
-        summarise(
-            [step_ms[step] for step in sorted(step_ms)],
-            warmup_steps=config.measure.warmup_steps,
-            samples_per_step=samples_per_step,
-            tokens_per_step=job.batches.tokens_per_batch * config.trainer.accumulate,
-            flops_per_step=job.flops_per_sample * samples_per_step if job.flops_per_sample else None,
-        )
-    )
-    flops_per_s, device = output.summary["model_flops_per_s"], output.summary.get("device") or ""
-    output.summary["mfu"] = utilisation(flops_per_s, device, config.trainer.precision)
-    if job.batches.examples_per_epoch:
-        output.summary["epochs"] = output.summary["steps"] * samples_per_step / job.batches.examples_per_epoch
-    output.summary["peak_bytes"] = meter.peak_bytes
-    output.summary["peak_rss_bytes"] = memory.peak_rss_bytes()
-    if history.losses:
-        output.summary["first_loss"], output.summary["last_loss"] = history.losses[0], history.losses[-1]

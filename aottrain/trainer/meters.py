@@ -34,6 +34,8 @@ class StepMeter:
         self.memory_step = min(first_step + measure.warmup_steps, last_step) if measure.memory else None
         self._cpu_peak = memory.Peak()
         self._cuda_counts = False
+        self.highest: int | None = None
+        """Of all processes of the run, where there are several and it has ended."""
 
     @contextmanager
     def measure(self, step: int, micro_batches: Sequence[Batch]) -> Iterator[None]:
@@ -54,6 +56,8 @@ class StepMeter:
     @property
     def peak_bytes(self) -> int | None:
         """Bytes at the highest point of a step, since the warm-up; None before."""
+        if self.highest is not None:
+            return self.highest
         if self.on_cuda:
             return torch.cuda.max_memory_allocated(self.job.device) if self._cuda_counts else None
         return self._cpu_peak.num_bytes

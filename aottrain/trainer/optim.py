@@ -172,10 +172,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr * group.get(FACTOR, 1.0)
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> torch.Tensor:
-    """Scale all gradients so that their joint 2-norm is at most `clip_norm`; returns the norm before that, unread."""
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], clip_norm: float | None, of_all: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Scale all gradients so that their joint 2-norm is at most `clip_norm`; returns the norm before that, unread.
+
+    of_all: the norm with all processes' parts, from that of this one's."""
     with_grad = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in with_grad])
+    norm = of_all(torch.nn.utils.get_total_norm([parameter.grad for parameter in with_grad]))
     if clip_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(with_grad, clip_norm, norm)
     return norm
@@ -186,6 +190,7 @@ def clip_and_update(
     parameters: Iterable[nn.Parameter],
     clip_norm: float | None,
     loss: torch.Tensor,
+    of_all: Callable[[torch.Tensor], torch.Tensor] = lambda norm: norm,
 ) -> torch.Tensor:
     """One optimizer step with gradients clipped, left out where loss or norm is not finite; returns the norm, unread.
 
@@ -194,7 +199,7 @@ def clip_and_update(
     if isinstance(optimizer, ClipsItself):
         update(optimizer, loss)
         return optimizer.grad_norm.to(torch.float32)
-    grad_norm = clip_gradients(parameters, clip_norm)
+    grad_norm = clip_gradients(parameters, clip_norm, of_all)
     update(optimizer, loss, grad_norm)
     return grad_norm
 

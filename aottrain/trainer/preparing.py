@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from aottrain.config.choices import EAGER_ENGINES
+from aottrain.data.order import step_generator
 from aottrain.errors import UnsupportedError
 from aottrain.metrics.preserve import preserved
-from aottrain.step import ClipsItself
+from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.checkpoint import Loaded, load_model, load_optimizer, set_random_state
 from aottrain.trainer.job import Job
+from aottrain.trainer.parallel.together import part_of_state
+from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.reliability.identity import Changes
 from aottrain.trainer.reliability.memory import put_on_rung, take_less_memory
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
+
+_STREAMS_OF_RANKS, _STEPS = 1 << 61, 1 << 40  # no step's number gets there, and a run has fewer steps
 
 
 def schedule_steps(config: RunConfig, resume: Loaded | None) -> int:
@@ -33,20 +38,35 @@ def schedule_steps(config: RunConfig, resume: Loaded | None) -> int:
     return resume.state["schedule_steps"] if resume else config.trainer.steps
 
 
-def start_streams(seed: int, resume: Loaded | None) -> None:
-    """Random numbers start anew here, whatever building and compiling drew, or go on where the checkpoint was."""
+def start_streams(seed: int, resume: Loaded | None, world: World = ALONE) -> None:
+    """Random numbers start anew here, whatever building and compiling drew, or go on where the checkpoint was.
+
+    Each process draws others than the first, which draws those of one alone. Where as many as before go on, each goes
+    on where it was; else all begin anew, from the seed and the step.
+    """
     if resume:
-        set_random_state(resume.state["random"])
-        return
+        states = [resume.state["random"], *resume.state.get("random_of_others", ())]
+        if len(states) == world.size:
+            set_random_state(states[world.rank])
+            return
+        seed = mixed_seed(seed, world.rank, resume.step)
+    elif world.rank:
+        seed = mixed_seed(seed, world.rank, 0)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def mixed_seed(seed: int, rank: int, step: int) -> int:
+    """A seed of its own for each process that begins after a step."""
+    return step_generator(seed, _STREAMS_OF_RANKS + rank * _STEPS + step).initial_seed()
 
 
 def restore(job: Job, resume: Loaded, changes: Changes | None = None) -> None:
     """Put model and optimizer back to where the checkpoint was; `fit` does so with the random streams. changes: what
     is to be as in this run. ResumeError: it is of another model or optimizer."""
     changes = changes or Changes()
+    resume = part_of_state(job, resume)
     load_model(job.module.model, resume)
     if not changes.optimizer_begins_anew:
         own = [{key: group[key] for key in changes.of_groups & group.keys()} for group in job.optimizer.param_groups]
@@ -57,6 +77,22 @@ def restore(job: Job, resume: Loaded, changes: Changes | None = None) -> None:
     if "rung" in resume.state:
         splits = 1 if "data.batch_size" in changes.keys else resume.state["rung"]["splits"]  # noqa: SIM118
         put_on_rung(job, {**resume.state["rung"], "splits": splits})
+
+
+def follow_first(job: Job, batches: Sequence[Batch]) -> None:
+    """The first process compiles, and the others take what it has decided: what is measured in each of them may differ,
+    and with it the order of what they say to each other."""
+    if job.world.size == 1 or job.step.compile_for is None or job.step.rungs is None:
+        return
+
+    def decisions() -> dict[str, Any] | None:
+        job.step.compile_for(batches[0])  # type: ignore[misc]
+        report = job.step.report
+        return None if report is None or not report.graphs else report.decisions.to_dict()
+
+    decided = job.world.from_first(decisions)
+    if decided is not None and not job.world.is_first:
+        job.step.rungs.follow(decided)
 
 
 def prepare(
@@ -78,6 +114,7 @@ def prepare(
     batches = job.batches.at(1)[:1]
     while True:
         try:
+            follow_first(job, batches)
             with preserved(job.module):
                 if job.step.compile_for is not None:
                     job.step.compile_for(batches[0])

@@ -13,6 +13,7 @@ from aottrain.config.run import VerifyConfig
 from aottrain.errors import NumericsError
 from aottrain.metrics.throughput import utilisation
 from aottrain.tasks import train
+from aottrain.trainer.parallel.world import ALONE
 from aottrain.trainer.reliability import sentinel as sentinels
 from aottrain.trainer.reliability.profile import where_time_goes
 from aottrain.trainer.reliability.sentinel import Sentinel
@@ -75,7 +76,7 @@ def fake_clock(monkeypatch, step_s: float, check_s: float):
         checked.append(step)
         return SimpleNamespace(max_error=1e-6 * len(checked))
 
-    job = SimpleNamespace(step=SimpleNamespace(engine="aot", rungs=None))
+    job = SimpleNamespace(step=SimpleNamespace(engine="aot", rungs=None), module=SimpleNamespace(world=ALONE))
     watch = Sentinel(job, VerifyConfig(steps=1, every=10, share=0.05), 0, check, said.append)
     for step in range(1, 501):
         watch.look(step, [], [step_s * 1e3])

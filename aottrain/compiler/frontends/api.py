@@ -292,6 +292,7 @@ def compile(
     cuda_graphs: bool = False,
     decisions: str | Path | Record = "measured",
     memory_bytes: int | None = None,
+    reduce_over: str | None = None,
 ) -> Any:
     """Compile the training step that starts at a call of `target`, a module or a function of tensors.
 
@@ -310,6 +311,8 @@ def compile(
         distinct call is run once on made-up inputs to measure it. With a budget that is always done.
     reserved_bytes: memory that is counted into that peak and that this call does not see, such as an optimizer's state.
     memory_bytes: what the device has for all of it: a larger peak raises CapacityError before calls are measured.
+    reduce_over: the name of a process group of torch.distributed (`group.group_name`): gradients of parameters are
+        summed over its processes inside the backward. All of them make the same calls with inputs of the same shapes.
     kernel: "auto": generated kernels where they pay, Triton on CUDA, C++ on a CPU, else PyTorch's operators. "cpp",
         "triton": always generated ones. "aten": PyTorch's operators one by one, bitwise as eager. "inductor": torch's
         kernel compiler. Or a callable (GraphModule, example_inputs) -> callable that runs both graphs.
@@ -336,24 +339,8 @@ def compile(
     raise BudgetError where no plan's peak is within the budget, and ConfigError where the program has no such blocks or
     a policy answers something else.
     """
-    options = check_options(
-        partition=partition,
-        budget=budget,
-        kernel=kernel,
-        capture=capture,
-        rng=rng,
-        dynamic=dynamic,
-        on_unsupported=on_unsupported,
-        reserved_bytes=reserved_bytes,
-        cost=cost,
-        modules=modules,
-        workspaces=workspaces,
-        loss_head=loss_head,
-        cuda_graphs=cuda_graphs,
-        decisions=decisions,
-        memory_bytes=memory_bytes,
-    )
-    return _compiled(target, options)
+    options = {name: value for name, value in locals().items() if name != "target"}
+    return _compiled(target, check_options(**options))
 
 
 def _compiled(target: Any, options: CompileOptions) -> Any:

@@ -11,6 +11,7 @@ from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.explain.report import AliveRecord, MemoryTimeline
 from aottrain.ir.analysis.liveness import freed_after, last_uses
+from aottrain.ir.flights import flown
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
@@ -203,7 +204,7 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
 def _library_step(
     node: fx.Node, schedule: Schedule | None = None, scratch_bytes: int = 0, no_workspace: bool = False
 ) -> _Step:
-    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
+    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node, *flown(node))]
     allocated = [] if schedule is not None and node in schedule.in_place else allocations(node)
     return _Step(node, allocated, touched, scratch_bytes, no_workspace)
 

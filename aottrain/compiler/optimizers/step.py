@@ -35,6 +35,8 @@ class GeneratedStep(_Base):
     """Where the norm is not finite, parameters and state stay as they are."""
     kernel = "auto"
     """One of "cpp", "triton", "auto" (Triton on CUDA), or "evaluate" (plain torch: slow, the definition)."""
+    sum_over: Callable[[Tensor], Tensor] | None = None
+    """Sums a tensor in place over the processes that have the other parts of each parameter, where there are some."""
     found_inf: Tensor
     """As torch's fused optimizers do, a step is left out where this is set and not 0."""
     _plans: Sequence[Plan] = ()
@@ -61,7 +63,7 @@ class GeneratedStep(_Base):
         self._norm = torch.zeros((), dtype=torch.float64)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("clip_norm", "skip_nonfinite", "kernel", "_norm")}
+        own = {name: getattr(self, name) for name in ("clip_norm", "skip_nonfinite", "kernel", "_norm", "sum_over")}
         return {**super().__getstate__(), **own}
 
     @property
@@ -96,7 +98,7 @@ class GeneratedStep(_Base):
         settings = (clip_norm, float(self.clip_norm is not None), float(self.skip_nonfinite))
         found_inf = getattr(self, "found_inf", None)
         lists = [plan.fill(rows, settings, found_inf) for plan in plans]
-        if len(plans) == 1:
+        if len(plans) == 1 and self.sum_over is None:
             plans[0].run(lists[0], 0, len(plans[0].program.stages))
         elif plans:
             self._run_all(plans, lists)
@@ -105,11 +107,12 @@ class GeneratedStep(_Base):
         self._norm = plans[0].tables.tables["results"][0] if plans else torch.zeros((), dtype=torch.float64)
 
     def _run_all(self, plans: Sequence[Plan], lists: Sequence[Any]) -> None:
-        """On several devices: the sums of squares are added before any parameter is updated."""
+        """On several devices, or of parts: the sums of squares are added before any parameter is updated."""
         for plan, tensors in zip(plans, lists, strict=True):
             plan.run(tensors, 0, plan.program.num_measuring)
         first = plans[0].device
         total = torch.stack([plan.tables.tables["total"][0].to(first) for plan in plans]).sum()
+        total = total if self.sum_over is None else self.sum_over(total)
         for plan, tensors in zip(plans, lists, strict=True):
             plan.tables.tables["total"].copy_(total)
             plan.run(tensors, plan.program.num_measuring, len(plan.program.stages))

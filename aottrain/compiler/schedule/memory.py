@@ -9,6 +9,7 @@ from torch import fx
 
 from aottrain.errors import VerificationError
 from aottrain.ir.analysis.liveness import last_uses
+from aottrain.ir.flights import flown, verify_apart
 from aottrain.ir.graph import results, spec_of
 from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, apart, scratch_of, touched_by
@@ -43,8 +44,10 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
             sizes[position], starts[position], ends[position] = size, position, position
     offsets = _first_fit(sizes, starts, ends)
     verify_offsets(offsets, sizes, starts, ends)
+    in_arena = {node: offsets[node] for node in temporaries}
+    verify_apart(schedule.calls, memory_of, in_arena, aligned_bytes)
     return MemoryPlan(
-        offsets={node: offsets[node] for node in temporaries},
+        offsets=in_arena,
         residuals=residuals.intersection(born),
         arena_bytes=max((offsets[buffer] + size for buffer, size in sizes.items()), default=0),
         max_live_bytes=_max_live(sizes, starts, ends),
@@ -88,7 +91,7 @@ def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, in
             born.update((node, position) for node in call.writes if node not in schedule.in_place)
         elif all(map(_is_dense, written := schedule.written(call))):
             born.update(dict.fromkeys(written, position))
-    return born, last_uses(map(schedule.memory_of, touched_by(call)) for call in schedule.calls)
+    return born, last_uses(map(schedule.memory_of, (*touched_by(call), *flown(call))) for call in schedule.calls)
 
 
 def _is_dense(node: fx.Node) -> bool:

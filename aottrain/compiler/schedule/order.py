@@ -14,8 +14,9 @@ from aottrain.compiler.schedule.kernels import lower
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions
 from aottrain.errors import VerificationError
 from aottrain.ir.analysis.unchanged import unchanged
+from aottrain.ir.flights import verify_flights
 from aottrain.ir.graph import calls, info, results, storage_root, view_source
-from aottrain.ir.ops import OpKind
+from aottrain.ir.ops import OpKind, ends_flight
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.ir.verify import verify_schedule
 
@@ -33,6 +34,7 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     in_place = written_in_place(graph, calls_in_order)
     planned = Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
     verify_schedule(graph, planned)
+    verify_flights(graph, planned.calls, planned.memory_of)
     return planned
 
 
@@ -49,7 +51,7 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
             before = [previous[unit]] if unit in previous else []
             return before + [source for source in unit.all_input_nodes if source.op == "call_function"]
         members = {member.node for member in unit.members}
-        return [
+        return [end for member in unit.members for operand in member.rule.operands for end in _ends(operand.node)] + [
             source
             for member in unit.members
             for operand in member.rule.operands
@@ -85,13 +87,23 @@ def _ordered(graph: fx.Graph, fusion: Fusion, prefix: str) -> list[KernelCall | 
         if group is not None:
             if last[group.number] is node:
                 emit(group)
-        elif not (view_source(node) is not None or fusion.group_of.get(producer_of(node))):
+        elif ends_flight(node.target) or not (view_source(node) is not None or fusion.group_of.get(producer_of(node))):
             emit(node)
     for result in results(graph):
         # Views are made where something reads them outside of kernels.
         if result is not None and result.op == "call_function" and fusion.group_of.get(producer_of(result)) is None:
             emit(result)
     return ordered
+
+
+def _ends(node: fx.Node) -> list[fx.Node]:
+    """What waits for memory that is under way, along the views through which this is read."""
+    ends = []
+    source: fx.Node | None = node
+    while source is not None:
+        ends += [source] if ends_flight(source.target) else []
+        source = view_source(source)
+    return ends
 
 
 def _name(unit: fx.Node | Group) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from aottrain.config.launch import place
 from aottrain.config.recipes import makes_batches, recipe_of
 from aottrain.config.run import DataConfig, RunConfig
 from aottrain.config.targets import load_target
@@ -19,12 +20,14 @@ from aottrain.data.ahead import ReadAhead
 from aottrain.data.batches import Batches, MadeBatches, PreparedBatches, SourceBatches
 from aottrain.data.examples import ExampleBatches, split
 from aottrain.data.load import load
+from aottrain.data.parts import PartBatches
 from aottrain.errors import ConfigError, RecipeError, UnsupportedError
+from aottrain.explain.report import GraphReport
 from aottrain.ir.settings.decisions import Record
 from aottrain.metrics.memory import distinct_bytes, total_bytes
 from aottrain.metrics.preserve import preserved
 from aottrain.peers import torch_backend
-from aottrain.step import Batch, TrainStep
+from aottrain.step import Batch, ClipsItself, TrainStep
 from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.building.optimizer import choose_optimizer
 from aottrain.tasks.building.rungs import Programs
@@ -36,14 +39,17 @@ from aottrain.trainer.engines import LossModule, ModuleStep, split_batch
 from aottrain.trainer.evaluation import Patience
 from aottrain.trainer.job import Job
 from aottrain.trainer.optim import build_optimizer, learning_rate, optimizer_state_bytes
+from aottrain.trainer.parallel.shards import Shards
+from aottrain.trainer.parallel.world import ALONE, World
 from aottrain.trainer.preparing import start_streams
 from aottrain.trainer.weights.averaging import Averages
 
 
-def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
+def build_job(config: RunConfig, decisions: str | Record | None = None, world: World = ALONE) -> Job:
     """Everything that a run trains with. ConfigError lists what is wrong with the model's options, device or data.
 
-    decisions: those that a run goes on with, instead of what `config.decisions` says."""
+    decisions: those that a run goes on with, instead of what `config.decisions` says. world: the processes that train
+    it together, of which each has its part of each batch."""
     recipe, options = recipe_of(config.recipe), model_options(config)
     if mistakes := options.check():
         raise ConfigError([f"recipe.model.{mistake}" for mistake in mistakes])
@@ -51,13 +57,21 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         torch.set_num_threads(threads)
     device = chosen_device(config)
     batches = build_batches(config, recipe, options, device)
+    if world.size > 1:
+        batches = PartBatches(batches, world.rank, world.size)
     learning_rate(1, config.optimizer.lr, config.lr_schedule, config.trainer.steps)  # so that its errors come first
 
     check_weights(partial(build_model, recipe, options, config), config, device)
     start_streams(config.seed, None)
-    model = build_model(recipe, options, config).to(device)
-    module = LossModule(model, recipe.loss, config.trainer.precision, getattr(recipe, "weight", None)).train()
+    model = build_model(recipe, options, config)
+    world.broadcast(model)
+    shards = Shards(model, world) if world.mode == "shard" else None
+    model.to(device)
+    module = LossModule(model, recipe.loss, config.trainer.precision, getattr(recipe, "weight", None), world).train()
+    module.shards = shards
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
+    if shards is not None and isinstance(optimizer, ClipsItself):
+        optimizer.sum_over = world.sum
     is_whole = all(parameter.requires_grad for parameter in model.parameters())
     may_run_eagerly = config.engine.on_unsupported == "eager"
     averages = None if config.trainer.ema is None else Averages(model, config.trainer.ema)
@@ -74,6 +88,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None) -> Job:
         torch_optimizer=partial(build_optimizer, module, config.optimizer) if may_run_eagerly else None,
         batches=batches,
         device=device,
+        world=world,
         # The recipe counts the gradient of every weight.
         flops_per_sample=flops_per_sample(recipe, options, batches) if is_whole else None,
         sample=sampler(recipe, options, model, config.seed, batches.codec),
@@ -85,7 +100,8 @@ def chosen_device(config: RunConfig) -> torch.device:
     device = find_device(config.device)
     if device.type == "cuda":
         # By its number, as tensors name it. Events and streams belong to the current device.
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
+        own = place().local_rank if place().size > 1 else torch.cuda.current_device()
+        device = torch.device("cuda", own if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
 
@@ -173,7 +189,7 @@ def build_step(
 
     Nothing is compiled yet: that happens at the first call, see `prepare`."""
     engine = config.engine.name
-    counts: Any = {"tokens_per_batch": tokens_per_batch, "shares": module.shares}
+    counts: Any = {"tokens_per_batch": tokens_per_batch, "shares": module.shares, "module": module}
     if engine == "eager":
         return ModuleStep(engine, module, **counts)
     if engine == "torch_compile":
@@ -197,11 +213,14 @@ def build_step(
         "workspaces": True,
         "decisions": decisions_asked(config) if decisions is None else decisions,
     }
+    # Of several micro-batches gradients are summed once, at their end.
+    reduces = module.world.mode == "ddp" and config.trainer.accumulate == 1
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     options = {
         "on_unsupported": config.engine.on_unsupported,
         "cuda_graphs": config.kernel.cuda_graphs,
         "memory_bytes": total_bytes(device),
+        "reduce_over": module.world.group if reduces else None,
     }
 
     def compiled_with(plan: Any) -> Any:
@@ -211,13 +230,15 @@ def build_step(
         with_changes = {**plan, **programs.changes}
         return str(aottrain.bisect(module, batch, folder=Path(config.output_dir) / "bisect", **with_changes))
 
-    def compile_for(batch: Batch) -> None:
+    def compile_for(batch: Batch) -> GraphReport | None:
         with suppress(UnsupportedError):  # the call will run eagerly and be counted, or raise this itself
             if step.call is not module:
-                step.call.prepare(*split_batch(batch, step.splits)[0])
+                return step.call.prepare(*split_batch(batch, step.splits)[0])
+        return None
 
     compiled = compiled_with(plan)
-    step = ModuleStep(engine, compiled, **counts, report=compiled.report, explain=explain, compile_for=compile_for)
+    more: Any = {"explain": explain, "compile_for": compile_for, "reduces": reduces}
+    step = ModuleStep(engine, compiled, **counts, report=compiled.report, **more)
     step.rungs = programs = Programs(step, module, compiled_with, plan)
     return step
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from aottrain.errors import AottrainError, UnsupportedError
 from aottrain.explain.figures import train_graph
+from aottrain.ir.settings.decisions import record_from
 from aottrain.ir.units import format_bytes
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch
@@ -71,6 +72,10 @@ class Programs:
             return
         self._left = [budget for budget in self._left if budget < changes.get("budget", 2.0)]
         self._put(self.compiled_with({**self.plan, **changes}), changes)
+
+    def follow(self, decisions: Mapping[str, Any]) -> None:
+        self.plan["decisions"] = record_from(decisions)
+        self._put(self.compiled_with({**self.plan, **self.changes}), self.changes)
 
     def _put(self, compiled: Any, changes: Mapping[str, Any]) -> None:
         self.step.call, self.step.report, self.changes = compiled, compiled.report, dict(changes)

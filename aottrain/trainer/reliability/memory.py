@@ -27,8 +27,8 @@ def freed(device: torch.device) -> None:
 def take_less_memory(job: Job, micro_batches: Sequence[Batch], error: BaseException) -> str | None:
     """Go one rung down. Returns what ran out and what is another now, as a sentence; None where nothing is left, or
     where `error` is no allocator's."""
-    if not is_out_of_memory(error) or not hasattr(job.step, "splits"):
-        return None
+    if not is_out_of_memory(error) or not hasattr(job.step, "splits") or job.world.size > 1:
+        return None  # of several processes one alone runs out, while the others wait for it in the step
     where = getattr(job.step, "doing", "step")
     text = allocator_text(error)
     del error

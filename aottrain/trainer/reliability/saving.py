@@ -17,8 +17,9 @@ import torch
 
 from aottrain.errors import CheckpointError, is_out_of_memory
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.trainer.checkpoint import CheckpointFolder, random_state
+from aottrain.trainer.checkpoint import CheckpointFolder
 from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.parallel.together import random_states, whole_state
 from aottrain.trainer.reliability.identity import identity
 from aottrain.trainer.reliability.memory import rung_of
 
@@ -36,11 +37,9 @@ def state_of(run: Run) -> dict[str, Any]:
     return {
         "identity": identity(run.config, job.batches.fingerprint),
         "schedule_steps": run.total_steps,
-        "model": job.module.model.state_dict(),
-        "optimizer": job.optimizer.state_dict(),
-        **job.state_beside(),
-        "random": random_state(),
-        "wandb_id": run.output.wandb_id(),
+        **whole_state(job),
+        **random_states(job.world),
+        **run.output.run_ids(),
         "skipped_steps": summary["skipped_steps"],
         "rollbacks": summary.get("rollbacks", 0),
         "batches_left_out": run.num_left_out,

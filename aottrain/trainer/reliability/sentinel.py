@@ -51,7 +51,8 @@ class Sentinel:
             return None
         is_first = step - self.start <= self.config.steps
         in_flight = self.config.every and step % self.config.every == 0
-        if not (is_first or (self.asked and self.config.steps) or (in_flight and self._has_time(step_ms))):
+        is_due = is_first or (self.asked and self.config.steps)
+        if not is_due and not (in_flight and self.job.module.world.from_first(lambda: self._has_time(step_ms))):
             return None
         self.asked = False
         start_s = time.perf_counter()

@@ -81,7 +81,10 @@ def _scale(step_number: int, trial: Any, optimizer: Any) -> float | None:
     Sums of squares in float64 lose about 2^-53 for each doubling of their number: nothing beside a float32's rounding.
     """
     gradients = [p.grad for group in trial.param_groups for p in group["params"] if p.grad is not None]
-    norm = math.sqrt(sum(torch.linalg.vector_norm(grad, dtype=torch.float64).item() ** 2 for grad in gradients))
+    squares = sum(torch.linalg.vector_norm(grad, dtype=torch.float64).item() ** 2 for grad in gradients)
+    if trial.sum_over is not None:
+        squares = trial.sum_over(torch.tensor(squares, dtype=torch.float64)).item()
+    norm = math.sqrt(squares)
     measured = float(trial.grad_norm)
     if not math.isclose(norm, measured, rel_tol=2.0**-24) and (math.isfinite(norm) or math.isfinite(measured)):
         raise NumericsError(

@@ -96,7 +96,8 @@ class Reference:
                         loss = self.module(*batch) * share
                     loss.backward()
                     parts.append(loss.detach().float())
-            return torch.stack(parts).sum()
+            device = next(self.module.parameters()).device
+            return self.module.reduced(torch.stack(parts).sum() if parts else torch.zeros((), device=device))
 
         with preserved(self.module):
             return _outcome(losses, self.module)
@@ -136,7 +137,7 @@ def verify_outcome(
     try:
         return _compare(compiled, reference)
     except NumericsError as error:
-        if len(micro_batches) == 1:
+        if len(micro_batches) == 1 or module.world.size > 1:
             raise
         guilty, count = _guilty(reference, step), len(micro_batches)
         where = f"each of the {count} micro-batches alone is right"
@@ -176,6 +177,7 @@ def _compare(compiled: Outcome, reference: Reference) -> Verification:
         for what, (_, value) in pairs.items()
         if not errors[what] <= tolerance or not explained_by_sums(distances[what], value, tolerance)
     ]
+    beyond = list(dict.fromkeys(what for each in module.world.gather(beyond) for what in each))
     samples: list[Outcome] = []
     if beyond or not loss_error <= config.loss_tolerance:
         samples = list(_samples(module, reference, eager, set(beyond)))

@@ -1,0 +1,208 @@
+"""place_flights: collectives in two halves, so that they are under way while the graph goes on.
+
+Sums leave in buckets, as soon as the gradients of a bucket are there; gathers are started before they are read. Both
+follow from the graph alone, so that all processes do the same. What is under way together is bounded; under a budget by
+what the peak leaves room for.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+import aottrain.ops.collectives  # noqa: F401  # makes the operators known
+from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.graphs.rewriting import add_call, copy_into
+from aottrain.compiler.link.backends import KernelPlan, plan_kernels
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.partition.undefined import for_tangents
+from aottrain.ir.flights import verify_flights
+from aottrain.ir.graph import (
+    JointGraph,
+    PartitionedGraph,
+    calls,
+    copy_meta,
+    known_spec,
+    placeholders,
+    results,
+    storage_root,
+)
+from aottrain.ir.ops import communicates
+from aottrain.ir.plan import PartitionPlan
+
+MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
+_BUCKETS = 8  # at least, so that the first one leaves early
+
+_parallel: Any = torch.ops.aottrain_parallel
+
+
+def place_flights(parts: PartitionedGraph, most_bytes: int = MOST_BYTES) -> PartitionedGraph:
+    """The same program; itself where it talks to nobody. most_bytes: of a bucket, and of gathers that are started
+    before they are read."""
+    forward = _placed(parts.forward, most_bytes)
+    backward = None if parts.backward is None else _placed(parts.backward, most_bytes)
+    if forward is parts.forward and backward is parts.backward:
+        return parts
+    return replace(parts, forward=forward, backward=backward)
+
+
+def _is_own(node: fx.Node) -> bool:
+    return communicates(node.target) and node.target in (_SUM, _SCATTER, _GATHER)
+
+
+_SUM, _SCATTER, _GATHER = (
+    _parallel.all_sum.default, _parallel.scatter_sum.default, _parallel.gather_rows.default
+)  # fmt: skip
+
+
+def _bytes(node: fx.Node) -> int:
+    return known_spec(node).nbytes
+
+
+def plan_in_flight(
+    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, defined: tuple[bool, ...], options: CompileOptions
+) -> tuple[PartitionedGraph, PartitionedGraph, KernelPlan]:
+    """Both halves with their collectives placed, these for the tangents that are expected, and their kernels.
+
+    Under a budget less is under way at once where the peak would be above it, down to one collective at a time.
+    """
+    most = MOST_BYTES
+    while True:
+        placed = place_flights(parts, most) if most else parts
+        expected = for_tangents(placed, defined)
+        kernels = plan_kernels(joint, plan, expected, options)
+        if plan.limit is None or placed is parts:
+            return placed, expected, kernels
+        if kernels.kernel == options.kernel and (kernels.planned or _peak(joint, expected, options) <= plan.limit):
+            return placed, expected, kernels
+        most = most // 8 if most >= LEAST_BYTES else 0
+
+
+def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
+    """Op by op."""
+    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    return trace_memory(parts, options.reserved_bytes, workspace).peak_bytes
+
+
+@dataclass
+class _Placing:
+    """The new graph while it is made."""
+
+    bucket_bytes: int
+    most_flying: int
+    """Bytes of sums that are cut, whose copies are held until they have arrived."""
+    graph: fx.Graph = field(default_factory=fx.Graph)
+    new: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    pending: list[fx.Node] = field(default_factory=list)
+    """Sums of the bucket that is being filled."""
+    flying: list[list[tuple[fx.Node, fx.Node]]] = field(default_factory=list)
+    """Of each bucket that has left the sums, with what is under way for them."""
+
+    def add(self, node: fx.Node) -> None:
+        """A call that is no collective; what it reads arrives first."""
+        self.bring(node.all_input_nodes)
+        self.new[node] = copy_into(self.graph, node, self.new.__getitem__)
+
+    def bring(self, needed: Sequence[fx.Node]) -> None:
+        if any(source in self.pending for source in needed):
+            self.send()
+        for bucket in [b for b in self.flying if any(node in needed for node, _ in b)]:
+            self.flying.remove(bucket)
+            self.land(bucket)
+
+    def sum(self, node: fx.Node) -> None:
+        if self.pending and _kind(self.pending[0]) != _kind(node):
+            self.send()
+        self.bring(node.all_input_nodes)
+        self.pending.append(node)
+        if sum(map(_bytes, (n.all_input_nodes[0] for n in self.pending))) >= self.bucket_bytes:
+            self.send()
+
+    def send(self) -> None:
+        """The bucket leaves. Parts that are cut out of sums are read from copies, whose bytes are bounded."""
+        nodes, self.pending = self.pending, []
+        if not nodes:
+            return
+        scatters = nodes[0].target is _SCATTER
+        while scatters and self.flying and self._flying_bytes() + self._size(nodes) > self.most_flying:
+            self.land(self.flying.pop(0))
+        sources = [self.new[node.all_input_nodes[0]] for node in nodes]
+        target = _parallel.scatter_start.default if scatters else _parallel.sum_start.default
+        start = add_call(sources[-1], target, (sources, *nodes[0].args[1:]))
+        self.flying.append(
+            [(node, add_call(start, operator.getitem, (start, place))) for place, node in enumerate(nodes)]
+        )
+
+    def _flying_bytes(self) -> int:
+        return sum(self._size([node for node, _ in bucket]) for bucket in self.flying)
+
+    @staticmethod
+    def _size(nodes: Sequence[fx.Node]) -> int:
+        return sum(_bytes(node.all_input_nodes[0]) for node in nodes)
+
+    def land(self, bucket: Sequence[tuple[fx.Node, fx.Node]]) -> None:
+        for node, item in bucket:
+            self.new[node] = self.arrived(node, item)
+
+    def arrived(self, old: fx.Node, value: fx.Node) -> fx.Node:
+        return add_call(value, _parallel.arrived.default, (value,), old.name)
+
+
+def _kind(node: fx.Node) -> tuple[Any, ...]:
+    spec = known_spec(node)
+    return node.target, spec.dtype, spec.device, tuple(node.args[1:])
+
+
+def _placed(old: fx.Graph, most_bytes: int) -> fx.Graph:
+    nodes = calls(old)
+    if not any(map(_is_own, nodes)):
+        return old
+    sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
+    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums)
+    gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
+    bucket = min(most_bytes, max(whole // _BUCKETS, LEAST_BYTES))
+    ahead = min(most_bytes, max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]))
+    placing = _Placing(bucket, 2 * bucket)
+    for node in placeholders(old):
+        new = placing.graph.create_node("placeholder", node.name, name=node.name)
+        copy_meta(node, new)
+        placing.new[node] = new
+    begin_at = _beginnings(nodes, ahead)
+    begun: dict[fx.Node, fx.Node] = {}
+    for node in nodes:
+        for gather in begin_at.get(node, ()):
+            source = placing.new[gather.all_input_nodes[0]]
+            begun[gather] = add_call(source, _parallel.gather_start.default, (source, *gather.args[1:]))
+        if node in begun:
+            placing.new[node] = placing.arrived(node, begun[node])
+        elif node.target in (_SUM, _SCATTER):
+            placing.sum(node)
+        else:
+            placing.add(node)
+    placing.send()
+    for flight in placing.flying:
+        placing.land(flight)
+    placing.graph.output([None if node is None else placing.new[node] for node in results(old)])
+    placing.graph.lint()
+    verify_flights(placing.graph, calls(placing.graph), storage_root)
+    return placing.graph
+
+
+def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int) -> dict[fx.Node, list[fx.Node]]:
+    """Before which call each gather of an input is started: where the gathers between there and its own place are no
+    more than so many bytes; the first ones at the start."""
+    gathers = [node for node in nodes if node.target is _GATHER and node.all_input_nodes[0].op == "placeholder"]
+    begin_at: dict[fx.Node, list[fx.Node]] = {}
+    first = 0
+    for place, gather in enumerate(gathers):
+        while first < place and sum(map(_bytes, gathers[first + 1 : place + 1])) > ahead_bytes:
+            first += 1
+        at_start = first == 0 and sum(map(_bytes, gathers[: place + 1])) <= ahead_bytes
+        begin_at.setdefault(nodes[0] if at_start else gathers[first], []).append(gather)
+    return begin_at

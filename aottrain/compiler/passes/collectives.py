@@ -1,0 +1,61 @@
+"""place_collectives: where a program talks to other processes.
+
+Gradients of parameters are summed over the processes of a group where the backward has made them; a weight that is
+gathered from its parts is so where it is read first. Each is one operator while the program is planned. Processes make
+them in the order of the graph, which is the same for all of them where the program is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+import aottrain.ops.collectives  # noqa: F401  # makes the operators known
+from aottrain.compiler.graphs.rewriting import add_call
+from aottrain.compiler.graphs.simplification import copy_graph
+from aottrain.ir.graph import InputKind, JointGraph, OutputKind, calls, spec_of
+
+
+def with_collectives(group: str | None, joint: JointGraph) -> JointGraph:
+    """The same program with its collectives in their places. group: over which gradients are summed, if they are."""
+    joint = sink_gathers(joint)
+    return joint if group is None else reduce_gradients(group, joint)
+
+
+def reduce_gradients(group: str, joint: JointGraph) -> JointGraph:
+    """The same program, whose gradients of parameters are sums over the processes of `group`. One that several
+    parameters have is summed once."""
+    graph = copy_graph(joint.graph)
+    twin = joint.with_graph(graph)
+    output = graph.output_node()
+    values = list(twin.results)
+    sums: dict[fx.Node, fx.Node] = {}
+    for place, spec in enumerate(twin.signature.outputs):
+        value = values[place]
+        if spec.kind is not OutputKind.GRADIENT or value is None or spec.target is None:
+            continue
+        if twin.signature.inputs[spec.target].kind is not InputKind.PARAMETER or spec_of(value) is None:
+            continue
+        if value not in sums:
+            after = value if value.op == "call_function" else twin.placeholders[-1]
+            with graph.inserting_after(after):
+                sums[value] = add_call(value, torch.ops.aottrain_parallel.all_sum.default, (value, group))
+        values[place] = sums[value]
+    output.args = (values,)
+    graph.lint()
+    return twin
+
+
+def sink_gathers(joint: JointGraph) -> JointGraph:
+    """The same program; itself where it gathers nothing."""
+    target = torch.ops.aottrain_parallel.gather_rows.default
+    if not any(node.target is target for node in calls(joint.graph)):
+        return joint
+    graph = copy_graph(joint.graph)
+    places = {node: place for place, node in enumerate(graph.nodes)}
+    for node in reversed(calls(graph)):
+        readers = [user for user in node.users if user.op == "call_function"]
+        if node.target is target and readers:
+            min(readers, key=places.__getitem__).prepend(node)
+    graph.lint()
+    return joint.with_graph(graph)

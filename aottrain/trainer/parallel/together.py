@@ -1,0 +1,104 @@
+"""What the loop of each process does together with the others', between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load, random_state
+from aottrain.trainer.job import Job
+from aottrain.trainer.meters import StepMeter
+from aottrain.trainer.parallel.world import World
+from aottrain.trainer.signals import Stop
+
+if TYPE_CHECKING:
+    from aottrain.config.run import ParallelConfig
+
+
+def agree(job: Job, config: ParallelConfig, step: int, stop: Stop) -> None:
+    """After a step: a signal that one process has heard is heard by all. ParallelError: the weights differ."""
+    world = job.world
+    if world.size == 1:
+        return
+    heard = torch.tensor([stop.signum or 0, int(stop.is_save_asked)])
+    torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
+    signum, asked = heard.tolist()
+    stop.signum, stop.is_save_asked = signum or None, bool(asked)
+    if world.mode == "ddp" and config.compare_every and step % config.compare_every == 0:
+        world.compare(job.module, step)
+
+
+def random_states(world: World) -> dict[str, Any]:
+    """For a checkpoint: the random streams of the first process, and those of the others."""
+    first, *others = world.gather(random_state())
+    return {"random": first, **({"random_of_others": others} if others else {})}
+
+
+def whole_state(job: Job) -> dict[str, Any]:
+    """For a checkpoint: model, optimizer and what is beside them, as one process has them. Where each holds parts of
+    the weights the first one gets all, on the CPU; all take part."""
+    state = {"model": job.module.model.state_dict(), "optimizer": job.optimizer.state_dict(), **job.state_beside()}
+    if (shards := job.module.shards) is not None:
+        state = _through(job, state, shards.consolidated)
+    return state
+
+
+def part_of_state(job: Job, loaded: Loaded) -> Loaded:
+    """The checkpoint with this process's part of each weight."""
+    if (shards := job.module.shards) is None:
+        return loaded
+    return replace(loaded, state={**loaded.state, **_through(job, loaded.state, shards.parts_of)})
+
+
+def _through(job: Job, state: Mapping[str, Any], change: Callable[..., dict[Any, Any]]) -> dict[str, Any]:
+    """What `change(values, names)` makes of all values that weights have, by the names of the weights."""
+    shards = job.module.shards
+    assert shards is not None
+    model = change(state["model"], {f"{place.key}": place.name for place in shards.places})
+    name_of = {parameter: name for name, parameter in job.module.model.named_parameters()}
+    members = [name_of[parameter] for group in job.optimizer.param_groups for parameter in group["params"]]
+    optimizer = dict(state["optimizer"])
+    optimizer["state"] = {
+        number: change(values, {key: members[number] for key in values if key != "step"})
+        for number, values in sorted(state["optimizer"]["state"].items())
+    }
+    changed = {"model": model, "optimizer": optimizer, "averages": state["averages"], "patience": state["patience"]}
+    if state["averages"] is not None:
+        values = state["averages"]["values"]
+        changed["averages"] = {**state["averages"], "values": change(values, {name: name for name in values})}
+    return changed
+
+
+def share_peak(world: World, meter: StepMeter) -> None:
+    """The run's peak is that of the process that needs the most."""
+    if world.size > 1:
+        meter.highest = world.largest(meter.peak_bytes or 0) or None
+
+
+def found_by_first(
+    world: World, resume: str | None, folder: CheckpointFolder, say: Callable[[str], None]
+) -> Loaded | None:
+    """What `resume` names, as the first process finds it: `auto` is that one's folder. See `checkpoint.find`."""
+    if world.size == 1:
+        return find(resume, folder, say)
+    kept: list[Loaded] = []
+
+    def path() -> str | None:
+        kept.extend(filter(None, [find(resume, folder, say)]))
+        return str(kept[0].path) if kept else None
+
+    found = world.from_first(path)
+    if found is None or kept:
+        return kept[0] if kept else None
+    return load(Path(found))
+
+
+class NoCheckpoints(CheckpointFolder):
+    """Of a process that writes none: the first one does."""
+
+    def save(self, step: int, state: Any, held_out_loss: float | None = None, say: Any = print) -> Any:
+        return self.directory

@@ -1,0 +1,112 @@
+"""Whole runs of two processes, as torchrun starts them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from aottrain.trainer.checkpoint import load
+from tests.parallel.groups import ended, run_together, started
+from tests.sampling import WHOLE
+
+pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch is without gloo")
+
+SMALL = ["-m", "aottrain", "debug=fast", "kernel=aten", "decisions=default", "trainer.num_threads=1",
+         "measure.memory=false", "lr_schedule.total_steps=8", "data.batch_size=6", "trainer.sample_bytes=0",
+         "trainer.steps=4", "recipe.model.num_layers=1", "recipe.model.width=16", "recipe.model.num_heads=2",
+         "recipe.model.context=16"]  # fmt: skip
+STILL = "recipe.model.dropout=0.0"
+
+
+def losses(folder) -> list[float]:
+    with open(folder / "metrics.csv", newline="") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file)]
+
+
+def summary(folder) -> dict:
+    return json.loads((folder / "summary.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """Eight steps of one process."""
+    folder = tmp_path_factory.mktemp("one")
+    (alone,) = run_together([*SMALL, STILL, "trainer.steps=8", "hydra.run.dir=out"], folder, size=1)
+    assert alone.code == 0, alone.err
+    return folder / "out"
+
+
+@pytest.fixture(scope="module", params=["ddp", "shard"])
+def two(request, tmp_path_factory):
+    """Four steps of two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    first, second = run_together([*SMALL, STILL, f"parallel={request.param}", "hydra.run.dir=out"], folder)
+    assert (first.code, second.code) == (0, 0), second.err
+    assert "finished after step 4" in first.out and second.out == ""
+    return folder / "out"
+
+
+def test_two_processes_train_as_one_does(one, two):
+    assert losses(two) == pytest.approx(losses(one)[:4], rel=1e-5)
+    left = summary(two)
+    assert left["status"] == "finished" and left["verify_max_error"] < 1e-5
+    assert left["val_loss"] is not None
+    state = load(two / "checkpoints" / "step_00000004.pt").state
+    assert len(state["random_of_others"]) == 1
+    assert not torch.equal(state["random"]["torch"], state["random_of_others"][0]["torch"])
+
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=WHOLE), 3])
+def test_a_run_goes_on_with_as_many_processes_or_others(one, two, size, tmp_path):
+    line = ["-m", "aottrain", f"resume={two}", "trainer.steps=8", "hydra.run.dir=out"]
+    ended = run_together(line, tmp_path, size)
+    assert [each.code for each in ended] == [0] * size, ended[-1].err
+    assert losses(tmp_path / "out") == pytest.approx(losses(one)[4:], rel=1e-4)
+
+
+@pytest.mark.parametrize(("given", "line"), [
+    ([], "parallel=none: torchrun has started 2 processes, each of which would train alone; write parallel=ddp"),
+    (["parallel=ddp", "data.batch_size=3"], "data.batch_size=3: must be a multiple of the 2 processes"),
+    (["parallel=shard", "task=compare", "engine=torch_compile"], "engine=torch_compile: parallel=shard takes aot or"),
+])  # fmt: skip
+def test_what_several_processes_cannot_do_is_said_once(given, line, tmp_path):
+    with started([*SMALL, *given], tmp_path) as processes:
+        first, second = ended(processes, tmp_path, asks=True)
+    assert first.code == 2 and line in first.err
+    assert second.code != 0 and line not in second.err
+
+
+def begun(folder, processes) -> None:
+    """Some steps have been taken."""
+    until = time.monotonic() + 90
+    while "step " not in (folder / "0.out").read_text():
+        assert time.monotonic() < until and all(each.poll() is None for each in processes)
+        time.sleep(0.02)
+
+
+LONG = [*SMALL, "parallel=ddp", "engine=eager", "trainer.steps=1000000", "trainer.eval_every=0", "hydra.run.dir=out"]
+
+
+def test_a_signal_that_one_process_hears_ends_all_after_the_same_step(tmp_path):
+    with started(LONG, tmp_path) as processes:
+        begun(tmp_path, processes)
+        processes[1].send_signal(signal.SIGTERM)
+        first, second = ended(processes, tmp_path)
+    assert (first.code, second.code) == (143, 143), second.err
+    left = summary(tmp_path / "out")
+    assert left["status"] == "interrupted" and left["checkpoint"].endswith(f"step_{left['steps']:08d}.pt")
+
+
+def test_where_one_process_is_killed_the_other_ends_with_a_line(tmp_path):
+    with started(LONG, tmp_path) as processes:
+        begun(tmp_path, processes)
+        processes[1].kill()
+        first, _ = ended(processes, tmp_path)
+    assert first.code == 1 and "ParallelError: process 0 has lost another one" in first.err, first.err
+    assert summary(tmp_path / "out")["status"] == "failed"
