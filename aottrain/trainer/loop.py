@@ -23,7 +23,7 @@ from aottrain.trainer.checkpoint import (
     identity,
     random_state,
 )
-from aottrain.trainer.evaluation import bits_per_byte, evaluate
+from aottrain.trainer.evaluation import add_sample, bits_per_byte, evaluate
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
 from aottrain.trainer.optim import clip_and_update, learning_rate, set_learning_rate
@@ -164,6 +164,8 @@ class Run:
             history.read()
             output.summary["skipped_steps"] = history.num_skipped
         val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
+        if trainer.sample_at_evals and is_due:
+            add_sample(job, step, trainer.sample_bytes, output.summary_path.parent, self.say)
         if is_due and val_loss is not None:
             job.patience.add(val_loss)
             ends = ends or job.patience.is_over
