@@ -18,7 +18,7 @@ from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 
 # What is done beside the steps.
 _AROUND = ("trainer.eval_every", "trainer.save_every", "trainer.save", "trainer.keep_last", "trainer.keep_every",
-           "trainer.keep_best", "trainer.sample_bytes")  # fmt: skip
+           "trainer.keep_best", "trainer.sample_bytes", "trainer.sample_at_evals")  # fmt: skip
 _BESIDE = (*_AROUND, "trainer.eval_batches")
 # What is done where a step goes wrong.
 _MISHAPS = ("trainer.on_nonfinite", "trainer.on_spike", "trainer.spike_deviations", "trainer.max_skips",
@@ -222,7 +222,7 @@ def _of_recipe(config: RunConfig, recipe: ModuleType | None) -> Iterator[Idle]:
         keys = tuple(f"data.{key}" for key in DataConfig.__dataclass_fields__ if key not in used)
         yield Idle(keys, f"recipe {name} makes its own data")
     if not writes_text(recipe, options):
-        yield Idle(("trainer.sample_bytes",), f"recipe {name} writes no text")
+        yield Idle(("trainer.sample_bytes", "trainer.sample_at_evals"), f"recipe {name} writes no text")
 
 
 def _of_device(device: str) -> Iterator[Idle]:

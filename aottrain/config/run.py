@@ -301,6 +301,8 @@ class TrainerConfig:
     """Memory runs out: replan takes the plan of next lower peak, then smaller micro-batches, and redoes the step."""
     sample_bytes: int = setting(300, low=0)
     """Bytes of text that the model writes at the end; 0 is none."""
+    sample_at_evals: bool = False
+    """Whether it writes such a text at each evaluation on the way, too, into samples.jsonl."""
     num_threads: int | None = setting(None, low=1)
     """CPU threads of PyTorch; null is PyTorch's own choice."""
     deterministic: bool = False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from aottrain.trainer.job import Job
 
 TOP = 5
+SAMPLES = "samples.jsonl"
 
 
 @contextmanager
@@ -54,6 +57,20 @@ def evaluate(job: Job, num_batches: int) -> float | None:
     world.broadcast_buffers(job.module)
     with evaluating(job.module), job.with_averages(), job.module.whole():
         return world.total(mean_loss(job.module, job.module.shares, job.batches.held_out(num_batches)))
+
+
+def add_sample(job: Job, step: int, num_bytes: int, folder: Path, say: Callable[[str], None]) -> None:
+    """What the model writes after this step, as a line of JSON at the end of samples.jsonl. It changes nothing of the
+    run: a file that cannot be written is said, and passed over."""
+    if job.sample is None or not num_bytes:
+        return
+    with evaluating(job.module), job.with_averages():
+        line = json.dumps({"step": step, "text": job.sample(num_bytes)})
+    try:
+        with (folder / SAMPLES).open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+    except OSError as error:
+        say(f"warning: {folder / SAMPLES}: cannot be written: {error.strerror}; going on")
 
 
 @dataclass

@@ -17,7 +17,7 @@ from aottrain.metrics.sinks import Sink, write_summary
 from aottrain.ops.random.mode import philox_eager
 from aottrain.step import Batch
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, check_storable
-from aottrain.trainer.evaluation import bits_per_byte, evaluate
+from aottrain.trainer.evaluation import add_sample, bits_per_byte, evaluate
 from aottrain.trainer.finishing import finish_summary
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import NONFINITE, SPIKE, History, StepMeter
@@ -165,6 +165,8 @@ class Run:
             history.read()
             output.summary["skipped_steps"] = history.num_skipped
         val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
+        if trainer.sample_at_evals and is_due:
+            add_sample(job, step, trainer.sample_bytes, output.summary_path.parent, self.say)
         if is_due and val_loss is not None:
             job.patience.add(val_loss)
             ends = ends or job.patience.is_over

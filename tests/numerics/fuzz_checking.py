@@ -171,9 +171,11 @@ def _see_aliases(out: Any, inputs: list[Tensor], found: Observation) -> None:
     for i, value in enumerate([*inputs, *out]):
         storage = value.untyped_storage()
         pattern.append((known.setdefault(storage.data_ptr() if storage.nbytes() else -i, i), value.storage_offset()))
-    # A fresh output may start anywhere in its memory, if nobody else can see that memory.
+    # A fresh output may start anywhere in its memory, if none but fresh outputs can see that memory.
     shared = [first for first, _ in pattern]
-    found.seen.append(("aliases", [p if shared.count(p[0]) > 1 else i for i, p in enumerate(pattern)], None))
+    starts = {first: min(at for key, at in pattern if key == first) if first >= len(inputs) else 0 for first in shared}
+    places = [(first, at - starts[first]) for first, at in pattern]
+    found.seen.append(("aliases", [p if shared.count(p[0]) > 1 else i for i, p in enumerate(places)], None))
 
 
 def _backward(

@@ -104,6 +104,19 @@ def test_where_time_goes_is_on_the_page_of_a_run_that_was_profiled(tmp_path):
         assert "Where time goes" not in text_of(page_of(folder))
 
 
+def test_samples_of_each_evaluation_are_on_the_page(tmp_path):
+    folder = write_run(tmp_path / "run", steps=20)
+    assert "at each evaluation" not in text_of(page_of(folder))
+    told = [{"step": step, "text": f"written-{step}. {HOSTILE}"} for step in (*range(1, 26), 25)]
+    told[-1]["text"] = "again"
+    lines = [*map(json.dumps, told), "[1]", "3", '{"step": "x"}', '{"step": 26, "te']
+    (folder / "samples.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    text = text_of(page_of(folder))
+    assert "What it wrote at each evaluation" in text and "the last 20 of 25" in text
+    assert "again" in text and "written-25." not in text and "written-6." in text and "written-5." not in text
+    assert "<script>alert(1)</script>" in text
+
+
 def test_differences_from_eager_are_a_plot_where_steps_were_checked(tmp_path):
     folder = write_run(tmp_path / "run", steps=20)
     assert "Difference from eager" not in text_of(page_of(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from pathlib import Path
@@ -45,6 +46,22 @@ def same(left, right) -> bool:
 
 def checkpoint_of(config, step: int) -> dict:
     return load(Path(config.output_dir) / "checkpoints" / f"step_{step:08d}.pt").state
+
+
+def test_samples_on_the_way_change_nothing_of_a_run(tiny, left_by, tmp_path, capsys):
+    asked = {"steps": 4, "eval_every": 2, "sample_bytes": 20}
+    plain = tiny(trainer=asked, output_dir=str(tmp_path / "plain"))
+    sampled = tiny(trainer={**asked, "sample_at_evals": True}, output_dir=str(tmp_path / "sampled"))
+    assert train.run(plain) == train.run(sampled) == 0
+    assert left_by(plain).losses == left_by(sampled).losses and same(checkpoint_of(plain, 4), checkpoint_of(sampled, 4))
+    assert not (left_by(plain).directory / "samples.jsonl").exists()
+    path = left_by(sampled).directory / "samples.jsonl"
+    told = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [each["step"] for each in told] == [2, 4] and all(each["text"].startswith("The ") for each in told)
+    assert "What it wrote at each evaluation" in (path.parent / "run.html").read_text(encoding="utf-8")
+    blocked = tiny(trainer={**asked, "sample_at_evals": True}, output_dir=str(tmp_path / "blocked"))
+    (Path(blocked.output_dir) / "samples.jsonl").mkdir(parents=True)
+    assert train.run(blocked) == 0 and "samples.jsonl: cannot be written: Is a directory" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("engine", ["eager", "aot"])

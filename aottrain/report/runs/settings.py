@@ -13,7 +13,7 @@ ABSENT = "-"
 _OF_NO_INTEREST = ("logger.", "compare.", "pareto.", "resume", "output_dir", "task")
 # What does not change the numbers of a training, but for rounding.
 _NEUTRAL = ("engine.", "kernel.", "partition.", "verify.", "measure.", "decisions", "trainer.log_every",
-            "trainer.eval_", "trainer.save_", "trainer.keep_", "trainer.sample_bytes", "trainer.num_threads",
+            "trainer.eval_", "trainer.save_", "trainer.keep_", "trainer.sample_", "trainer.num_threads",
             "trainer.deterministic", "optimizer.kernel")  # fmt: skip
 
 

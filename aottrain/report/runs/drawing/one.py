@@ -16,6 +16,7 @@ from aottrain.report.page import Column, card, folded, heading, inner_of, joined
 from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot
 from aottrain.report.runs.drawing.look import STYLE
 from aottrain.report.runs.drawing.runs_table import link
+from aottrain.report.runs.drawing.samples import SAMPLES, render_samples
 from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.drawing.times import FILE as PROFILE
 from aottrain.report.runs.drawing.times import render_times
@@ -31,7 +32,7 @@ _NUM_FLAGS = 60
 # How far above the median of the steps before it a value stands out: in spreads of these, and as a factor.
 _SPREADS, _FACTORS = 6.0, {LOSS: 1.1, NORM: 3.0, STEP_MS: 2.0}
 _MEMORY = (("memory/peak_bytes", "peak of a step"), ("memory/peak_rss_bytes", "peak of the process"))
-_FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, PROFILE, "trace.json", "aottrain.log", "log.txt")
+_FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, SAMPLES, PROFILE, "trace.json", "aottrain.log", "log.txt")
 
 
 def render_run(found: Collection, *, head: str = "") -> str:
@@ -46,7 +47,7 @@ def render_run(found: Collection, *, head: str = "") -> str:
         f'<div class="plots pairs">{"".join(map(_panel, _plots(run, marks)))}</div>',
         _stood_out(run, marks),
         render_times(run.folder),
-        _sample(run),
+        render_samples(run.folder),
         _settings(run),
         _links(found),
         compiled := _compiled(found),
@@ -197,15 +198,6 @@ def _stood_out(run: Run, marks: dict[str, list[tuple[float, float]]]) -> str:
     note = "far above the 25 steps before, or not finite; marked in the plots"
     left = f'<p class="dim">The first {_NUM_LISTED} are shown.</p>' if len(rows) > _NUM_LISTED else ""
     return folded(count, table(columns, cells[:_NUM_LISTED]) + left, note, open_=len(rows) <= 6)
-
-
-def _sample(run: Run) -> str:
-    path = run.folder / SAMPLE
-    try:
-        written = text_of(path)[:20_000]
-    except OSError:
-        return ""
-    return f'{heading("What the model writes")}<pre class="sample">{escape(written)}</pre>'
 
 
 def _settings(run: Run) -> str:
