@@ -31,8 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code. Mistakes go to stderr, one line each, and nothing is run."""
     if arguments is None and sys.getfilesystemencoding() == "ascii":
         begin_again_with_utf8()
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # kernel.target may name a file of the current folder, however we were started
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        print("aottrain: the current folder is not there any more; go to another one", file=sys.stderr)
+        return 2
+    if here not in sys.path:
+        sys.path.append(here)  # kernel.target may name a file of the current folder, however we were started
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # what a terminal's encoding lacks is shown as an escape, not an error
             stream.reconfigure(errors="backslashreplace")

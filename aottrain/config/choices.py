@@ -56,7 +56,7 @@ ON_NONFINITE = ("raise", "skip", "rollback")
 ON_SPIKE = ("ignore", *ON_NONFINITE)
 ON_OOM = ("replan", "raise")
 ON_BREACH = ("raise", "fallback")
-PROFILES = ("step",)
+PROFILES = ("step", "memory")
 # Who chooses the jobs of a sweep, by which figures of summary.json, and who runs them.
 SEARCHES = ("all", "optuna")
 LOWEST_IS_BEST = ("val_loss", "best_val_loss", "last_loss", "peak_bytes", "step_ms_median", "compile_s", "saved_bytes")

@@ -368,7 +368,7 @@ class RunConfig:
     decisions: str = setting(MEASURED, form=f"{MEASURED}, {DEFAULT}, or a path")
     """Who chooses what pays: measured is the clock, default a model the same everywhere, a path that run's record."""
     profile: str | None = setting(None, one_of=PROFILES)
-    """step: torch.profiler records three steps after the warm-up, in trace.json in the run's folder, for Perfetto."""
+    """step: three steps after the warm-up in trace.json, for Perfetto; memory: each allocation of them in memory.*."""
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)

@@ -115,7 +115,7 @@ class SweepConfig:
     parallel: int = setting(1, low=1)
     """How many jobs run at once, each a process; they share the device, its memory and the processors."""
     search: str = setting("all", one_of=SEARCHES)
-    """Which jobs are run: all combinations, or those that the package optuna chooses within ranges like interval(1,9)."""
+    """Which jobs run: all combinations, or those that the package optuna chooses within ranges like interval(1,9)."""
     trials: int = setting(20, low=1)
     """How many jobs optuna chooses."""
     objectives: tuple[str, ...] = setting(("val_loss",), one_of=OBJECTIVES)

@@ -165,7 +165,13 @@ def grouped_logger(config: RunConfig, run_name: str) -> LoggerConfig:
 def for_engine(config: RunConfig, engine: str, steps: int, **changes: Any) -> RunConfig:
     """The first `steps` training steps by `engine`, and nothing beside them."""
     trainer = dataclasses.replace(
-        config.trainer, steps=steps, eval_every=0, eval_batches=1, save_every=0, keep_every=0, sample_bytes=0,
+        config.trainer,
+        steps=steps,
+        eval_every=0,
+        eval_batches=1,
+        save_every=0,
+        keep_every=0,
+        sample_bytes=0,
         sample_at_evals=False,
     )
     schedule = config.lr_schedule

@@ -12,8 +12,9 @@ from aottrain.config.choices import GENERATING
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import command_line
 from aottrain.explain.report import CompileReport, GraphReport
+from aottrain.ir.settings.choices import GENERATED
 from aottrain.ir.settings.decisions import COUNTED, FILE
-from aottrain.toolchain.cache import cache_obstacle
+from aottrain.toolchain.cache import cache_obstacle, was_said
 
 
 def without_cache() -> list[str]:
@@ -25,9 +26,12 @@ def without_cache() -> list[str]:
 
 
 def without_kernels(config: RunConfig, graph: GraphReport | None) -> list[str]:
-    """Why PyTorch's operators run where generated kernels were to be expected."""
-    expected = config.kernel.name in GENERATING
+    """Why PyTorch's operators run where generated kernels were to be expected. Of those that were asked for by name the
+    compiler has said it."""
+    expected = config.kernel.name in GENERATING and config.kernel.name not in GENERATED
     if graph is None or not expected or graph.kernel != "aten" or not graph.kernel_reason:
+        return []
+    if was_said(graph.kernel_reason):
         return []
     return [f"no generated kernels, PyTorch's operators run one by one: {graph.kernel_reason}"]
 

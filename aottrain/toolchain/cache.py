@@ -106,6 +106,11 @@ def say_once(text: str) -> None:
         warnings.warn(text, stacklevel=3)
 
 
+def was_said(text: str) -> bool:
+    """Whether a warning of `say_once` had this in it, so that it need not be said again."""
+    return any(text in warned for warned in _warned)
+
+
 _warned: set[str] = set()
 
 

@@ -122,7 +122,8 @@ class Run:
         self.history = History(max_skips, output.summary["skipped_steps"], self.say, policies, window)
         self.meter = StepMeter(job, config.measure, start + 1, trainer.steps)
         self.sentinel = Sentinel(job, config.verify, start, self._verify, self.say)
-        self.profile = StepProfile(config, start, output.summary_path.parent, self.say, lambda: job.step.report)
+        folder, device = output.summary_path.parent, job.device.type
+        self.profile = StepProfile(config, start, folder, self.say, device, lambda: job.step.report)
         self.undo = Undo(job.module, job.optimizer if trainer.on_oom == "replan" else None)
         self.saving = Saving(output.checkpoints, trainer.save == "background", self.say)
         self.copy: Copy | None = None
@@ -208,6 +209,8 @@ class Run:
             except BadStepError as bad:
                 raise self._explained(bad, step, micro_batches, before) from None
             except (MemoryError, RuntimeError) as error:
+                if is_out_of_memory(error):
+                    self.profile.note_out_of_memory(step)
                 if not replans or before.is_taken or not is_out_of_memory(error):
                     raise
                 change = take_less_memory(job, micro_batches, error)

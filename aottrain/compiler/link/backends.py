@@ -33,6 +33,7 @@ from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.units import format_bytes
 from aottrain.measure.decisions import planned_for
 from aottrain.runtime.triton_launch import check_device
+from aottrain.toolchain.cache import was_said
 from aottrain.toolchain.native import compiler_obstacle
 
 # Below this much memory traffic in calls that could be fused, a program is over before generated kernels pay for the
@@ -49,7 +50,7 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
     if not isinstance(kernel, str) or kernel in FOREIGN:
         return kernel, ""
     chosen, reason = _choose(kernel, joint)
-    if kernel in GENERATED and chosen != kernel:
+    if kernel in GENERATED and chosen != kernel and not was_said(reason):
         warnings.warn(f"kernel={kernel} runs as {chosen}: {reason}", stacklevel=2)
     return chosen, reason
 

@@ -1,5 +1,10 @@
 """`profile=step`: three steps after the warm-up under torch.profiler, as a trace for Perfetto or chrome://tracing, and
-as a table of where the time went."""
+as a table of where the time went.
+
+`profile=memory`: each allocation of these steps. On a CPU a trace, too, whose events named [memory] have the
+allocator's own bytes; on CUDA the allocator's history and segments, as https://pytorch.org/memory_viz shows them, after
+these steps and where memory runs out.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,10 @@ from aottrain.runtime.labels import labelled_launches
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
 
-FILE, TABLE = "trace.json", "profile.json"
+FILES = {"step": "trace.json", "memory": "memory.json"}
+TABLE = "profile.json"
+SNAPSHOT = "memory.pickle"
+_HISTORY = 100_000  # events that CUDA's allocator keeps
 _NUM_STEPS = 3
 _MOST_ROWS = 20
 _NO_NAME = "Python, and what else has no name"
@@ -41,24 +49,36 @@ class StepProfile:
         start: int,
         folder: Path,
         say: Callable[[str], None],
+        device: str = "cpu",
         report: Callable[[], CompileReport | None] = lambda: None,
     ):
         # Not the step whose memory is measured, which is under a profiler of its own.
         first = min(start + config.measure.warmup_steps + 2, max(config.trainer.steps - _NUM_STEPS + 1, start + 1))
-        self._steps = range(first, first + _NUM_STEPS) if config.profile == "step" else range(0)
+        self._steps = range(first, first + _NUM_STEPS) if config.profile else range(0)
         self._last = min(first + _NUM_STEPS - 1, config.trainer.steps)
-        self._path, self._say, self._report = folder / FILE, say, report
+        self._of_memory = config.profile == "memory"
+        self._has_history = self._of_memory and device == "cuda"
+        self._folder, self._say, self._report = folder, say, report
         self._profile: profile | None = None
+        if self._has_history:
+            torch.cuda.memory._record_memory_history(max_entries=_HISTORY)
+
+    def note_out_of_memory(self, step: int) -> None:
+        """In this step; on a CPU the plan's memory over the step stands in compile_report.html."""
+        if self._has_history:
+            self._write(f"memory_at_{step}.pickle", torch.cuda.memory._dump_snapshot)
 
     @contextmanager
     def watch(self, step: int) -> Iterator[None]:
         """Around a step."""
-        if step not in self._steps:
+        if step not in self._steps or self._has_history:
             yield
+            if step == self._last and self._has_history:
+                self._write(SNAPSHOT, torch.cuda.memory._dump_snapshot)
             return
         if self._profile is None:
             activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-            self._profile = profile(activities=activities, record_shapes=True)
+            self._profile = profile(activities=activities, record_shapes=True, profile_memory=self._of_memory)
             self._profile.start()
         try:
             with labelled_launches(), torch.profiler.record_function(f"step {step}"):
@@ -70,13 +90,19 @@ class StepProfile:
     def _end(self) -> None:
         assert self._profile is not None
         self._profile.stop()
-        try:
-            self._profile.export_chrome_trace(str(self._path))
+        self._write(FILES["memory" if self._of_memory else "step"], self._profile.export_chrome_trace)
+        if not self._of_memory:
             table = where_time_goes(self._profile.events() or (), self._report())
-            self._path.with_name(TABLE).write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
-            self._say(f"profile: {self._path}")
+            text = json.dumps(table, indent=1) + "\n"
+            self._write(TABLE, lambda path: Path(path).write_text(text, encoding="utf-8"))
+
+    def _write(self, name: str, write: Callable[[str], object]) -> None:
+        path = self._folder / name
+        try:
+            write(str(path))
+            self._say(f"profile: {path}")
         except (OSError, RuntimeError) as error:
-            self._say(f"warning: {self._path}: cannot be written: {error}; going on")
+            self._say(f"warning: {path}: cannot be written: {error}; going on")
 
 
 def where_time_goes(events: Any, report: CompileReport | None) -> dict[str, Any]:

@@ -1,0 +1,48 @@
+"""profile=memory: each allocation of some steps, as the allocator itself tells them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from aottrain.config.run import RunConfig, TrainerConfig
+from aottrain.tasks import train
+from aottrain.trainer.reliability.profile import StepProfile
+
+
+def test_on_a_cpu_the_trace_has_the_allocator_s_bytes(tiny, left_by, capsys):
+    config = tiny(trainer={"steps": 6}, profile="memory")
+    assert train.run(config) == 0
+    path = left_by(config).directory / "memory.json"
+    assert f"profile: {path}" in capsys.readouterr().out
+    events = json.loads(path.read_text())["traceEvents"]
+    steps = [event["name"] for event in events if event["name"].startswith("step ") and event["ph"] == "X"]
+    assert sorted(set(steps)) == ["step 3", "step 4", "step 5"]
+    changes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+    logits = 4 * 16 * 256 * 4  # of four examples of sixteen bytes, as float32
+    assert changes.count(logits) >= 3 and changes.count(-logits) >= 3
+
+
+def test_on_cuda_the_history_is_kept_and_written_and_again_where_memory_runs_out(tmp_path, monkeypatch):
+    """By stand-ins for the two functions of torch: there is no device."""
+    calls, said = [], []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **more: calls.append(more))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", calls.append)
+    config = RunConfig(profile="memory", trainer=TrainerConfig(steps=20))
+    profile = StepProfile(config, 0, tmp_path, said.append, "cuda")
+    for step in range(1, 21):
+        with profile.watch(step):
+            pass
+    profile.note_out_of_memory(20)
+    assert calls == [{"max_entries": 100_000}, str(tmp_path / "memory.pickle"), str(tmp_path / "memory_at_20.pickle")]
+    assert said == [f"profile: {path}" for path in calls[1:]]
+
+
+@pytest.mark.parametrize("asked", [None, "step"])
+def test_nothing_is_kept_that_was_not_asked_for(asked, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", pytest.fail)
+    profile = StepProfile(dataclasses.replace(RunConfig(), profile=asked), 0, tmp_path, print, "cuda")
+    profile.note_out_of_memory(1)
