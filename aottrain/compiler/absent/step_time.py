@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from aottrain.compiler.graphs.repetition import once_for_alike
-from aottrain.compiler.partition.costs.op_cost import arithmetic_seconds, node_bytes
+from aottrain.compiler.partition.costs.op_cost import FLOPS_PER_ELEMENT, arithmetic_seconds, node_bytes
 from aottrain.compiler.traffic import bytes_of, working
 from aottrain.ir.graph import PartitionedGraph, calls, info
 from aottrain.ir.schedule import KernelCall, Schedule
@@ -76,9 +76,10 @@ def _calls(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Iterator[K
 
 
 def _of_kernel(call: KernelCall, target: Target) -> StepTime:
-    """A peak counts two operations for each instruction: so many its own instructions count, whatever they do."""
+    """An instruction of a kernel counts as many operations as where recompute is priced."""
     kernel, moved = call.kernel, moving(bytes_of(call), target)
-    arithmetic = 2 * len(kernel.body) * math.prod(map(likely, kernel.ranges)) / target.flops_per_s("float32")
+    operations = FLOPS_PER_ELEMENT * len(kernel.body) * math.prod(map(likely, kernel.ranges))
+    arithmetic = operations / target.flops_per_s("float32")
     return replace(moved, compute_s=arithmetic, traffic_s=0.0) if arithmetic > moved.traffic_s else moved
 
 

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 # A Philox block is ten rounds of two wide products and six word operations for four numbers.
 _FLOPS_PER_DRAW = 20
 # Of pointwise calls within a kernel: an exponential is a polynomial of about this many operations.
-_FLOPS_PER_ELEMENT = 20
+FLOPS_PER_ELEMENT = 20
 
 
 # Of their first input they read as many elements as they give.
@@ -83,7 +83,7 @@ def _rates_of(node: fx.Node) -> Rates:
 def vector_seconds(node: fx.Node, num_bytes: int) -> float:
     """Of one call within a kernel that runs anyway, for which that kernel reads and writes so many bytes more."""
     rates = _rates_of(node)
-    arithmetic = _FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
+    arithmetic = FLOPS_PER_ELEMENT * max([_numel(node), *(_numel(source) for source in node.all_input_nodes)])
     return max(arithmetic / rates.flops_by_dtype[torch.float32], num_bytes / rates.bytes_per_s)
 
 
