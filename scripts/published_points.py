@@ -6,7 +6,8 @@
 
 A published run is of another program than ours: eager PyTorch, or Inductor's kernels, with its own checkpointing. It is
 planned as near to that as the compiler can: operator by operator, or fused by Triton, with a policy that saves what
-was saved there. What devices reach of their peaks was written down before (aottrain/ir/settings/devices.py).
+was saved there. Networks were not published: they are taken to be what the makers of the machines build in. That, and
+what devices reach of their peaks, was written down before (aottrain/ir/settings/devices.py).
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class Point:
     loss_head: str = "whole"
     optimizer: int = 2
     """Numbers that the optimizer keeps for each parameter, of the parameter's type; 0: none runs."""
+    masters: bool = False
+    """Whether parameters, gradients and the optimizer's state are float32 where the model computes in bfloat16, as
+    FSDP's mixed precision has them."""
     beside: bool = False
     """Whether its memory was said without weights and batch."""
     tokens: int = 0
@@ -90,14 +94,14 @@ def _llama(batch: int, context: int, dtype: torch.dtype = torch.float32, **sizes
 
 
 @cache
-def _of_8b(batch: int, dtype: torch.dtype = torch.float32) -> Callable[[], tuple[nn.Module, Batch]]:
-    return lambda: _llama(
-        batch, 8192, dtype, num_layers=32, width=4096, num_heads=32, num_kv_heads=8, mlp_width=14336, vocab_size=128256
-    )
+def _of_8b(batch: int) -> Callable[[], tuple[nn.Module, Batch]]:
+    sizes = {"num_heads": 32, "num_kv_heads": 8, "mlp_width": 14336, "vocab_size": 128256}
+    return lambda: _llama(batch, 8192, torch.bfloat16, num_layers=32, width=4096, **sizes)
 
 
 def _of_13b() -> tuple[nn.Module, Batch]:
-    return _llama(2, 4096, num_layers=40, width=5120, num_heads=40, num_kv_heads=40, mlp_width=13824, vocab_size=32000)
+    sizes = {"num_heads": 40, "num_kv_heads": 40, "mlp_width": 13824, "vocab_size": 32000}
+    return _llama(2, 4096, torch.bfloat16, num_layers=40, width=5120, **sizes)
 
 
 def _gpt2() -> tuple[nn.Module, Batch]:
@@ -119,32 +123,34 @@ _HBM2E = "torchtitan benchmarks/llama3_h100_202412_torchtitan.md"
 _OURS = "scripts/bench_gpu.py on an H100 80GB HBM3"
 _RESERVED = "reserved, not allocated"
 POINTS = (
-    Point("Llama-3-8B, 64 A100, batch 1 x 8192, selective", _of_8b(1), "bf16", "a100-80", 8192 / 2973, 0, _TITAN,
-          "", world=64, partition=SavesEverySecond, tokens=8192),
-    Point("Llama-2-13B, 64 A100, batch 2 x 4096, no checkpointing", _of_13b, "bf16", "a100-80", 8192 / 2162, 0, _TITAN,
-          "it ran on 80 GB", world=64, partition="save_all", tokens=8192),
-    Point("Llama-2-13B, 64 A100, batch 2 x 4096, selective", _of_13b, "bf16", "a100-80", 8192 / 1904, 0, _TITAN,
-          "", world=64, partition=SavesEverySecond, tokens=8192),
-    Point("Llama-3.1-8B, 8 H100 HBM2e, batch 2 x 8192, selective", _of_8b(2), "bf16", "h100-hbm2e", 16384 / 5762,
-          82.4 * _GIB, _HBM2E, _RESERVED, world=8, partition=SavesEverySecond, tokens=16384),
-    Point("the same, torch.compile", _of_8b(2), "bf16", "h100-hbm2e", 16384 / 6667, 77.0 * _GIB, _HBM2E,
+    Point("Llama-3-8B, 64 A100, batch 1 x 8192, selective", _of_8b(1), "fp32", "a100-80", 8192 / 2973, 0, _TITAN,
+          "", world=64, partition=SavesEverySecond, masters=True, tokens=8192),
+    Point("Llama-2-13B, 64 A100, batch 2 x 4096, no checkpointing", _of_13b, "fp32", "a100-80", 8192 / 2162, 0, _TITAN,
+          "it ran on 80 GB; in the plan exchanges take longest", world=64, partition="save_all",
+          masters=True, tokens=8192),
+    Point("Llama-2-13B, 64 A100, batch 2 x 4096, selective", _of_13b, "fp32", "a100-80", 8192 / 1904, 0, _TITAN,
+          "in the plan exchanges take longest", world=64, partition=SavesEverySecond, masters=True, tokens=8192),
+    Point("Llama-3.1-8B, 8 H100 HBM2e, batch 2 x 8192, selective", _of_8b(2), "fp32", "h100-hbm2e", 16384 / 5762,
+          82.4 * _GIB, _HBM2E, _RESERVED, world=8, partition=SavesEverySecond, masters=True, tokens=16384),
+    Point("the same, torch.compile", _of_8b(2), "fp32", "h100-hbm2e", 16384 / 6667, 77.0 * _GIB, _HBM2E,
           "ours are Triton kernels of our own; " + _RESERVED, world=8, kernel="triton", partition=SavesEverySecond,
-          tokens=16384),
-    Point("Llama-3-8B, 8 GPUs, batch 1 x 8192, selective", _of_8b(1), "bf16", "h100-sxm", 0, 49.58 * _GIB,
-          "torchtitan pull request 996", "", world=8, partition=SavesEverySecond),
-    Point("Llama-3-8B in bf16, one H100, batch 2 x 8192, checkpointing", _of_8b(2, torch.bfloat16), "fp32", "h100-sxm",
+          masters=True, tokens=16384),
+    Point("Llama-3-8B, 8 GPUs, batch 1 x 8192, selective", _of_8b(1), "fp32", "h100-sxm", 0, 49.58 * _GIB,
+          "torchtitan pull request 996", "", world=8, partition=SavesEverySecond, masters=True),
+    Point("Llama-3-8B in bf16, one H100, batch 2 x 8192, checkpointing", _of_8b(2), "fp32", "h100-sxm",
           4.7, 78 * _GIB, "ljm565/universal-llm-trainer docs/gpu_test.md",
-          "it runs transformers' model, which keeps float32 copies of norms and logits", partition="checkpoint"),
+          "it runs transformers' model in eager PyTorch, which keeps float32 copies of norms and logits: ours has none",
+          partition="checkpoint"),
     Point("ours: GPT-2 124M, one H100, batch 8 x 1024", _gpt2, "bf16", "h100-sxm", 31.5e-3, 2.52 * _GIB, _OURS,
-          "launches on the host took 62 us each, which is where that figure is from",
+          "bound by launches, 62 us each on that host: where that figure is from",
           kernel="triton", loss_head="auto", optimizer=0, beside=True),
     Point("ours: norms and gates, 16384 x 4096, fp32", _gates, "fp32", "h100-sxm", 17.1e-3, 1.80 * _GIB, _OURS,
-          "its three kernels keep many values at hand, which slows them: not modelled",
+          "its three kernels compute more than they move; the memory is not explained",
           kernel="triton", optimizer=0, beside=True),
     Point("ours: GPT of width 192, 16 x 128, fp32", _small, "fp32", "h100-sxm", 6.7e-3, 144 * 2**20, _OURS, "the same",
           kernel="triton", loss_head="auto", optimizer=0, beside=True),
 )  # fmt: skip
-_traced: dict[Any, tuple[TracedStep, State]] = {}
+_traced: dict[Any, tuple[TracedStep, State, int]] = {}
 
 
 def main() -> int:
@@ -182,8 +188,8 @@ def plan(point: Point) -> tuple[float, int]:
     options = check_options(
         partition=partition, kernel=point.kernel, loss_head=point.loss_head, capture="trace", workspaces=True
     )
-    traced, state = _trace(point, options)
-    reserved = sum(state.held(point.world).values()) - state.parameters
+    traced, state, own = _trace(point, options)
+    reserved = sum(state.held(point.world).values()) - own
     planned = plan_step(replace(traced, target=target), replace(options, reserved_bytes=reserved))
     assert planned.time is not None
     seconds, memory = planned.time.seconds, planned.report.memory
@@ -193,7 +199,8 @@ def plan(point: Point) -> tuple[float, int]:
     return seconds, planned.report.predicted_peak_bytes - outside
 
 
-def _trace(point: Point, options: Any) -> tuple[TracedStep, State]:
+def _trace(point: Point, options: Any) -> tuple[TracedStep, State, int]:
+    """With what a training step keeps, and bytes of the parameters that it computes with."""
     key = point.make, point.precision, point.loss_head, point.kernel
     if key not in _traced:
         _traced.clear()  # of the largest ones a graph is 300 MB
@@ -201,9 +208,12 @@ def _trace(point: Point, options: Any) -> tuple[TracedStep, State]:
             model, batch = point.make()
         loss = llama.loss if isinstance(model, llama.Llama) else lambda call, values: call(*values)
         module = LossModule(model, loss, point.precision).train()
-        count = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-        state = state_of(module, point.optimizer * count, 0, point.precision)
-        _traced[key] = trace_step(module, batch, options, DEVICES[point.device]), state
+        own = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
+        state = state_of(module, point.optimizer * own, 0, point.precision)
+        if point.masters:
+            twice = {name: 2 * getattr(state, name) for name in ("parameters", "trained", "optimizer", "root", "block")}
+            state = replace(state, **twice, width=0.5)
+        _traced[key] = trace_step(module, batch, options, DEVICES[point.device]), state, own
     return _traced[key]
 
 

@@ -56,6 +56,9 @@ def missing_paths(config: RunConfig) -> list[Mistake]:
     if config.export.path is not None and Path(config.export.path).exists():
         text = "is there already; give the path of a new folder"
         mistakes.append(Mistake("export.path", text, config.export.path))
+    if config.partition.path is not None and not Path(config.partition.path).is_file():
+        text = "no such file; give a plan.json that task=plan device=... wrote"
+        mistakes.append(Mistake("partition.path", text, config.partition.path))
     if config.decisions not in (MEASURED, DEFAULT):
         try:
             read_record(config.decisions)

@@ -8,6 +8,7 @@ from typing import Any
 
 from aottrain.compiler.partition.policy import Policy, policy_name
 from aottrain.errors import ConfigError
+from aottrain.ir.plan import StoredPlan
 from aottrain.ir.settings.budget import Budget, parse_budget
 from aottrain.ir.settings.choices import CAPTURES, COSTS, KERNELS, LOSS_HEADS, ON_UNSUPPORTED, RNGS, STRATEGIES
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Record, read_record
@@ -19,7 +20,7 @@ Kernel = str | Callable[..., Any]
 class CompileOptions:
     """Checked options of `aottrain.compile`; see its docstring for their meaning."""
 
-    partition: str | Policy = "min_cut"
+    partition: str | Policy | StoredPlan = "min_cut"
     budget: Budget | None = None
     kernel: Kernel = "auto"
     capture: str = "dynamo"
@@ -38,6 +39,8 @@ class CompileOptions:
 
     @property
     def partition_name(self) -> str:
+        if isinstance(self.partition, StoredPlan):
+            return f"plan {self.partition.path}"
         return self.partition if isinstance(self.partition, str) else f"policy {policy_name(self.partition)}"
 
     @property
@@ -76,7 +79,7 @@ def check_options(**options: Any) -> CompileOptions:
     partition = options.get("partition") or ("min_cut" if budget is None else "budget")
     parsed = CompileOptions(**{**options, "partition": partition})
     modules, kernel, decisions = parsed.modules, parsed.kernel, parsed.decisions
-    if not callable(partition) and partition not in STRATEGIES:
+    if not callable(partition) and not isinstance(partition, StoredPlan) and partition not in STRATEGIES:
         mistakes.append(f"partition={partition!r} is not known; allowed: {', '.join(STRATEGIES)}, or a callable")
     elif partition == "budget":
         try:

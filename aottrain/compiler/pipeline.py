@@ -46,7 +46,7 @@ from aottrain.compiler.passes.split_pools import split_pools
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
-from aottrain.errors import BudgetError, CompilerError, UnsupportedError
+from aottrain.errors import BudgetError, CompilerError, ConfigError, UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.ownership import check_reachable
 from aottrain.guards.state import StateGuard
@@ -285,6 +285,8 @@ def build(joint: JointGraph, options: CompileOptions, log: StageLog, faults: Fau
             built = _plan(ready, replace(options, kernel=target.kernel), log)
             if built.kernel == target.kernel or ready is joint:
                 return replace(built, reason=built.reason or reason, decided=undone | decided)
+        except ConfigError:  # the caller's: no other way to run the program mends it
+            raise
         except BudgetError:
             if not target.passes:
                 raise

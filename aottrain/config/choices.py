@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aottrain.ir.settings.choices import GENERATED, KERNELS, STRATEGIES
 
-TASKS = ("train", "compare", "plan", "pareto", "tour", "export", "eval", "generate")
+TASKS = ("train", "compare", "plan", "measure", "pareto", "tour", "export", "eval", "generate")
 # Those of a run that has been trained, which <task>.run names.
 RUN_TASKS = ("export", "eval", "generate")
 # In the order in which task=compare runs them where nothing else is said; the first is what the others are compared to.
@@ -16,7 +16,7 @@ ENGINES = ("aot", *PEERS)
 EAGER_ENGINES = ("eager", "eager_checkpoint")
 COMPILING_ENGINES = ("aot", "torch_compile")
 TORCH_BACKENDS = ("inductor", "aot_eager")
-PARTITIONS = (*STRATEGIES, "policy")
+PARTITIONS = (*STRATEGIES, "policy", "plan")
 KERNEL_FILES = (*KERNELS, "custom")
 # Those under which kernels are generated, where a program has any.
 GENERATING = ("auto", *GENERATED)

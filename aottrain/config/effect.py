@@ -195,6 +195,11 @@ def _of_export(config: RunConfig) -> Iterator[Idle]:
                "task=export writes the weights as they are")  # fmt: skip
 
 
+def _of_measure(config: RunConfig) -> Iterator[Idle]:
+    unread = ("recipe", "data", "engine", "partition", "kernel", "optimizer", "lr_schedule", "verify", "logger")
+    yield Idle((*unread, "trainer", "measure", "seed", "decisions"), "task=measure takes the rates of the machine")
+
+
 def _of_tour(config: RunConfig) -> Iterator[Idle]:
     unread = ("recipe", "data", "engine", "partition", "optimizer", "lr_schedule", "trainer", "verify", "logger")
     yield Idle((*unread, "seed", "decisions"), "task=tour shows small programs of its own")
@@ -209,6 +214,7 @@ _OF_TASK = {
     "eval": _of_eval,
     "generate": _of_generate,
     "tour": _of_tour,
+    "measure": _of_measure,
 }
 
 

@@ -123,6 +123,11 @@ def _partition_mistakes(partition: PartitionConfig) -> list[Mistake]:
     elif partition.budget is not None:
         text = f"partition={partition.strategy} takes no budget; leave it out or use partition=budget"
         mistakes.append(Mistake("partition.budget", text, show(partition.budget)))
+    if (partition.strategy == "plan") != (partition.path is not None):
+        text = "partition=plan needs the path of a plan.json" if partition.path is None else (
+            f"partition={partition.strategy} takes no path; use partition=plan"
+        )  # fmt: skip
+        mistakes.append(Mistake("partition.path", text, show(partition.path)))
     if partition.strategy != "checkpoint" and partition.modules:
         text = f"partition={partition.strategy} takes no modules; use partition=checkpoint"
         mistakes.append(Mistake("partition.modules", text, show(partition.modules)))
@@ -201,14 +206,8 @@ def absolute_paths(config: RunConfig) -> RunConfig:
     logger = dataclasses.replace(config.logger, uri=uri if uri is None or is_address(uri) else absolute(uri))
     resume = config.resume if config.resume == "auto" else absolute(config.resume)
     named = config.decisions if config.decisions in (MEASURED, DEFAULT) else absolute(config.decisions)
-    device = absolute(config.device) if is_file(config.device) else config.device
-    changed = {
-        "data": data,
-        "adapter": adapter,
-        "logger": logger,
-        "resume": resume,
-        "decisions": named,
-        "device": device,
-        **of_runs,
-    }
+    changed: dict[str, Any] = {"data": data, "adapter": adapter, "logger": logger, "resume": resume, **of_runs}
+    changed["decisions"] = named
+    changed["partition"] = dataclasses.replace(config.partition, path=absolute(config.partition.path))
+    changed["device"] = absolute(config.device) if is_file(config.device) else config.device
     return dataclasses.replace(config, **changed)

@@ -104,6 +104,8 @@ class PartitionConfig:
     """The blocks, by their last names; [] finds the repeated modules."""
     target: str | None = setting(None, form="package.module:function")
     """A callable aottrain.ForwardValue -> save | recompute | free; needed."""
+    path: str | None = setting(None, form="a path")
+    """A plan.json that task=plan wrote for a named device, of the same program; needed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,7 +358,7 @@ class RunConfig:
     """What belongs to no section."""
 
     task: str = setting("train", one_of=TASKS)
-    """What to do; compare, plan, pareto try settings, tour shows the compiler, the last three are of a trained run."""
+    """compare, plan, pareto try settings, measure is of this machine, tour of the compiler, the last three of a run."""
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)

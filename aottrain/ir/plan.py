@@ -31,6 +31,25 @@ class ForwardValue:
 
 
 @dataclass(frozen=True)
+class StoredPlan:
+    """A plan that was made elsewhere, from its file."""
+
+    path: str
+    saved: tuple[str, ...]
+    recomputed: tuple[str, ...]
+    schedule: tuple[str, ...] | None
+    limit: int | None
+    """These four as of a PartitionPlan."""
+    saved_bytes: int
+    values: Mapping[str, str]
+    """Each saved value in a line, with its operator, type and shape."""
+    kernel: str
+    """What the program was planned to run as, and so was rewritten for."""
+    fingerprint: str
+    """Of the whole program."""
+
+
+@dataclass(frozen=True)
 class PartitionPlan(Shown):
     """Which forward values cross to the backward, and why. Nodes are named as in the joint graph."""
 

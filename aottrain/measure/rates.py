@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 
 from aottrain.ir.settings.decisions import OVERHEAD, TRAFFIC, Timing
 from aottrain.ir.settings.devices import Target
@@ -54,7 +55,7 @@ def rates_for(device: torch.device) -> Rates:
         return rates_of(target)
     if device.type not in _COPIED_BYTES:
         return DEFAULT_RATES
-    measure = partial(timed, "rates", "rates", partial(_runs, device), device)
+    measure = partial(timed, "rates", "rates", partial(rate_runs, device), device)
     figures = decide("rates", device.type, _figures(DEFAULT_RATES), measure, _prefer).choice
     assert isinstance(figures, Mapping)
     return _rates(figures)
@@ -98,7 +99,7 @@ def _stepped(figure: float, model: float) -> float:
     return model * 2.0 ** (round(steps) if abs(steps) >= 1 else 0)
 
 
-def _runs(device: torch.device) -> dict[str, Run]:
+def rate_runs(device: torch.device) -> dict[str, Run]:
     """By the figures' names. The float32 product first, which is held against kept figures: it takes little time."""
     side = max(side for threads, side in _SIDES[device.type].items() if torch.get_num_threads() >= threads)
     runs = {str(torch.float32): _product(torch.float32, side, device)}
@@ -111,6 +112,18 @@ def _runs(device: torch.device) -> dict[str, Run]:
     runs[TRAFFIC] = Run(partial(torch.empty_like(source).copy_, source), 2 * num_bytes)
     runs[OVERHEAD] = Run(lambda: [one.neg() for _ in range(_NUM_SMALL_OPS)], _NUM_SMALL_OPS)
     return runs
+
+
+def attention_run(device: torch.device) -> tuple[torch.dtype, Run]:
+    """Fused attention, in operations, and the type of its numbers: halves on a device."""
+    is_cpu = device.type == "cpu"
+    dtype = torch.float32 if is_cpu else torch.bfloat16
+    shape = (1, 4, 512, 64) if is_cpu else (4, 16, 4096, 128)
+    query = torch.ones(shape, dtype=dtype, device=device)
+    batch, heads, time, width = shape
+    return dtype, Run(
+        partial(F.scaled_dot_product_attention, query, query, query), 4.0 * batch * heads * time**2 * width
+    )
 
 
 def _product(dtype: torch.dtype, side: int, device: torch.device) -> Run:

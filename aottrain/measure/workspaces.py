@@ -134,8 +134,8 @@ def _of_loss_head(call: OpCall) -> int:
 
 
 _RULES = {
-    "aten._scaled_dot_product_flash_attention_backward": _of_flash_gradient,
-    "aottrain.linear_cross_entropy": _of_loss_head,
+    "aten._scaled_dot_product_flash_attention_backward.default": _of_flash_gradient,
+    "aottrain.linear_cross_entropy.default": _of_loss_head,
 }
 
 

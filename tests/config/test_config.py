@@ -25,6 +25,7 @@ OPTIONS = sorted((path.parent.name, path.stem) for path in CONF.glob("*/*.yaml")
 EXTRA = {
     ("recipe", "custom"): "recipe.target=recipes.resnet",
     ("partition", "policy"): "partition.target=package.module:function",
+    ("partition", "plan"): "partition.path=plan.json",
     **{(group, "custom"): f"{group}.target=a.module:f" for group in ("kernel", "data", "optimizer", "lr_schedule")},
 }
 

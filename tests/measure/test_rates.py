@@ -96,7 +96,7 @@ def test_what_cannot_be_measured_has_the_fixed_rates(clock, monkeypatch):
     def no_memory(*_):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(rates, "_runs", no_memory)
+    monkeypatch.setattr(rates, "rate_runs", no_memory)
     assert rates_for(CPU) is DEFAULT_RATES
     assert rates_for(torch.device("meta")) is DEFAULT_RATES
 

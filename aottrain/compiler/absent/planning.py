@@ -34,7 +34,7 @@ from aottrain.compiler.schedule.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.state import StateGuard
-from aottrain.ir.graph import JointGraph, PartitionedGraph
+from aottrain.ir.graph import JointGraph
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.settings.decisions import DEFAULT
 from aottrain.ir.settings.devices import Target
@@ -59,7 +59,8 @@ class PlannedStep:
     """What one plan of it comes to."""
 
     report: GraphReport
-    parts: PartitionedGraph
+    joint: JointGraph
+    """The program as it was rewritten and planned."""
     plan: PartitionPlan
     time: StepTime | None
     """Of one micro-batch, forward and backward; None of the CPU at hand, which has a clock."""
@@ -104,4 +105,4 @@ def plan_step(traced: TracedStep, options: CompileOptions) -> PlannedStep:
         schedules = [part.schedule for part in built.fused]
         time = None if traced.target is None else step_time(built.expected, schedules, traced.target)
     report = replace(report, stages=tuple(log.records), guards=traced.guards)
-    return PlannedStep(report, built.expected, built.plan, time)
+    return PlannedStep(report, built.joint, built.plan, time)

@@ -76,10 +76,10 @@ def _calls(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Iterator[K
 
 
 def _of_kernel(call: KernelCall, target: Target) -> StepTime:
-    """Its arithmetic as that of recompute is priced: each instruction as many operations as an exponential has."""
+    """An instruction of a kernel counts as many operations as where recompute is priced."""
     kernel, moved = call.kernel, moving(bytes_of(call), target)
     operations = FLOPS_PER_ELEMENT * len(kernel.body) * math.prod(map(likely, kernel.ranges))
-    arithmetic = operations / (target.flops_per_s("float32") * target.products)
+    arithmetic = operations / target.flops_per_s("float32")
     return replace(moved, compute_s=arithmetic, traffic_s=0.0) if arithmetic > moved.traffic_s else moved
 
 

@@ -16,6 +16,7 @@ from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import Fused
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
+from aottrain.compiler.partition.stored import fitted
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
     PRIMALS,
@@ -35,7 +36,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind, is_pure
-from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.plan import PartitionPlan, StoredPlan
 from aottrain.ir.settings.budget import Budget
 
 
@@ -117,7 +118,7 @@ def _with_regions(demand: Demand, graph: fx.Graph, late: set[fx.Node], blocks: M
 
 def plan_partition(
     joint: JointGraph,
-    strategy: str | Policy = "min_cut",
+    strategy: str | Policy | StoredPlan = "min_cut",
     budget: Budget | None = None,
     reserved_bytes: int = 0,
     cost: str = "roofline",
@@ -135,6 +136,8 @@ def plan_partition(
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
     function answers something else.
     """
+    if isinstance(strategy, StoredPlan):
+        return fitted(strategy, joint)
     if strategy == "budget":
         assert budget is not None
         return plan_of(plan_family(joint, reserved_bytes, cost, fused), budget, fused)

@@ -254,7 +254,12 @@ def load_kernel(config: RunConfig) -> str | Callable[..., Any]:
     return config.kernel.name if config.kernel.target is None else load_target("kernel", config.kernel.target)
 
 
-def load_partition(config: RunConfig) -> str | Callable[..., Any]:
-    """The strategy's name, or for partition=policy the function that `partition.target` names."""
+def load_partition(config: RunConfig) -> Any:
+    """The strategy's name; for partition=policy the function that `partition.target` names, for partition=plan the plan
+    that `partition.path` has."""
     partition = config.partition
+    if partition.path is not None:
+        from aottrain.compiler.partition.stored import read_plan
+
+        return read_plan(partition.path)
     return partition.strategy if partition.target is None else load_target("partition", partition.target)

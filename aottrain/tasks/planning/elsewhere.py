@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from aottrain.compiler.partition.stored import KEY
 from aottrain.config.devices import find_target
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
@@ -60,6 +61,7 @@ def describe(config: RunConfig, target: Target, subject: Subject, rows: Sequence
         "reserve_factor": RESERVED,
         "time_uncertainty": UNCERTAINTY,
         "rows": [_plain(row) for row in rows],
+        KEY: rows[0].partition,
     }
 
 

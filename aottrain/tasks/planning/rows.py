@@ -15,6 +15,7 @@ from torch import nn
 from aottrain.compiler.absent.planning import PlannedStep, TracedStep, plan_step, trace_step
 from aottrain.compiler.absent.step_time import StepTime
 from aottrain.compiler.options import CompileOptions, check_options
+from aottrain.compiler.partition.stored import stored_plan
 from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import BudgetError, ConfigError
@@ -65,6 +66,8 @@ class Row:
     recompute_flops: int
     time: StepTime
     report: GraphReport
+    partition: dict[str, Any]
+    """Which values are saved, as `partition=plan` takes it."""
 
     @property
     def cost(self) -> float:
@@ -210,6 +213,7 @@ def _row(
         recompute_flops=report.recompute_flops * count,
         time=time,
         report=report,
+        partition=stored_plan(planned.joint, planned.plan, report.kernel),
     )
 
 
