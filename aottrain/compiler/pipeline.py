@@ -35,7 +35,7 @@ from aottrain.compiler.partition.strategies import find_demand, plan_partition
 from aottrain.compiler.partition.undefined import expected_tangents, for_tangents, with_tangents
 from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
-from aottrain.compiler.passes.collectives import with_collectives
+from aottrain.compiler.passes.collectives import talks, with_collectives
 from aottrain.compiler.passes.fuse_attention import fuse_attention
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
@@ -102,10 +102,6 @@ class Rewritten(NamedTuple):
         return self.joint.graph
 
 
-def _always(options: CompileOptions) -> bool:
-    return True
-
-
 def _wants_chunks(options: CompileOptions) -> bool:
     return options.chunks_loss_head
 
@@ -123,7 +119,7 @@ class Pass:
     """BITWISE or ROUNDING."""
     kernels: tuple[str, ...] = ()
     """The generated kernels that it is made for; none: it is made whatever the program runs as."""
-    when: Callable[[CompileOptions], bool] = _always
+    when: Callable[[CompileOptions], bool] = lambda options: True
     """Whether the caller wants it."""
 
     def __call__(self, joint: JointGraph) -> Rewritten:
@@ -212,7 +208,8 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
     with deciding(options.decisions) as ledger:
         step, analysis = capture_whole(call, options.rng, log)
         functional = functional_program(step, analysis, log, linked=True)
-        functional = log.run("place_collectives", partial(with_collectives, options.reduce_over), functional)
+        if talks(functional, options.reduce_over):
+            functional = log.run("place_collectives", partial(with_collectives, options.reduce_over), functional)
         joint, decided, _ = rewrite(without_values(functional), passes_for(options), log)
         options, reason = with_kernel(options, joint, faults)
         if options.memory_bytes is not None:

@@ -37,6 +37,7 @@ from aottrain.tasks.summary import compile_figures, config_summary, job_summary,
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded
 from aottrain.trainer.job import Job
 from aottrain.trainer.loop import Output, fit
+from aottrain.trainer.parallel.link import take_link
 from aottrain.trainer.parallel.together import NoCheckpoints, found_by_first
 from aottrain.trainer.parallel.world import ALONE, World, joined
 from aottrain.trainer.preparing import prepare, restore
@@ -132,7 +133,7 @@ def _train(record: RunRecord) -> int:
     resume = found_by_first(world, config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     job = record.job = build_job(config, decisions_of(config, resume), world)
-    for line in job.batches.notes:
+    for line in (*job.batches.notes, *filter(None, [take_link(world, config.parallel)])):
         say(line)
     changes = _check_checkpoint(config, job, checkpoints, resume)
     summary.update(job_summary(config, job))

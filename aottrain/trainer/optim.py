@@ -173,7 +173,9 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_gradients(
-    parameters: Iterable[nn.Parameter], clip_norm: float | None, of_all: Callable[[torch.Tensor], torch.Tensor]
+    parameters: Iterable[nn.Parameter],
+    clip_norm: float | None,
+    of_all: Callable[[torch.Tensor], torch.Tensor] = lambda norm: norm,
 ) -> torch.Tensor:
     """Scale all gradients so that their joint 2-norm is at most `clip_norm`; returns the norm before that, unread.
 

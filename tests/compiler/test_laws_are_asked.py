@@ -83,7 +83,7 @@ def test_a_broken_partition_stops_before_its_kernels(monkeypatch):
         return parts
 
     monkeypatch.setattr(pipeline, "apply_partition", apply)
-    monkeypatch.setattr(pipeline, "plan_kernels", lambda *given: pytest.fail("nobody asked"))
+    monkeypatch.setattr(pipeline, "plan_in_flight", lambda *given: pytest.fail("nobody asked"))
     with pytest.raises(VerificationError, match="computes something else"):
         compile_it(kernel="aten")
 

@@ -35,6 +35,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import communicates
 from aottrain.ir.plan import PartitionPlan
+from aottrain.measure.links import link
 
 MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
 _BUCKETS = 8  # at least, so that the first one leaves early
@@ -166,7 +167,8 @@ def _placed(old: fx.Graph, most_bytes: int) -> fx.Graph:
     sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
     whole = sum(_bytes(node.all_input_nodes[0]) for node in sums)
     gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
-    bucket = min(most_bytes, max(whole // _BUCKETS, LEAST_BYTES))
+    least = max(LEAST_BYTES, int(link().latency_s * link().bytes_per_s))  # below it the fixed time is most of all
+    bucket = min(most_bytes, max(whole // _BUCKETS, least))
     ahead = min(most_bytes, max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]))
     placing = _Placing(bucket, 2 * bucket)
     for node in placeholders(old):

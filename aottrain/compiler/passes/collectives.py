@@ -16,6 +16,15 @@ from aottrain.compiler.graphs.simplification import copy_graph
 from aottrain.ir.graph import InputKind, JointGraph, OutputKind, calls, spec_of
 
 
+def talks(joint: JointGraph, group: str | None) -> bool:
+    """Whether there is anything to place."""
+    return group is not None or any(_is_gather(node) for node in calls(joint.graph))
+
+
+def _is_gather(node: fx.Node) -> bool:
+    return node.target is torch.ops.aottrain_parallel.gather_rows.default
+
+
 def with_collectives(group: str | None, joint: JointGraph) -> JointGraph:
     """The same program with its collectives in their places. group: over which gradients are summed, if they are."""
     joint = sink_gathers(joint)
@@ -47,15 +56,12 @@ def reduce_gradients(group: str, joint: JointGraph) -> JointGraph:
 
 
 def sink_gathers(joint: JointGraph) -> JointGraph:
-    """The same program; itself where it gathers nothing."""
-    target = torch.ops.aottrain_parallel.gather_rows.default
-    if not any(node.target is target for node in calls(joint.graph)):
-        return joint
+    """The same program."""
     graph = copy_graph(joint.graph)
     places = {node: place for place, node in enumerate(graph.nodes)}
     for node in reversed(calls(graph)):
         readers = [user for user in node.users if user.op == "call_function"]
-        if node.target is target and readers:
+        if _is_gather(node) and readers:
             min(readers, key=places.__getitem__).prepend(node)
     graph.lint()
     return joint.with_graph(graph)

@@ -12,8 +12,9 @@ from aottrain.compat import tree_flatten, tree_map
 from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.repetition import once_for_alike
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
-from aottrain.ir.ops import OpKind, flop_formula, op_info
+from aottrain.ir.ops import OpKind, communicates, flop_formula, op_info
 from aottrain.ir.sizes.expressions import concrete, hint, is_symbolic
+from aottrain.measure.links import link
 from aottrain.measure.rates import DEFAULT_RATES, Rates, rates_for
 from aottrain.measure.timings import call_seconds
 
@@ -31,7 +32,7 @@ _LOOKUPS = (aten.embedding, aten.index, aten.index_select, aten.gather)
 
 def node_flops(node: fx.Node) -> int:
     """Floating-point operations of one call; 0 for views. Ops without a formula count one per element they touch."""
-    if node.op != "call_function":
+    if node.op != "call_function" or communicates(node.target):
         return 0
     if info(node).is_free:
         return 0
@@ -60,6 +61,8 @@ def node_seconds(node: fx.Node) -> float:
     0 for views."""
     if node.op != "call_function" or info(node).is_free:
         return 0.0
+    if communicates(node.target):
+        return link().seconds(_value_bytes(node))
     rates = _rates_of(node)
     return max(arithmetic_seconds(node), node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
 
