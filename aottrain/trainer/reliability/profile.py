@@ -77,6 +77,7 @@ class StepProfile:
             self._say(f"profile: {self._path}")
         except (OSError, RuntimeError) as error:
             self._say(f"warning: {self._path}: cannot be written: {error}; going on")
+        self._profile, self._steps = None, range(0)  # its events take hundreds of megabytes
 
 
 def where_time_goes(events: Any, report: CompileReport | None) -> dict[str, Any]:
