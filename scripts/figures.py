@@ -28,6 +28,7 @@ RECORDED = ROOT / "scripts" / "recorded"
 TEXTS = (ROOT / "README.md", ROOT / "scripts" / "README.md")
 # Of each table the commands that make it.
 COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "budget": ("scripts/bench_training.py",),
     "budgets": ("scripts/bench_budget.py --recipe llama --recipe transformer --rounds 7 --steps 3",),
     "compare": ("scripts/bench_compare.py",),
     "compiling": ("scripts/bench_compile.py --layers 4 48",),
@@ -35,6 +36,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "hf_models": ("scripts/hf_models.py",),
     "kernels": ("scripts/bench_kernels.py --rounds 5 --steps 3",),
     "learning": ("scripts/learning.py",),
+    "losses": ("scripts/bench_training.py",),
     "loss_head": ("scripts/bench_loss_head.py",),
     "operators": ("scripts/databases.py --samples 3", "scripts/databases.py --samples 3 --frontend dynamo"),
     "optimizers": ("scripts/bench_optimizer.py", "scripts/bench_optimizer.py --dtype bfloat16"),
@@ -121,8 +123,18 @@ def footer(figures: Figures) -> str:
 
 def picture(name: str, figures: Figures) -> str:
     """The plot of a table as a text shows it; its figures stand in the alternative text."""
-    told = "; ".join(f"{row.cells[0]}: {row.cells[1]} ms, {row.cells[2]} MiB" for row in figures.rows)
+    told = "; ".join(_told(figures.header, row.cells) for row in figures.rows)
     return f"![{figures.header[0]}. {told}](scripts/recorded/{name}.svg)\n\n{footer(figures)}"
+
+
+def _told(header: Sequence[str], cells: Sequence[str]) -> str:
+    """A row in words; of a line where it begins and ends."""
+    from scripts.plots import LINES, points_of
+
+    if header[1] != LINES:
+        return f"{cells[0]}: {cells[1]} ms, {cells[2]} MiB"
+    first, *_, last = points_of(cells[1])
+    return f"{cells[0]}: {first[1]:g} at {header[2]} {first[0]:g}, {last[1]:g} at {last[0]:g}"
 
 
 def plots() -> dict[Path, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -10,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from scripts import bench_budget, bench_compare, bench_compile, bench_kernels, bench_peaks, figures
+from scripts import bench_budget, bench_compare, bench_compile, bench_kernels, bench_peaks, bench_training, figures
 from scripts.figures import COMMANDS, RECORDED, TEXTS, Figures, Row, markdown, plots_in, tables_in, written
 
 TEXT = "before\n<!-- figures: speed -->\nold | figures\n<!-- end of figures -->\nafter\n"
@@ -114,6 +115,40 @@ def test_a_recorded_plot_is_drawn_and_shown(folder, monkeypatch):
     points = [point.get("transform") for point in drawn.iter() if point.get("class", "").startswith("point")]
     tight, roomy, eager = (float(place.partition(",")[2][:-1]) for place in points)
     assert eager < tight < roomy  # the slowest stands highest
+
+
+def test_lines_are_drawn_and_told_where_they_begin_and_end(folder, monkeypatch):
+    text = folder / "text.md"
+    text.write_text("<!-- plot: losses -->\n<!-- end of figures -->\n", encoding="utf-8")
+    monkeypatch.setattr(figures, "TEXTS", (text,))
+    rows = {"eager": "1:5.5 2:4 3:3", "aottrain": "1:5.5 2:4.01 3:3", "another": "1:2 3:1"}
+    kept = tuple(Row(each, "bench.py", "a machine") for each in rows.items())
+    figures.save("losses", Figures(("Loss: <A model>", "lines", "step", "loss"), kept))
+    assert "eager: 5.5 at step 1, 3 at 3; aottrain: " in written(text.read_text(encoding="utf-8"))
+    (drawn,) = figures.plots().values()
+    found = ElementTree.fromstring(drawn)
+    assert {"Loss: <A model>", "eager", "aottrain", "another", "step", "loss"} <= set(found.itertext())
+    lines = [each for each in found.iter() if each.tag.endswith("polyline") and each.get("points").count(" ") > 1]
+    widths = [float(re.search(r"stroke-width:([\d.]+)", each.get("style"))[1]) for each in lines]
+    assert len(lines) == 2 and widths[0] > widths[1], "the lower of two that lie over each other is thicker"
+    heights = [float(pair.split(",")[1]) for pair in lines[0].get("points").split()]
+    assert heights == sorted(heights), "losses fall"
+
+
+def test_figures_of_a_training_are_those_of_its_folders(tmp_path):
+    for name, peak in (("0", 300), ("1", 200), ("2", 100)):
+        (tmp_path / name).mkdir()
+        summary = {"peak_bytes": peak << 20, "predicted_peak_bytes": peak << 20, "saved_bytes": 1 << 20}
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+        (tmp_path / name / "metrics.csv").write_text("step,train/loss\n1,5.51234\n2,4.5\n", encoding="utf-8")
+    (tmp_path / "sweep.csv").write_text("job,engine\n0,eager\n1,torch_compile\n2,aot\n", encoding="utf-8")
+    engines = bench_training.jobs(tmp_path, "engine")
+    assert bench_training.losses(engines)[1:] == [
+        ["torch.compile", "1:5.5123 2:4.5000"], ["aottrain", "1:5.5123 2:4.5000"],
+    ]  # fmt: skip
+    table = bench_training.memory(engines, dict.fromkeys(bench_training.BUDGETS, tmp_path / "2"))
+    assert table[0] == ["eager's peak", "0.0:300.0 1.0:300.0"] and table[2][0] == "measured peak"
+    assert table[2][1].startswith("0.0:100.0 ") and table[4] == ["saved", table[4][1].replace("100.0", "1.0")]
 
 
 def test_a_table_without_record_is_named():

@@ -95,6 +95,7 @@ class StepProfile:
             table = where_time_goes(self._profile.events() or (), self._report())
             text = json.dumps(table, indent=1) + "\n"
             self._write(TABLE, lambda path: Path(path).write_text(text, encoding="utf-8"))
+        self._profile, self._steps = None, range(0)  # its events take hundreds of megabytes
 
     def _write(self, name: str, write: Callable[[str], object]) -> None:
         path = self._folder / name
