@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -146,10 +145,6 @@ def damaged_cache() -> Callable[[], None]:
     folder.mkdir(exist_ok=True)
     before = os.environ.get("AOTTRAIN_CACHE_DIR")
     os.environ["AOTTRAIN_CACHE_DIR"] = str(folder)
-    subprocess.run([sys.executable, "-c", "pass"], check=True)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.write_bytes(b"damaged")
     (folder / "measured.json").write_text(json.dumps([1]))
     return lambda: environment(AOTTRAIN_CACHE_DIR=before)()
 
@@ -165,7 +160,7 @@ MACHINE: dict[str, Fault] = {
     "HOME is not writable, wandb": Fault(environment(HOME="/proc/self", AOTTRAIN_CACHE_DIR=None), logger="wandb"),
     "the cache folder is a file": Fault(environment(AOTTRAIN_CACHE_DIR="/etc/hostname"), engine="aot"),
     "the cache folder cannot be made": Fault(environment(AOTTRAIN_CACHE_DIR="/proc/nothing"), engine="aot"),
-    "the cache is damaged": Fault(engine="aot", prepare=damaged_cache),
+    "the cache folder holds a damaged file": Fault(engine="aot", prepare=damaged_cache),
     "no compiler": Fault(environment(PATH="/nowhere", CXX=None), engine="aot", kernel="auto"),
     "no compiler, kernel=cpp": Fault(environment(PATH="/nowhere", CXX=None), (0, 2), engine="aot", kernel="cpp"),
     "CXX is no compiler": Fault(environment(CXX="/bin/false", AOTTRAIN_CACHE_DIR="new"), (0, 2), (), "aot", "cpp"),
@@ -177,7 +172,7 @@ MACHINE: dict[str, Fault] = {
     "the output folder is on a read-only system": Fault(codes=(2,), arguments=["hydra.run.dir=/proc/aottrain"]),
     "the output folder has a checkpoint": Fault(codes=(2,), prepare=occupied),
     "two runs in one folder": Fault(codes=(2,), prepare=another_run),
-    "no terminal: standard streams closed": Fault(closed(0)),
+    "standard input is closed": Fault(closed(0)),
     "nobody reads the output": Fault(no_reader, (141,)),
     "LC_ALL=C, a folder with an accent": Fault(
         other_process(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0"), arguments=['hydra.run.dir="run/é"']

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from aottrain.config.choices import HIGHEST_IS_BEST
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
 
@@ -238,7 +239,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     if len(outcomes) > 1:
         keys = [key for key in keys if len({outcome.job.overrides.get(key) for outcome in outcomes}) > 1]
     names = [name for name in FIGURES if any(outcome.figures.get(name) is not None for outcome in outcomes)]
-    if "tokens_per_s" in names and "samples_per_s" in names:
+    if {*HIGHEST_IS_BEST} <= set(names):  # both say how fast it was
         names.remove("samples_per_s")
     rows = [["job", *keys, "status", *(FIGURES[name] for name in names)]]
     for outcome in outcomes:

@@ -374,7 +374,7 @@ class RunConfig:
     decisions: str = setting(MEASURED, form=f"{MEASURED}, {DEFAULT}, or a path")
     """Who chooses what pays: measured is the clock, default a model the same everywhere, a path that run's record."""
     profile: str | None = setting(None, one_of=PROFILES)
-    """step: three steps after the warm-up in trace.json, for Perfetto; memory: each allocation of them in memory.*."""
+    """step: three steps after the warm-up in trace.json; memory: their allocations, in memory.json or memory.pickle."""
     recipe: RecipeConfig = field(default_factory=RecipeConfig)
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
     partition: PartitionConfig = field(default_factory=PartitionConfig)

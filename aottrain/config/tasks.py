@@ -115,7 +115,7 @@ class SweepConfig:
     parallel: int = setting(1, low=1)
     """How many jobs run at once, each a process; they share the device, its memory and the processors."""
     search: str = setting("all", one_of=SEARCHES)
-    """Which jobs run: all combinations, or those that the package optuna chooses within ranges like interval(1,9)."""
+    """Which jobs: all combinations, or those that the package optuna chooses within ranges, as interval(1e-4,1e-2)."""
     trials: int = setting(20, low=1)
     """How many jobs optuna chooses."""
     objectives: tuple[str, ...] = setting(("val_loss",), one_of=OBJECTIVES)
