@@ -62,7 +62,7 @@ def test_two_processes_train_as_one_does(one, two):
     assert not torch.equal(state["random"]["torch"], state["random_of_others"][0]["torch"])
 
 
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=WHOLE), 3])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=WHOLE), pytest.param(2, marks=WHOLE), 3])
 def test_a_run_goes_on_with_as_many_processes_or_others(one, two, size, tmp_path):
     line = ["-m", "aottrain", f"resume={two}", "trainer.steps=8", "hydra.run.dir=out"]
     ended = run_together(line, tmp_path, size)
