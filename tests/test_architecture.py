@@ -32,6 +32,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compat.py",
     "aottrain/compat_dynamo.py",
     "aottrain/peers.py",
+    "aottrain/trainer/reliability/profile.py",  # torch.cuda.memory's snapshots, which are documented under these names
 }
 # The one place that runs a peer's compiler on our graphs, for kernel=inductor.
 PEER = "aottrain/peers.py"

@@ -52,7 +52,7 @@ def traffic_of(joint: JointGraph, parts: PartitionedGraph, schedules: Sequence[S
     moved = sum(bytes_of(call) for schedule in schedules for call in working(schedule))
     saved = frozenset(name for name, primal in parts.residuals if primal is None)
     sums = {call.buffers[c.buffer].name for s in schedules for call in s.kernels for c in call.kernel.columns}
-    return moved, least_bytes(joint, saved, sums)
+    return moved, min(least_bytes(joint, saved, sums), moved)  # of many saved values not all are tried
 
 
 def working(schedule: Schedule) -> Iterator[KernelCall | fx.Node]:
