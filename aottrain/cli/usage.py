@@ -88,10 +88,12 @@ def usage(folders: Sequence[Path], version: str) -> str:
     for group, chosen in defaults.items():
         options = sorted(path.stem for folder in folders for path in (folder / group).glob("*.yaml"))
         marked = [option + "*" if option == chosen else option for option in options]
+        if marked == [f"{chosen}*"]:
+            continue  # its keys are set one by one
         named = " ".join(marked)
         if len(marked) > _MOST_NAMED:
             named = f"{chosen}* and {len(marked) - 1} more: ls {group}" if chosen in options else f"see ls {group}"
-        lines.append(f"  {group:<12} {named}")
+        lines.append(f"  {group:<11} {named}")
     groups = "\n".join(_two_columns(lines))
     return HELP.format(version=version, groups=groups, keys="\n".join(_keys()), default="*")
 

@@ -362,7 +362,7 @@ class RunConfig:
     """What belongs to no section."""
 
     task: str = setting("train", one_of=TASKS)
-    """compare, plan, pareto try settings, measure is of this machine, tour of the compiler, the last three of a run."""
+    """What to do; compare, plan, pareto try settings, tour shows the compiler, measure this machine, others a run."""
     seed: int = setting(1234, low=0, below=2**63)
     """Of weights, data order and dropout; the same seed gives the same run where decisions are the same."""
     device: str = setting("auto", form=DEVICES)

@@ -17,6 +17,7 @@ from aottrain.cli import main
 from aottrain.errors import RecipeError
 from aottrain.trainer.evaluation import Tally, perplexity
 from tests.numerics.tolerance import RTOL_ATOL
+from tests.sampling import WHOLE
 from tests.tasks.trained import IMAGES, TEXT, train
 
 
@@ -52,7 +53,9 @@ def test_the_loss_is_the_one_that_training_measured_last(runs, measured, capsys)
     assert table["examples"] == "4" and "accuracy" not in table
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("text", "fp32"), ("images", "fp32"), ("images", "bf16")])
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("text", "fp32"), pytest.param("images", "fp32", marks=WHOLE), ("images", "bf16")]
+)
 def test_compiled_and_eager_measure_the_same(runs, measured, kind, precision):
     more = ["eval.batches=3", f"trainer.precision={precision}"]
     _, eager = measured(runs[kind], *more)

@@ -135,7 +135,9 @@ def test_the_documentation_has_the_stages_in_their_order():
     ran = [stage.name for stage in call.prepare(torch.randn(4, 8)).stages]
     text = (Path(pipeline.__file__).parent / "README.md").read_text(encoding="utf-8")
     table = text.split("| stage | does |")[1].split("\n\n")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == ran
+    told = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    told.remove("place_collectives")  # where several processes run it
+    assert told == ran
 
 
 @needs_compiler

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import aottrain
+from tests.sampling import WHOLE
 
 pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch is without gloo")
 
@@ -63,6 +64,7 @@ def work(rank: int, port: int) -> None:
     dist.destroy_process_group()
 
 
+@WHOLE  # tests/parallel has two processes, too
 def test_collectives_are_eagers():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -40,18 +40,16 @@ def test_a_step_is_planned_for_a_device_that_is_not_there(plan, tmp_path):
 
 
 def test_a_table_of_batches_budgets_and_devices_has_the_cheapest_first(plan):
-    code, out, found = plan(
-        "device=a100-40", *SMALL, "plan.batches=[1,4]", "plan.budgets=[1.0,0.0]", "plan.worlds=[1,4]"
-    )
+    code, out, found = plan("device=a100-40", *SMALL, "plan.batches=[1]", "plan.budgets=[1.0,0.0]", "plan.worlds=[1,4]")
     assert code == 0, out
     rows = found["rows"]
     assert {(row["batch_size"], row["plan"], row["world"]) for row in rows} == {
-        (batch, budget, world) for batch in (1, 4) for budget in ("1", "0") for world in (1, 4)
+        (batch, budget, world) for batch in (1,) for budget in ("1", "0") for world in (1, 4)
     }
     costs = [row["world"] / row["samples_per_s"] for row in rows]
     assert costs == sorted(costs) and "devices" in out
     by_key = {(row["batch_size"], row["plan"], row["world"]): row for row in rows}
-    for batch in (1, 4):
+    for batch in (1,):
         assert by_key[batch, "0", 1]["allocated_peak_bytes"] <= by_key[batch, "1", 1]["allocated_peak_bytes"]
         alone, shared = by_key[batch, "1", 1], by_key[batch, "1", 4]
         assert shared["memory"]["optimizer"] * 4 == pytest.approx(alone["memory"]["optimizer"], abs=4)
