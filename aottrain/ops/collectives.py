@@ -51,8 +51,15 @@ def _all_sum(value: Tensor, group: str) -> Tensor:
     return out
 
 
+def _begin_gather(shard: Tensor, world: int, group: str) -> Tensor:
+    """Into memory that is made here: the operator that makes it itself frees it twice, sooner or later, where several
+    gathers are under way on gloo (torch 2.13)."""
+    whole = shard.new_empty((shard.shape[0] * world, *shard.shape[1:]))
+    return _functional().all_gather_into_tensor_out(shard.contiguous(), world, group, out=whole)
+
+
 def _gather_rows(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
-    whole = _functional().wait_tensor(_functional().all_gather_into_tensor(shard.contiguous(), world, group))
+    whole = _functional().wait_tensor(_begin_gather(shard, world, group))
     return whole if whole.shape[0] == rows else whole.narrow(0, 0, rows).clone()
 
 
@@ -86,7 +93,7 @@ def _sum_start(values: list[Tensor], group: str) -> list[Tensor]:
 
 def _gather_start(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
     """The shard is read until the result has arrived."""
-    whole = _functional().all_gather_into_tensor(shard.contiguous(), world, group)
+    whole = _begin_gather(shard, world, group)
     return whole if whole.shape[0] == rows else whole.narrow(0, 0, rows)
 
 
