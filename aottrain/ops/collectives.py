@@ -52,8 +52,8 @@ def _all_sum(value: Tensor, group: str) -> Tensor:
 
 
 def _begin_gather(shard: Tensor, world: int, group: str) -> Tensor:
-    """Into memory that is made here: the operator that makes it itself frees it twice, sooner or later, where several
-    gathers are under way on gloo (torch 2.13)."""
+    """Into memory that is made here: where several gathers are under way on gloo, the operator that makes it itself
+    damages the heap sooner or later (torch 2.13)."""
     whole = shard.new_empty((shard.shape[0] * world, *shard.shape[1:]))
     return _functional().all_gather_into_tensor_out(shard.contiguous(), world, group, out=whole)
 

@@ -6,6 +6,6 @@ from tests.parallel.groups import run_together
 
 
 def test_many_at_once_arrive(tmp_path):
-    """torch 2.13's own gather frees memory twice here, within the first hundreds of rounds."""
+    """torch 2.13's gather into memory of its own damages the heap here, and a process crashes."""
     for one in run_together([str(Path(__file__).with_name("in_flight.py"))], tmp_path):
         assert (one.code, one.out.strip()) == (0, "all arrived"), one.err
