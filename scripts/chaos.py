@@ -45,6 +45,7 @@ from aottrain.tasks import train  # noqa: E402
 from aottrain.trainer import engines, loop  # noqa: E402
 from aottrain.trainer.checkpoint import load  # noqa: E402
 from scripts.chaos_points import POINTS, any_point, what_is_left  # noqa: E402
+from scripts.forking import forked  # noqa: E402
 
 SIGNALS = {
     "kill": [signal.SIGKILL],
@@ -79,27 +80,14 @@ _MOST_STARTS = 60
 
 def run_forked(arguments: list[str] | RunConfig, plant: Callable[[], None]) -> int:
     """The command line, or what one has come to, in a fork of this process, which has imported all; its pid."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        log = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+
+    def call() -> int:
         plant()
         if isinstance(arguments, RunConfig):
-            command.run, config, arguments = lambda _: train.run(config), arguments, []
-        code = command_line(arguments)
-    except BaseException:
-        import traceback
+            command.run = lambda _: train.run(arguments)
+        return command_line([] if isinstance(arguments, RunConfig) else arguments)
 
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(code)
+    return forked(call, "output.txt")
 
 
 def configured(arguments: list[str]) -> RunConfig:

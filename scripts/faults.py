@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aottrain.cli import main as command_line  # noqa: E402
 from scripts.faults_of_machines import MACHINE  # noqa: E402
+from scripts.forking import forked  # noqa: E402
 
 SMALL = (
     "recipe.model.num_layers=1", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16",
@@ -107,27 +108,15 @@ def run(arguments: list[str], fault: Callable[[], object] = lambda: None) -> Pri
     output = Path("output.txt")
     with contextlib.suppress(FileNotFoundError):
         output.unlink()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            signal.alarm(_LONGEST_S)
-            log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            replaced = fault()
-            sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
-            code = command_line(arguments if replaced is None else replaced(arguments))
-        except BaseException:
-            import traceback
 
-            traceback.print_exc()
-        finally:
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(Exception):
-                    stream.flush()
-            os._exit(code)
+    def call() -> int:
+        signal.alarm(_LONGEST_S)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        replaced = fault()
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
+        return command_line(arguments if replaced is None else replaced(arguments))
+
+    pid = forked(call, str(output))
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return Printed(code, output.read_text(encoding="utf-8", errors="replace"))
 

@@ -182,12 +182,10 @@ class MadeBatches:
 
 
 @dataclass(frozen=True)
-class PreparedBatches:
-    """Other batches as a recipe wants them: `prepare(batch, generator) -> Batch`, with draws of its own."""
+class ChangedBatches:
+    """The base of what changes other batches, whose figures stay."""
 
     batches: Batches
-    prepare: Callable[[Batch, torch.Generator], Batch]
-    seed: int
 
     @property
     def tokens_per_batch(self) -> int:
@@ -212,6 +210,14 @@ class PreparedBatches:
     @property
     def codec(self) -> Codec | None:
         return self.batches.codec
+
+
+@dataclass(frozen=True)
+class PreparedBatches(ChangedBatches):
+    """Other batches as a recipe wants them: `prepare(batch, generator) -> Batch`, with draws of its own."""
+
+    prepare: Callable[[Batch, torch.Generator], Batch]
+    seed: int
 
     def at(self, step: int) -> list[Batch]:
         generator = step_generator(self.seed, _PREPARING_STREAM + step)

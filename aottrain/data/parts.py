@@ -4,46 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aottrain.data.batches import Batches, Codec
+from aottrain.data.batches import ChangedBatches
 from aottrain.errors import ConfigError
 from aottrain.step import Batch
 
 
 @dataclass(frozen=True)
-class PartBatches:
+class PartBatches(ChangedBatches):
     """Of each of these batches the examples of process `rank`, of `size`: together they are the batch, whatever their
     number. Figures are those of the whole batch.
 
     ConfigError: a batch cannot be cut into so many.
     """
 
-    batches: Batches
     rank: int
     size: int
-
-    @property
-    def tokens_per_batch(self) -> int:
-        return self.batches.tokens_per_batch
-
-    @property
-    def batch_size(self) -> int:
-        return self.batches.batch_size
-
-    @property
-    def fingerprint(self) -> str:
-        return self.batches.fingerprint
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self.batches.notes
-
-    @property
-    def examples_per_epoch(self) -> int:
-        return self.batches.examples_per_epoch
-
-    @property
-    def codec(self) -> Codec | None:
-        return self.batches.codec
 
     def at(self, step: int) -> list[Batch]:
         return [self._part(batch) for batch in self.batches.at(step)]

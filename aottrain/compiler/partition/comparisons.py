@@ -21,7 +21,7 @@ _SELECTING = {
     "cummax", "cummin", "_cummax_helper", "_cummin_helper", "maximum", "minimum", "fmax", "fmin", "clamp",
     "clamp_min", "clamp_max", "scatter_reduce", "index_reduce", "linalg_vector_norm", "max_pool2d_with_indices",
     "max_pool3d_with_indices", "adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d",
-    "max_pool2d_values",
+    "max_pool_taps",
 }  # fmt: skip
 # What moves elements, or makes them wider, or drops a sign.
 _MOVING = {"gather", "index_select", "index", "take", "flip", "roll", "cat", "stack", "clone", "abs", "_to_copy",

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from aottrain.compiler.partition.comparisons import decided_once
+from aottrain.compiler.partition.comparisons import _COMPARISONS, _MOVING, _SELECTING, _WITHIN, decided_once
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.ir.graph import calls
@@ -60,3 +60,9 @@ def test_what_a_formula_compares_within_itself_is_saved(plan):
 )
 def test_other_comparisons_may_be_made_again(program):
     assert not decided_once(joint_of(program, leaf(4, 6)))
+
+
+def test_every_name_is_an_operator():
+    spaces = torch.ops.aten, torch.ops.aottrain
+    names = {*_COMPARISONS, *_SELECTING, *_MOVING, *_WITHIN}
+    assert [name for name in sorted(names) if not any(hasattr(space, name) for space in spaces)] == []
