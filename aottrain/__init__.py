@@ -23,7 +23,7 @@ _PUBLIC = {
     "apply_partition": "aottrain.compiler.partition.split",
     "philox_eager": "aottrain.ops.random.mode",
     "empty_cache": "aottrain.runtime.arena",
-    "fuse": "aottrain.compiler.schedule.fusion",
+    "fuse": "aottrain.compiler.schedule.grouping.fusion",
     "lower": "aottrain.compiler.schedule.kernels",
     "schedule": "aottrain.compiler.schedule.order",
     "render": "aottrain.compiler.codegen.rendering",

@@ -28,7 +28,7 @@ TESTS = (
     "tests/compiler/lowering",
     "tests/compiler/passes/test_join_sums.py",
     "tests/ops/test_attention.py",
-    "tests/ops/test_loss_head.py",
+    "tests/ops/losses/test_loss_head.py",
     "tests/ops/test_products.py",
     "tests/trainer/test_verification.py",
 )

@@ -24,7 +24,7 @@ from aottrain.compiler.joint.functional import functionalize
 from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.compiler.joint.replay import replay_of
-from aottrain.compiler.link.backends import choose_kernel, fused_by, make_kernels
+from aottrain.compiler.link.backends import choose_kernel, fusion_model, make_kernels
 from aottrain.compiler.link.capacity import all_bytes, peak_without_workspaces, refuse_beyond
 from aottrain.compiler.link.flights import plan_in_flight
 from aottrain.compiler.link.linking import link, plan_replays
@@ -44,7 +44,7 @@ from aottrain.compiler.passes.split_losses import split_losses
 from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.compiler.passes.split_pools import split_pools
 from aottrain.compiler.reporting import Decided, describe
-from aottrain.compiler.schedule.alike import sharing
+from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.errors import BudgetError, CompilerError, ConfigError, UnsupportedError
 from aottrain.explain.report import GraphReport, Tangents
@@ -340,10 +340,10 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:
     """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
-    fused, budget, modules = fused_by(joint, options, defined), options.budget, options.modules
+    fusion, budget, modules = fusion_model(joint, options, defined), options.budget, options.modules
     reserved, cost = options.reserved_bytes, options.cost
     return plan_partition(
-        joint, options.partition, budget=budget, reserved_bytes=reserved, cost=cost, modules=modules, fused=fused
+        joint, options.partition, budget=budget, reserved_bytes=reserved, cost=cost, modules=modules, fusion=fusion
     )
 
 

@@ -24,7 +24,7 @@ from aottrain.compiler.partition.costs.op_cost import price_of, total_flops
 from aottrain.compiler.partition.costs.storages import contract
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.schedule.fusion import one_kernel
+from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.compiler.traffic import traffic_of
 from aottrain.explain.diagrams import half_diagrams, joint_diagram
 from aottrain.explain.kernels import kernel_records, refusals

@@ -23,7 +23,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.schedule.groups import preferred
+from aottrain.compiler.schedule.grouping.groups import preferred
 from aottrain.ir.graph import (
     FORWARD_OUTPUTS,
     PRIMALS,

@@ -253,7 +253,7 @@ def spec_of(node: fx.Node) -> TensorSpec | None:
     return spec
 
 
-def known_spec(node: Any) -> TensorSpec:
+def required_spec(node: Any) -> TensorSpec:
     """Of a value that is known to be one tensor."""
     spec = spec_of(node)
     assert spec is not None

@@ -51,7 +51,7 @@ class KernelCall:
 _BY_STORAGE = ("aten.as_strided.default", "aten.as_strided_scatter.default", "aten.as_strided_copy.default")
 
 
-def apart(graph: fx.Graph) -> set[fx.Node]:
+def unshared_operands(graph: fx.Graph) -> set[fx.Node]:
     """Operands that share no memory: those of ops that count positions in a storage, and those that a sparse tensor
     keeps as its indices and values."""
     return {source for node in graph.nodes if _keeps_operands(node) for source in node.all_input_nodes}

@@ -19,7 +19,7 @@ from aottrain.ir.settings.decisions import OVERHEAD, TRAFFIC, Timing
 from aottrain.ir.settings.devices import Target
 from aottrain.measure.calls import free_bytes
 from aottrain.measure.decisions import decide, planned_for
-from aottrain.measure.measuring import Run
+from aottrain.measure.stopwatch import Run
 from aottrain.measure.timings import timed
 
 _COPIED_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}  # larger than caches are; on a CPU first touching it takes longest

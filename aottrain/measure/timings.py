@@ -17,11 +17,11 @@ import torch
 from aottrain.counted import counted, tell
 from aottrain.ir.ops import op_info
 from aottrain.ir.settings.decisions import Timing
-from aottrain.measure import measuring
+from aottrain.measure import stopwatch
 from aottrain.measure.calls import OpCall, environment, own_code, quiet
 from aottrain.measure.decisions import Timed, decide
 from aottrain.measure.machine import machine_description
-from aottrain.measure.measuring import Run
+from aottrain.measure.stopwatch import Run
 from aottrain.toolchain.cache import Table, table
 
 _ABOUT = "measured on"
@@ -37,12 +37,12 @@ def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: to
     kept, name = _times(store.get(key)), (store.path.name, key)
     if kept and name in _checked:
         return Timed(kept, "cache")
-    if name in _busy and measuring.now() - _busy[name][0] < measuring.BUSY_SECONDS:
+    if name in _busy and stopwatch.now() - _busy[name][0] < stopwatch.BUSY_SECONDS:
         return _busy[name][1]
     with quiet() as allowed:
         if not allowed:  # a profiler of the caller's records
             return Timed(kept, "cache" if kept else "model")
-        if measuring.is_busy():
+        if stopwatch.is_busy():
             return Timed(kept, "cache" if kept else "busy")
         try:
             runs = make()
@@ -50,13 +50,13 @@ def timed(kind: str, key: str, make: Callable[[], Mapping[str, Run]], device: to
                 _checked.add(name)
                 return Timed(kept, "cache")
             tell("calls timed", next(_num_timed))
-            times, is_busy = measuring.in_turns(runs, device)
+            times, is_busy = stopwatch.in_turns(runs, device)
         except Exception:  # whatever it is: these inputs were none that a program would give
             return Timed()
     if is_busy:
         if kept:
             return Timed(kept, "cache")
-        _busy[name] = measuring.now(), Timed(times, "busy")
+        _busy[name] = stopwatch.now(), Timed(times, "busy")
         return _busy[name][1]
     return _keep(store, key, times, device)
 
@@ -95,7 +95,7 @@ def _call(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object
 
 def _is_contradicted(runs: Mapping[str, Run], kept: Mapping[str, Timing], device: torch.device) -> bool:
     first = next(iter(runs))
-    return measuring.contradicts(runs[first], kept[first], device)
+    return stopwatch.contradicts(runs[first], kept[first], device)
 
 
 def _keep(store: Table, key: str, times: Mapping[str, Timing], device: torch.device) -> Timed:

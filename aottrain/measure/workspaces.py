@@ -123,7 +123,7 @@ def _of_flash_gradient(call: OpCall) -> int:
 
 
 def _of_loss_head(call: OpCall) -> int:
-    """Of `aottrain.ops.loss_head`: the losses of all rows, a chunk of logits, and in half precision the product that is
+    """Of `ops.losses.loss_head`: the losses of all rows, a chunk of logits, and in half precision the product that is
     added to the weight's gradient."""
     hidden, weight = call.tensors[:2]
     rows, classes = hidden.shape[0], weight.shape[0]

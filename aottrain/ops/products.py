@@ -11,7 +11,7 @@ from torch import Tensor
 from aottrain.ir.schedule import is_dense
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Timing
 from aottrain.measure.decisions import decide
-from aottrain.measure.measuring import Run
+from aottrain.measure.stopwatch import Run
 from aottrain.measure.timings import timed
 
 # Of the product that the two libraries are compared by: large enough to be bound by arithmetic, done in milliseconds.

@@ -14,8 +14,8 @@ from aottrain.ir.settings.devices import Target
 from aottrain.ir.units import format_bytes, format_flops, format_percent, format_seconds
 from aottrain.measure.calls import quiet
 from aottrain.measure.machine import describe_machine
-from aottrain.measure.measuring import in_turns
 from aottrain.measure.rates import attention_run, rate_runs
+from aottrain.measure.stopwatch import in_turns
 from aottrain.measure.workspaces import product_workspace_bytes
 from aottrain.metrics.memory import total_bytes
 from aottrain.tasks.building.build import chosen_device

@@ -11,7 +11,8 @@ import aottrain
 import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.link import backends, linking, programs
 from aottrain.compiler.lowering import rules
-from aottrain.compiler.schedule import order, units
+from aottrain.compiler.schedule import order
+from aottrain.compiler.schedule.grouping import units
 from aottrain.errors import BudgetError, CapacityError
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.programs import replace_pass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aottrain.measure import measuring, timings
+from aottrain.measure import stopwatch, timings
 
 
 class Clock:
@@ -17,18 +17,19 @@ class Clock:
         self.num_runs = 0
         self._at = self._switched = 0
         monkeypatch.delenv("AOTTRAIN_RATES", raising=False)
-        monkeypatch.setattr(measuring, "_seconds", self._run)
-        monkeypatch.setattr(measuring, "_switches", lambda: self._switched)
-        monkeypatch.setattr(measuring, "_lost_seconds", lambda: 0.0)
-        monkeypatch.setattr(measuring, "_work", self._look)
-        monkeypatch.setattr(measuring, "now", lambda: self._at)
+        monkeypatch.setattr(stopwatch, "_seconds", self._run)
+        monkeypatch.setattr(stopwatch, "_switches", lambda: self._switched)
+        monkeypatch.setattr(stopwatch, "_waited_seconds", lambda: None)
+        monkeypatch.setattr(stopwatch, "_lost_seconds", lambda: 0.0)
+        monkeypatch.setattr(stopwatch, "_work", self._look)
+        monkeypatch.setattr(stopwatch, "now", lambda: self._at)
         self.forget(monkeypatch)
 
     def forget(self, monkeypatch) -> None:
         """As another process begins."""
         monkeypatch.setattr(timings, "_checked", set())
         monkeypatch.setattr(timings, "_busy", {})
-        monkeypatch.setattr(measuring, "_seen", [])
+        monkeypatch.setattr(stopwatch, "_seen", [])
 
     def later(self, seconds: float) -> None:
         self._at += seconds

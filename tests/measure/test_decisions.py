@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, Decision, Record, Timing, merged, read_record, record_from
-from aottrain.measure import measuring, rates
+from aottrain.measure import rates, stopwatch
 from aottrain.measure.decisions import deciding
-from aottrain.measure.measuring import Run, in_turns
 from aottrain.measure.rates import DEFAULT_RATES, rates_for
+from aottrain.measure.stopwatch import Run, in_turns
 from aottrain.ops import products
 from aottrain.ops.products import choose_library
 from aottrain.toolchain import cache
@@ -98,7 +98,7 @@ def test_a_busy_machine_decides_nothing_and_keeps_nothing(clock, folder, how):
     assert library() == found and clock.num_runs == count  # asked again at once, it is not measured again
     clock.load = 0
     clock.switches, clock.seconds = 0, lambda _: clock.times[clock.order[-1]]
-    clock.later(measuring.BUSY_SECONDS)
+    clock.later(stopwatch.BUSY_SECONDS)
     assert library().source == "measured"
 
 
@@ -109,7 +109,7 @@ def test_what_a_run_contradicts_is_measured_again(clock, monkeypatch):
     cache.forget_tables()
     assert library().source == "cache"
     clock.forget(monkeypatch)
-    clock.times = {ATEN: 0.002 * 1.01 * measuring.CONTRADICTION, ONEDNN: 0.1}
+    clock.times = {ATEN: 0.002 * 1.01 * stopwatch.CONTRADICTION, ONEDNN: 0.1}
     found = library()
     assert (found.choice, found.source, found.times[ONEDNN]) == (ATEN, "measured", Timing(0.1))
     cache.forget_tables()
@@ -214,9 +214,33 @@ def test_records_together_answer_each_question_once():
 def test_a_look_at_the_machine_sees_what_others_take(clock, monkeypatch, share, is_busy):
     """Also where they take it in few long slices."""
     lost = []
-    monkeypatch.setattr(measuring, "_work", time.sleep)
-    monkeypatch.setattr(measuring, "_lost_seconds", lambda: lost.append(0) or share * 0.1 * (len(lost) - 1))
-    assert measuring.is_busy() == is_busy == measuring.is_busy() and len(lost) == 2
+    monkeypatch.setattr(stopwatch, "_work", time.sleep)
+    monkeypatch.setattr(stopwatch, "_lost_seconds", lambda: lost.append(0) or share * 0.1 * (len(lost) - 1))
+    assert stopwatch.is_busy() == is_busy == stopwatch.is_busy() and len(lost) == 2
+
+
+@pytest.mark.parametrize(("share", "is_busy"), [(0.5, True), (0.02, False)])
+def test_threads_that_wait_tell_a_busy_machine_from_many_wake_ups(clock, monkeypatch, share, is_busy):
+    """A logger's threads and a display take the processor a hundred times a second, for almost nothing."""
+    waited = iter((0.0, share * 0.1))
+    monkeypatch.setattr(stopwatch, "_waited_seconds", lambda: next(waited))
+    clock.load = 1000
+    monkeypatch.setattr(stopwatch, "_work", lambda seconds: time.sleep(seconds) or clock._look(seconds))
+    assert stopwatch.is_busy() == is_busy
+
+
+def test_the_wait_of_all_threads_is_read_from_the_system(tmp_path, monkeypatch):
+    assert stopwatch._waited_seconds() is None or stopwatch._waited_seconds() >= 0
+    monkeypatch.setattr(stopwatch, "_TASKS", tmp_path)
+    assert stopwatch._waited_seconds() is None
+    for name, text in {"1": "5000 250000000 3\n", "2": "7 250000000 1\n", "3": "", "4": "none\n"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "schedstat").write_text(text)
+    (tmp_path / "5").mkdir()  # it has ended
+    assert stopwatch._waited_seconds() == 0.5
+    for name in ("1", "2"):  # a system that keeps no account
+        (tmp_path / name / "schedstat").write_text("0 0 0\n")
+    assert stopwatch._waited_seconds() is None
 
 
 def test_the_real_clock_tells_a_long_run_from_a_short_one():

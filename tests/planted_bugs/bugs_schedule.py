@@ -5,9 +5,10 @@ from __future__ import annotations
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
-from aottrain.compiler.schedule import demand, fusion, groups, in_place, kernels, memory, units
+from aottrain.compiler.schedule import demand, in_place, kernels, memory
+from aottrain.compiler.schedule.grouping import fusion, groups, units
 from aottrain.ir import schedule as ir_schedule
-from aottrain.ops import loss_head as loss_head_op
+from aottrain.ops.losses import loss_head as loss_head_op
 from aottrain.runtime import arena
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -190,7 +191,7 @@ ARENAS.edit(
 
 HEADS = Area("loss head")
 LOSSES = TestsOf("tests/compiler/passes/test_chunk_loss_heads.py")
-RULES = TestsOf("tests/ops/test_loss_head.py")
+RULES = TestsOf("tests/ops/losses/test_loss_head.py")
 HEADS.edit(
     "only the first chunk counts",
     LOSSES.the_answer_is_eagers_within_rounding,

@@ -12,7 +12,7 @@ import torch
 from aottrain.compiler.schedule import products as product_choice
 from aottrain.errors import CheckpointError
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, Timing, read_record
-from aottrain.measure import measuring, timings
+from aottrain.measure import stopwatch, timings
 from aottrain.ops.products import choose_library
 from aottrain.tasks import train
 from aottrain.tasks.building.build import build_job
@@ -33,8 +33,8 @@ def machine(tmp_path, monkeypatch):
     on `second` each first."""
     monkeypatch.delenv("AOTTRAIN_RATES")
     monkeypatch.setattr(product_choice, "_SMALLEST_FLOPS", 0)  # products of a tiny model are decided about, too
-    monkeypatch.setattr(measuring, "is_busy", lambda: False)
-    monkeypatch.setattr(measuring, "contradicts", lambda *_: False)
+    monkeypatch.setattr(stopwatch, "is_busy", lambda: False)
+    monkeypatch.setattr(stopwatch, "contradicts", lambda *_: False)
 
     def turn_to(name: str) -> None:
         def in_turns(runs, device):
@@ -42,7 +42,7 @@ def machine(tmp_path, monkeypatch):
             return {run: Timing(1e-9 * 4**place) for place, run in enumerate(ranked)}, False
 
         tables: dict[str, Table] = {}
-        monkeypatch.setattr(measuring, "in_turns", in_turns)
+        monkeypatch.setattr(stopwatch, "in_turns", in_turns)
         monkeypatch.setattr(timings, "_checked", set())
         monkeypatch.setattr(timings, "_busy", {})
         folder = tmp_path / f"cache of {name}"

@@ -30,7 +30,7 @@ from aottrain.compiler.pipeline import (
     with_kernel,
 )
 from aottrain.compiler.reporting import Decided, describe
-from aottrain.compiler.schedule.alike import sharing
+from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
 from aottrain.explain.report import GraphReport, Tangents
 from aottrain.guards.state import StateGuard

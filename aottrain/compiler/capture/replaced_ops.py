@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import aottrain.ops.ctc  # noqa: F401  (the ops)
+import aottrain.ops.losses.ctc  # noqa: F401  (the ops)
 import aottrain.ops.lstsq  # noqa: F401  (the ops)
 from aottrain.ir.ops import hidden_mutation
 

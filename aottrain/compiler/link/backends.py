@@ -18,10 +18,10 @@ from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import CompileOptions, Kernel
-from aottrain.compiler.partition.costs.kernel_cost import Fused
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.undefined import for_tangents
-from aottrain.compiler.schedule.fusion import one_kernel
+from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.analysis.unchanged import unchanged
 from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
@@ -70,7 +70,7 @@ def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     return "cpp", ""
 
 
-def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> Fused | None:
+def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> FusionModel | None:
     """What planning asks of the kernels that the program will run as; None where it will run op by op. defined: as
     `ir.graph.PartitionedGraph`."""
     if options.kernel not in GENERATED:
@@ -88,7 +88,9 @@ def fused_by(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ..
 
     facts = size_facts(joint.graph)
     rules = within(facts, rules_for)
-    return Fused(within(facts, one_kernel), lambda node: str(node.target) in WINDOWED or not rules(node), peak_bytes)
+    return FusionModel(
+        within(facts, one_kernel), lambda node: str(node.target) in WINDOWED or not rules(node), peak_bytes
+    )
 
 
 @dataclass(frozen=True)

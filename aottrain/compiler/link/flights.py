@@ -28,8 +28,8 @@ from aottrain.ir.graph import (
     PartitionedGraph,
     calls,
     copy_meta,
-    known_spec,
     placeholders,
+    required_spec,
     results,
     storage_root,
 )
@@ -63,7 +63,7 @@ _SUM, _SCATTER, _GATHER = (
 
 
 def _bytes(node: fx.Node) -> int:
-    return known_spec(node).nbytes
+    return required_spec(node).nbytes
 
 
 def plan_in_flight(
@@ -156,7 +156,7 @@ class _Placing:
 
 
 def _kind(node: fx.Node) -> tuple[Any, ...]:
-    spec = known_spec(node)
+    spec = required_spec(node)
     return node.target, spec.dtype, spec.device, tuple(node.args[1:])
 
 

@@ -21,7 +21,7 @@ from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, is_own_attention
 from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
 from aottrain.ops.attention import native_source
-from aottrain.ops.loss_head import NATIVE
+from aottrain.ops.losses.loss_head import NATIVE
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner, sized_cpp_launch
 from aottrain.toolchain.native import Source, require_all

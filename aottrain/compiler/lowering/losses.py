@@ -27,7 +27,7 @@ from aottrain.compiler.lowering.rules import (
 )
 from aottrain.ir.graph import value_of
 from aottrain.ir.kernels.affine import ZERO
-from aottrain.ops.losses import MEAN, NONE
+from aottrain.ops.losses.nll import MEAN, NONE
 
 
 def _counted(b: Builder, target_class: int, ignore: int, classes: int) -> tuple[int, int]:

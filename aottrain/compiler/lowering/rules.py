@@ -13,7 +13,7 @@ from torch import fx
 
 from aottrain.ir.analysis.unchanged import once
 from aottrain.ir.graph import info, is_size, spec_of, value_of
-from aottrain.ir.graph import known_spec as spec
+from aottrain.ir.graph import required_spec as spec
 from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, Load, Position, Reduce
 from aottrain.ir.sizes.polynomials import Polynomial, UndecidedError, current_facts, likely
@@ -38,7 +38,8 @@ class Operand:
     """Whether it is read at other indices than the domain's own, so that it must be in memory before the kernel."""
     moved: bool = False
     """Of a free operand, whether each element is read about once, at a place of its own; dims then are None where the
-    index is not the domain's. Where its elements are cheap to compute the kernel may do so (`schedule/inlining.py`)."""
+    index is not the domain's. Where its elements are cheap to compute the kernel may do so
+    (`schedule/grouping/inlining.py`)."""
     at_hand: bool = False
     """Whether the rule is one for groups that make or read the operand anyway: it reads a row for one element."""
 

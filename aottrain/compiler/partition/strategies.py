@@ -13,7 +13,7 @@ from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_bloc
 from aottrain.compiler.partition.budget.strategy import Family, find_family, plan_of
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.comparisons import decided_once
-from aottrain.compiler.partition.costs.kernel_cost import Fused
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
 from aottrain.compiler.partition.stored import fitted
@@ -123,15 +123,15 @@ def plan_partition(
     reserved_bytes: int = 0,
     cost: str = "roofline",
     modules: Sequence[str] = (),
-    fused: Fused | None = None,
+    fusion: FusionModel | None = None,
 ) -> PartitionPlan:
     """The plan of one strategy, which is a name or a function ForwardValue -> "save" | "recompute" | "free".
 
     budget: of the strategy "budget": a fraction (float) between the lowest peak of any plan and that of min_cut, the
     bytes (int) that the peak may have, or "auto". reserved_bytes: those of the peak that others take.
     cost: what recompute is priced by: "roofline", or "measured" times. modules: paths of the blocks of "checkpoint".
-    fused: given where the plan will run as generated kernels. Then a budget's recompute is priced as fused, the plan is
-    one whose kernels peak within the budget, where there is one, and min_cut runs no library call twice.
+    fusion: given where the plan will run as generated kernels. Then a budget's recompute is priced as fused, the plan
+    is one whose kernels peak within the budget, where there is one, and min_cut runs no library call twice.
 
     Raises BudgetError where no plan's peak is that low, ConfigError where the program has no such blocks or the
     function answers something else.
@@ -140,24 +140,24 @@ def plan_partition(
         return fitted(strategy, joint)
     if strategy == "budget":
         assert budget is not None
-        return plan_of(plan_family(joint, reserved_bytes, cost, fused), budget, fused)
+        return plan_of(plan_family(joint, reserved_bytes, cost, fusion), budget, fusion)
     if strategy == "checkpoint":
         return checkpoint(joint, modules)
     demand = find_demand(joint)
-    if strategy == "min_cut" and fused is not None:
-        return min_cut(demand, alone=fused.alone)
+    if strategy == "min_cut" and fusion is not None:
+        return min_cut(demand, alone=fusion.alone)
     return by_policy(demand, strategy) if callable(strategy) else _STRATEGIES[strategy](demand)
 
 
 def plan_family(
-    joint: JointGraph, reserved_bytes: int = 0, cost: str = "roofline", fused: Fused | None = None
+    joint: JointGraph, reserved_bytes: int = 0, cost: str = "roofline", fusion: FusionModel | None = None
 ) -> Family:
-    """Every plan that a budget may choose from; cost, fused: how recompute is priced, as in `plan_partition`."""
+    """Every plan that a budget may choose from; cost, fusion: how recompute is priced, as in `plan_partition`."""
     demand = find_demand(joint)
     others = [strategy(demand) for strategy in (min_cut, save_all, recompute_all)]
     blocks = repeated_blocks(_early(joint))
     others += [min_cut(find_demand(joint, blocks), "checkpoint")] if blocks else []
-    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fused)
+    return find_family(joint, others, dict(demand.marks), reserved_bytes, cost, fusion)
 
 
 def save_all(demand: Demand) -> PartitionPlan:

@@ -26,7 +26,7 @@ from aottrain.ir.graph import (
     calls,
     copy_meta,
     info,
-    known_spec,
+    required_spec,
     results,
     set_value,
     spec_of,
@@ -127,7 +127,7 @@ def _is_candidate(node: fx.Node) -> bool:
         spec = spec_of(source)
         if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES or spec.device.type != "cpu":
             return False
-    return all(len(known_spec(node.args[i]).shape) == 4 and known_spec(node.args[i]).numel for i in _images(node))
+    return all(len(required_spec(node.args[i]).shape) == 4 and required_spec(node.args[i]).numel for i in _images(node))
 
 
 def _images(node: fx.Node) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _copy_timed(node: fx.Node) -> Timed:
     timed = calls_timed({"copy": call})
     if timed.source == "model":
         rates = rates_for(torch.device("cpu"))
-        seconds = 2 * known_spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
+        seconds = 2 * required_spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
         timed = Timed({"copy": Timing(seconds)}, "cache")  # by rates that were measured before
     if not timed.times:  # the machine was found busy before anything ran
         return timed
@@ -240,7 +240,7 @@ class _Rewriting:
         the mean of any m is at most sqrt(n / m) deviations off, so the variance loses at most a factor of 1 + n / m of
         its last digits to cancellation, and commonly none.
         """
-        count = known_spec(images).shape[0]
+        count = required_spec(images).shape[0]
         if count < 2 * _EACH:
             return images
         return add_call(images, aten.slice.Tensor, (images, 0, 0, count, _EACH))
@@ -263,7 +263,7 @@ class _Rewriting:
         """What a caller gets: also in dimensions of size 1 the strides that it had."""
         new = self._as_before(node)
         before = spec_of(node)
-        if before is None or new.op != "call_function" or known_spec(new).stride == before.stride:
+        if before is None or new.op != "call_function" or required_spec(new).stride == before.stride:
             return new
         return self._restored(node, new)
 
@@ -282,7 +282,7 @@ class _Rewriting:
             again = self.graph.create_node("call_function", node.target, args, kwargs)
             copy_meta(node, again)
             return again
-        stride = known_spec(node).stride
+        stride = required_spec(node).stride
         order = sorted(range(len(stride)), key=lambda d: -stride[d])  # stable: those of size 1 stay in their place
         straight = order == sorted(order)
         moved = new if straight else add_call(new, aten.permute.default, (new, order))
@@ -294,7 +294,7 @@ class _Rewriting:
     def _to_channels_last(self, node: fx.Node) -> fx.Node:
         """The value in channels_last."""
         new = self.new[node]
-        if _same_strides(known_spec(new), _strides(known_spec(new).shape)):
+        if _same_strides(required_spec(new), _strides(required_spec(new).shape)):
             return new
         if new not in self._changed:
             copy = add_call(new, aten.clone.default, (new,), memory_format=torch.channels_last)

@@ -16,10 +16,10 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, info, known_spec, marks_of, module_of, source_of, spec_of
+from aottrain.ir.graph import JointGraph, calls, info, marks_of, module_of, required_spec, source_of, spec_of
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_bytes
-from aottrain.ops import loss_head as _op  # defines the op
+from aottrain.ops.losses import loss_head as _op  # defines the op
 from aottrain.ops.products import multiplies_by_onednn
 
 aten = torch.ops.aten
@@ -80,7 +80,7 @@ class LossHead:
         title = f"cross-entropy{f' ({location})' if location else ''}"
         if self.layer is None:
             return f"{title}: whole: {self.reason}"
-        logits = known_spec(self.layer.product)
+        logits = required_spec(self.layer.product)
         rows, classes = logits.shape
         small = self.chunk * classes * logits.dtype.itemsize
         return (
@@ -124,7 +124,7 @@ def _examine(loss: fx.Node, rows: int | None) -> LossHead:
         gradients = _gradients(loss, log_softmax, layer)
         _check_types(layer, gradients)
         chunk = _rows_of_chunk(layer, gradients, rows)
-        return LossHead(loss, "", layer, gradients, chunk, known_spec(log_softmax).dtype)
+        return LossHead(loss, "", layer, gradients, chunk, required_spec(log_softmax).dtype)
     except _Unfit as refusal:
         return LossHead(loss, str(refusal))
 
@@ -139,7 +139,7 @@ def _log_softmax(loss: fx.Node) -> fx.Node:
         scores = scores.args[0]
     assert isinstance(scores, fx.Node)
     _require(scores.target is aten._log_softmax.default, f"its scores are those of {_name(scores)}")
-    _require(spec_of(scores) is not None and len(known_spec(scores).shape) == 2, "it is of a single example")
+    _require(spec_of(scores) is not None and len(required_spec(scores).shape) == 2, "it is of a single example")
     _require(scores.args[1] in (1, -1), "its classes are not the last dimension")
     return scores
 
@@ -159,10 +159,10 @@ def _layer(log_softmax: fx.Node) -> tuple[list[fx.Node], Layer]:
     bias = node.args[0] if node.target is aten.addmm.default else None
     assert isinstance(hidden, fx.Node) and isinstance(columns, fx.Node)
     weight = _transposed(columns)
-    _require(not any(known_spec(value).symbolic for value in (node, hidden, columns)), "its sizes are symbolic")
-    _require(known_spec(node).shape == known_spec(log_softmax).shape, "its rows are not those of the layer")
+    _require(not any(required_spec(value).symbolic for value in (node, hidden, columns)), "its sizes are symbolic")
+    _require(required_spec(node).shape == required_spec(log_softmax).shape, "its rows are not those of the layer")
     _require(
-        bias is None or (isinstance(bias, fx.Node) and len(known_spec(bias).shape) == 1), "its layer adds a matrix"
+        bias is None or (isinstance(bias, fx.Node) and len(required_spec(bias).shape) == 1), "its layer adds a matrix"
     )
     return [*chain, node], Layer(node, hidden, weight or columns, bias, weight is None)  # type: ignore[arg-type]
 
@@ -180,7 +180,7 @@ def _gradients(loss: fx.Node, log_softmax: fx.Node, layer: Layer) -> Gradients |
     same = gradient.target is aten.nll_loss_backward.default and gradient.args[1:6] == loss.args
     _require(len(softmaxes) == 1 and same and len(gradient.users) == 1, "its log-probabilities have another gradient")
     upstream = gradient.args[0]
-    _require(isinstance(upstream, fx.Node) and known_spec(upstream).shape == (), "its gradient is not one number")
+    _require(isinstance(upstream, fx.Node) and required_spec(upstream).shape == (), "its gradient is not one number")
     chain = [node := softmaxes[0]]
     while len(node.users) == 1 and (user := next(iter(node.users))).target in (*_LAYOUT, aten._to_copy.default):
         chain.append(node := user)
@@ -225,7 +225,7 @@ def _check_alone(loss: fx.Node, log_softmax: fx.Node, chain: list[fx.Node]) -> N
 
 
 def _check_types(layer: Layer, gradients: Gradients | None) -> None:
-    dtype = known_spec(layer.product).dtype
+    dtype = required_spec(layer.product).dtype
     _require(dtype.is_floating_point, f"its logits are {dtype}")
     # What a caller's loss scaling keeps from underflow is lost where the upstream gradient is multiplied in afterwards.
     scaled = dtype is torch.float16 and gradients is not None
@@ -234,7 +234,7 @@ def _check_types(layer: Layer, gradients: Gradients | None) -> None:
 
 def _rows_of_chunk(layer: Layer, gradients: Gradients | None, rows_asked: int | None) -> int:
     """Rows at a time; refuses where the logits are hardly larger than a chunk, or than what is kept in their place."""
-    logits, width = known_spec(layer.product), known_spec(layer.hidden).shape[1]
+    logits, width = required_spec(layer.product), required_spec(layer.hidden).shape[1]
     rows, classes = logits.shape
     if rows_asked is not None:
         return rows_asked
@@ -254,13 +254,13 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
     gradients = head.gradients
     loss = new[head.loss]
     has_gradient = [False] * 3 if gradients is None else [node is not None for node in gradients.nodes]
-    dtype = known_spec(new[head.loss.args[0]]).dtype  # type: ignore[index]
+    dtype = required_spec(new[head.loss.args[0]]).dtype  # type: ignore[index]
     hidden, weight, bias = new[layer.hidden], new[layer.weight], None if layer.bias is None else new[layer.bias]
     with graph.inserting_before(loss):
         if layer.transposed:
             weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
         types = head.softmax_dtype, dtype
-        rule = (*types, head.chunk, has_gradient, _by_onednn(known_spec(hidden)))
+        rule = (*types, head.chunk, has_gradient, _by_onednn(required_spec(hidden)))
         arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *rule)
         op = torch.ops.aottrain.linear_cross_entropy.default
         fused = add_call(new[layer.product], op, arguments, "loss_head")
@@ -275,11 +275,12 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
         result = _untransposed(new[old])
         # As late as it is read: until then there is one copy of a gradient as large as the weight, not two.
         with graph.inserting_before(next(node for node in graph.nodes if node in result.users)):
-            if known_spec(result).shape != known_spec(unit).shape:
-                unit = add_call(result, aten.view.default, (unit, list(known_spec(result).shape)), "unit_view")
+            if required_spec(result).shape != required_spec(unit).shape:
+                unit = add_call(result, aten.view.default, (unit, list(required_spec(result).shape)), "unit_view")
             scaled = add_call(result, aten.mul.Tensor, (unit, new[gradients.upstream]), "scaled")
-            if known_spec(result).dtype != known_spec(scaled).dtype:  # rounded once, as the product that it stands for
-                scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=known_spec(result).dtype)
+            # Rounded once, as the product that it stands for.
+            if required_spec(result).dtype != required_spec(scaled).dtype:
+                scaled = add_call(result, aten._to_copy.default, (scaled,), dtype=required_spec(result).dtype)
             scaled = laid_out_as(scaled, result) or scaled
         result.replace_all_uses_with(scaled)
 
@@ -308,7 +309,7 @@ def _transposed(node: Any) -> fx.Node | None:
     swaps |= node.target is aten.transpose.int and {d % 2 for d in node.args[1:]} == {0, 1}  # type: ignore[operator]
     swaps |= node.target is aten.permute.default and list(node.args[1]) in ([1, 0], [-1, -2])  # type: ignore[arg-type]
     source = node.args[0]
-    return source if swaps and isinstance(source, fx.Node) and len(known_spec(source).shape) == 2 else None
+    return source if swaps and isinstance(source, fx.Node) and len(required_spec(source).shape) == 2 else None
 
 
 def _is_weight(node: Any, layer: Layer) -> bool:
@@ -326,7 +327,7 @@ def _num_casts(nodes: Sequence[fx.Node]) -> int:
 
 
 def _same_type(first: fx.Node, second: fx.Node) -> bool:
-    a, b = known_spec(first), known_spec(second)
+    a, b = required_spec(first), required_spec(second)
     return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 

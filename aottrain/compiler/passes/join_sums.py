@@ -16,7 +16,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, known_spec, marks_of, spec_of
+from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of
 
 aten = torch.ops.aten
 
@@ -81,7 +81,7 @@ def _cover(parts: Sequence[_Part]) -> bool:
     """Whether they are all of their dimension, in equal parts."""
     if not parts:
         return False
-    size, step, count = known_spec(parts[0].term).shape[parts[0].dim], parts[0].step, len(parts)
+    size, step, count = required_spec(parts[0].term).shape[parts[0].dim], parts[0].step, len(parts)
     if step > 1:
         whole = all(part.end - part.start == size - step + 1 for part in parts)
         return whole and [part.start for part in parts] == list(range(step)) and size % step == 0
@@ -154,7 +154,7 @@ def _part(term: fx.Node) -> _Part | None:
     gradient, sizes, dim, start, *rest = arguments
     if not all(isinstance(value, int) for value in (dim, start, *rest)):
         return None
-    gradient_spec = known_spec(gradient)
+    gradient_spec = required_spec(gradient)
     dim = dim % len(sizes)
     size = sizes[dim]
     begin = min(max(start + size if start < 0 else start, 0), size)
@@ -178,7 +178,7 @@ def _disjoint(parts: Sequence[_Part]) -> list[_Part]:
 
 def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
     """The parts in their places, zeros between them."""
-    shape, dim = list(known_spec(root).shape), parts[0].dim
+    shape, dim = list(required_spec(root).shape), parts[0].dim
     pieces: list[fx.Node] = []
     end = 0
     for part in (*parts, None):
@@ -196,13 +196,13 @@ def _concatenated(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
 def _interleaved(root: fx.Node, parts: Sequence[_Part]) -> fx.Node:
     """The parts that take turns along their dimension."""
     stacked = add_call(root, aten.stack.default, ([part.gradient for part in parts], parts[0].dim + 1))
-    return add_call(root, aten.view.default, (stacked, list(known_spec(root).shape)))
+    return add_call(root, aten.view.default, (stacked, list(required_spec(root).shape)))
 
 
 def _pays(products: Sequence[fx.Node]) -> bool:
     """Whether copying all operands once moves less memory than a result for each product."""
-    rows, columns = known_spec(products[0]).shape
-    terms = sum(known_spec(product.args[0]).shape[1] for product in products)
+    rows, columns = required_spec(products[0]).shape
+    terms = sum(required_spec(product.args[0]).shape[1] for product in products)
     return 2 * terms * (rows + columns) <= len(products) * rows * columns
 
 

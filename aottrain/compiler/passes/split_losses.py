@@ -14,8 +14,8 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, known_spec, spec_of, value_of
-from aottrain.ops.losses import MEAN, NONE
+from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
+from aottrain.ops.losses.nll import MEAN, NONE
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
@@ -40,8 +40,8 @@ def _is_split(node: fx.Node) -> bool:
     specs = [spec_of(source) for source in node.all_input_nodes]
     plain = all(spec is not None and spec.symbolic is None and spec.numel > 0 for spec in specs)
     is_read = any(user.target is operator.getitem and user.args[1] == 0 for user in node.users)
-    weighs_bytes = node.args[2] is not None and known_spec(node.args[1]).dtype is torch.uint8
-    return plain and not weighs_bytes and is_read and len(known_spec(node.args[0]).shape) == 2
+    weighs_bytes = node.args[2] is not None and required_spec(node.args[1]).dtype is torch.uint8
+    return plain and not weighs_bytes and is_read and len(required_spec(node.args[0]).shape) == 2
 
 
 def _split(node: fx.Node) -> None:
@@ -53,7 +53,7 @@ def _split(node: fx.Node) -> None:
         if weight is not None:
             rows = add_call(node, aten.mul.Tensor, (rows, shares))
         if reduction == NONE:
-            number = add_call(node, aten.full.default, ([], 0), dtype=total_type, device=known_spec(target).device)
+            number = add_call(node, aten.full.default, ([], 0), dtype=total_type, device=required_spec(target).device)
             results = [rows, number]
         else:
             loss, number = (add_call(node, aten.sum.dim_IntList, (each, [0])) for each in (rows, shares))
@@ -68,7 +68,7 @@ def _split(node: fx.Node) -> None:
 
 def _shares(rows: fx.Node, target: Any, weight: Any, ignore: Any) -> fx.Node:
     """What each row counts: 1 or its class's weight, 0 where it is ignored. In the losses' type."""
-    wide = known_spec(rows).dtype
+    wide = required_spec(rows).dtype
     counted = add_call(rows, aten.ne.Scalar, (target, ignore))
     if weight is None:
         return _cast(counted, wide)
@@ -79,4 +79,6 @@ def _shares(rows: fx.Node, target: Any, weight: Any, ignore: Any) -> fx.Node:
 
 
 def _cast(value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    return value if known_spec(value).dtype is dtype else add_call(value, aten._to_copy.default, (value,), dtype=dtype)
+    return (
+        value if required_spec(value).dtype is dtype else add_call(value, aten._to_copy.default, (value,), dtype=dtype)
+    )

@@ -17,7 +17,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
-from aottrain.ir.graph import JointGraph, calls, known_spec, spec_of, value_of
+from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
 from aottrain.ops.norms import channel_dims
 
 aten, own = torch.ops.aten, torch.ops.aottrain
@@ -56,7 +56,7 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
     tracked = isinstance(running_mean, fx.Node) and isinstance(running_var, fx.Node)
     if node.kwargs or not _is_plain(x) or not (tracked or training):
         return
-    spec, wide, count = known_spec(x), _wide(x), _count(x)
+    spec, wide, count = required_spec(x), _wide(x), _count(x)
     with graph.inserting_before(node):
         if not training:
             mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
@@ -84,7 +84,7 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
             if not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
                 return
             mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
-        if not all(isinstance(value, fx.Node) and known_spec(value).dtype is wide for value in (mean, rstd)):
+        if not all(isinstance(value, fx.Node) and required_spec(value).dtype is wide for value in (mean, rstd)):
             return
         total, product = _items(node, add_call(node, own.batch_norm_sums.default, (gradient, x, mean, rstd)), 2)
         results: list[fx.Node | None] = [None, product, total]
@@ -93,7 +93,7 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
             results[0] = add_call(node, own.batch_norm_input_gradient.default, arguments)
         elif mask[0]:
             step = rstd if weight is None else add_call(node, aten.mul.Tensor, (rstd, weight))
-            ones = [1] * (len(known_spec(x).shape) - 2)
+            ones = [1] * (len(required_spec(x).shape) - 2)
             results[0] = add_call(
                 node, aten.mul.Tensor, (gradient, add_call(node, aten.view.default, (step, [-1, *ones])))
             )
@@ -111,7 +111,9 @@ def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
 
 
 def _cast(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    return value if known_spec(value).dtype is dtype else add_call(like, aten._to_copy.default, (value,), dtype=dtype)
+    return (
+        value if required_spec(value).dtype is dtype else add_call(like, aten._to_copy.default, (value,), dtype=dtype)
+    )
 
 
 def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -129,7 +131,7 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
         for parameter, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
             if parameter is not None:
                 out = add_call(node, op, (out, rows.channels(parameter)))
-        out = _cast(node, _viewed(node, out, known_spec(x).shape), known_spec(x).dtype)
+        out = _cast(node, _viewed(node, out, required_spec(x).shape), required_spec(x).dtype)
         statistics = [_viewed(node, value, (batch, groups)) for value in (mean, rstd)]
     _replace(node, [out, *statistics])
 
@@ -137,7 +139,7 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
 def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
     gradient, x, mean, rstd, weight, batch, channels, rest, groups, mask = _arguments(node)
     wide = _wide(x)
-    if node.kwargs or not _is_plain(x) or not _is_plain(gradient) or known_spec(mean).dtype is not wide:
+    if node.kwargs or not _is_plain(x) or not _is_plain(gradient) or required_spec(mean).dtype is not wide:
         return
     rows = _Rows(node, batch, groups, channels, rest, wide)
     count = channels // groups * rest
@@ -156,7 +158,7 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
             )
             centered = add_call(node, aten.sub.Tensor, (g, first))
             centered = add_call(node, aten.sub.Tensor, (centered, add_call(node, aten.mul.Tensor, (normal, second))))
-            results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (centered, rstd)), known_spec(x).shape)
+            results[0] = _viewed(node, add_call(node, aten.mul.Tensor, (centered, rstd)), required_spec(x).shape)
         # Last: what is pointwise belongs to the rows above.
         total, scaled = _items(node, add_call(node, own.group_norm_sums.default, arguments), 2)
         results[1:] = (_viewed(node, value, (channels,)) for value in (scaled, total))
@@ -214,11 +216,11 @@ def _is_plain(node: Any) -> bool:
 
 
 def _wide(node: Any) -> torch.dtype:
-    return torch.promote_types(known_spec(node).dtype, torch.float32)
+    return torch.promote_types(required_spec(node).dtype, torch.float32)
 
 
 def _count(node: Any) -> int:
-    shape = known_spec(node).shape
+    shape = required_spec(node).shape
     return math.prod(shape) // shape[1]
 
 

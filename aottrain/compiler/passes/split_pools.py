@@ -18,7 +18,7 @@ import aottrain.ops.pools  # noqa: F401  (the ops)
 from aottrain.compiler.graphs.rewriting import add_call
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.compiler.lowering.pooling import LARGEST_WINDOW, pair
-from aottrain.ir.graph import JointGraph, calls, known_spec, marks_of, spec_of, value_of
+from aottrain.ir.graph import JointGraph, calls, marks_of, required_spec, spec_of, value_of
 
 aten, own = torch.ops.aten, torch.ops.aottrain
 
@@ -55,7 +55,7 @@ def _is_split(node: fx.Node) -> bool:
         bool(backwards)
         and math.prod(window) <= LARGEST_WINDOW
         and gaps == (1, 1)
-        and known_spec(node.args[0]).dtype.is_floating_point
+        and required_spec(node.args[0]).dtype.is_floating_point
         and all(_channels_last(each) is not None for each in backwards)
     )
 
@@ -88,7 +88,7 @@ def _split(node: fx.Node) -> None:
             item.replace_all_uses_with(largest)
     for backward in backwards:
         gradient: Any = backward.args[0]
-        size = list(known_spec(backward).shape[-2:])
+        size = list(required_spec(backward).shape[-2:])
         relu = _relu_after(backward, source)
         with node.graph.inserting_before(backward):
             if relu is not None:

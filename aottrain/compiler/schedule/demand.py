@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from torch import fx
 
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.schedule.groups import start
+from aottrain.compiler.schedule.grouping.groups import start
 from aottrain.ir.analysis.unchanged import once
 from aottrain.ir.graph import calls, effects_of, info, may_raise, results
 from aottrain.ir.ops import OpKind

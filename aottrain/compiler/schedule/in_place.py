@@ -10,7 +10,7 @@ from torch import fx
 from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.graph import results, spec_of, storage_root
 from aottrain.ir.kernels.kernel import KernelIR, Load, Reduce, Store
-from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, apart, touched_by
+from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, touched_by, unshared_operands
 
 # Library calls whose results are memory of their own, whatever their operands are.
 _FRESH = (*OUT_VARIANTS, *IN_PLACE, torch.ops.aten.embedding_dense_backward.default)
@@ -23,7 +23,7 @@ def written_in_place(graph: fx.Graph, calls: Sequence[KernelCall | fx.Node]) -> 
     the first operand. What the graph is given is never overwritten, nor what it returns or a sparse tensor keeps:
     others may hold it.
     """
-    returned = {storage_root(node) for node in (*results(graph), *apart(graph)) if node is not None}
+    returned = {storage_root(node) for node in (*results(graph), *unshared_operands(graph)) if node is not None}
     last = last_uses(map(storage_root, touched_by(call)) for call in calls)
     own: set[fx.Node] = set()  # made by the graph, in memory of their own
     overwritten: dict[fx.Node, fx.Node] = {}

@@ -8,9 +8,9 @@ from dataclasses import replace
 from torch import fx
 
 from aottrain.compiler.lowering import Builder
-from aottrain.compiler.schedule.alike import once_for_alike, sources_of
 from aottrain.compiler.schedule.demand import is_read
-from aottrain.compiler.schedule.groups import Group, Member
+from aottrain.compiler.schedule.grouping.alike import once_for_alike, sources_of
+from aottrain.compiler.schedule.grouping.groups import Group, Member
 from aottrain.compiler.schedule.layouts import layout_of, result_nodes, results_of
 from aottrain.ir.graph import may_raise, spec_of, value_of
 from aottrain.ir.kernels.affine import ZERO, Affine, offset_of

@@ -10,7 +10,7 @@ from torch import fx
 
 from aottrain.compiler.lowering import Rule
 from aottrain.ir.analysis.unchanged import once
-from aottrain.ir.graph import known_spec, spec_of, storage_root, value_of
+from aottrain.ir.graph import required_spec, spec_of, storage_root, value_of
 from aottrain.ir.sizes.expressions import size_of
 from aottrain.ir.sizes.polynomials import UndecidedError, current_facts, likely
 from aottrain.ir.tensor import opened
@@ -41,7 +41,7 @@ def layout_of(node: fx.Node) -> Layout | None:
         start = int(start)
         shape, stride = tuple(value.shape), value.stride()
     else:
-        spec, whole = known_spec(node), known_spec(root)
+        spec, whole = required_spec(node), required_spec(root)
         if not (spec.is_known and whole.is_known):
             return None
         try:

@@ -12,7 +12,7 @@ from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.flights import flown, verify_apart
 from aottrain.ir.graph import results, spec_of
 from aottrain.ir.kernels.alignment import aligned
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, apart, scratch_of, touched_by
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of, touched_by, unshared_operands
 
 _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
 
@@ -31,7 +31,7 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
     escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}
     residuals = frozenset(memory_of(node) for node in values[num_outputs:] if node is not None) - escaping
     born, last = _lifetimes(schedule)
-    alone = set(map(memory_of, apart(graph)))
+    alone = set(map(memory_of, unshared_operands(graph)))
     temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
     most = float("inf") if largest is None else largest
     temporaries = [node for node in temporaries if aligned_bytes(node) <= most]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import fx
 
 from aottrain.compiler.graphs.rewriting import producer_of
-from aottrain.compiler.schedule.alike import sharing
 from aottrain.compiler.schedule.attention import choose_attentions
-from aottrain.compiler.schedule.fusion import Fusion, fuse
-from aottrain.compiler.schedule.groups import Group
+from aottrain.compiler.schedule.grouping.alike import sharing
+from aottrain.compiler.schedule.grouping.fusion import Fusion, fuse
+from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.in_place import written_in_place
 from aottrain.compiler.schedule.kernels import lower
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from aottrain.compiler.link.backends import fused_by
+from aottrain.compiler.link.backends import fusion_model
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, plan_partition
@@ -88,7 +88,7 @@ def test_a_short_chain_of_reductions_and_a_long_one_of_pointwise_work_are_comput
 def test_min_cut_runs_no_library_call_twice_where_all_else_is_kernels():
     joint = joint_of(lambda x: x.cumsum(0).exp().sin(), leaf(32, 64))
     assert plan_partition(joint, "min_cut").saved_bytes == 0
-    plan = plan_partition(joint, "min_cut", fused=fused_by(joint, CompileOptions(kernel="cpp")))
+    plan = plan_partition(joint, "min_cut", fusion=fusion_model(joint, CompileOptions(kernel="cpp")))
     assert len(plan.saved) == 1 and "cumsum" not in plan.recomputed
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import aottrain
 from aottrain.compiler.lowering import rules_for
 from aottrain.compiler.passes.split_losses import split_losses
-from aottrain.compiler.schedule.groups import place, start
+from aottrain.compiler.schedule.grouping.groups import place, start
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import calls
 from aottrain.ir.kernels.kernel import KernelIR

@@ -13,10 +13,10 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.codegen.cpp.render import render_cpp
-from aottrain.compiler.link.backends import fused_by
+from aottrain.compiler.link.backends import fusion_model
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.pipeline import apply_partition, plan_partition
-from aottrain.compiler.schedule.fusion import fuse
+from aottrain.compiler.schedule.grouping.fusion import fuse
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import calls, info
 from aottrain.ir.kernels.traffic import moved_bytes
@@ -30,7 +30,7 @@ def schedules(function: Callable[..., Any], *args: Any) -> tuple[Schedule, Sched
     """Of the forward and of the backward; and the number of residuals that are no inputs."""
     joint = joint_of(function, *args)
     parts = apply_partition(
-        joint, plan_partition(joint, "min_cut", fused=fused_by(joint, CompileOptions(kernel="cpp")))
+        joint, plan_partition(joint, "min_cut", fusion=fusion_model(joint, CompileOptions(kernel="cpp")))
     )
     assert parts.backward is not None
     return schedule(parts.forward), schedule(parts.backward), len(parts.residuals)

@@ -12,7 +12,7 @@ from torch import fx
 from aottrain.compiler.graphs.measured_calls import workspaces_of
 from aottrain.compiler.partition.budget.frontier import Frontier, Point, find_frontier
 from aottrain.compiler.partition.budget.simulation import Emitter, simulate
-from aottrain.compiler.partition.costs.kernel_cost import Fused, fused_prices
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel, fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.errors import BudgetError
@@ -81,12 +81,12 @@ def find_family(
     marks: dict[fx.Node, Mark],
     reserved: int,
     cost: str,
-    fused: Fused | None = None,
+    fusion: FusionModel | None = None,
 ) -> Family:
-    """others: plans of other strategies, min_cut first; they join the family. fused: as `plan_partition`."""
+    """others: plans of other strategies, min_cut first; they join the family. fusion: as `plan_partition`."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
-    if fused is not None:
-        graph.rerun_seconds = fused_prices(graph, fused.fits)
+    if fusion is not None:
+        graph.rerun_seconds = fused_prices(graph, fusion.fits)
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
     graph.must = graph.must | (must & graph.demanded)
@@ -114,15 +114,15 @@ def free_bytes(device: torch.device) -> int:
     return int(0.95 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def plan_of(family: Family, budget: Budget, fused: Fused | None = None) -> PartitionPlan:
+def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -> PartitionPlan:
     """The family's plan for a budget: a fraction between the lowest peak and min_cut's, bytes (int), or "auto".
 
-    fused: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
+    fusion: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
     read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
     fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
     """
-    if fused is not None:
-        chosen = _KernelPeaks(family, fused).choose(budget)
+    if fusion is not None:
+        chosen = _KernelPeaks(family, fusion).choose(budget)
         if chosen is not None:
             return _plan_at(family, chosen[0], budget, chosen[1])
     limit = family.limit(budget)
@@ -139,8 +139,8 @@ class _KernelPeaks:
     a peak that the smaller one had no room for: a smaller budget never has a higher peak.
     """
 
-    def __init__(self, family: Family, fused: Fused):
-        self._family, self._fused = family, fused
+    def __init__(self, family: Family, fusion: FusionModel):
+        self._family, self._fusion = family, fusion
         self._points = family.frontier.apart(_APART)
         last = len(self._points) - 1
         self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
@@ -181,7 +181,7 @@ class _KernelPeaks:
         """Bytes beside the fixed ones."""
         if number not in self._peaks:
             plan = _plan_at(self._family, self._points[number], 0.0, 0)
-            self._peaks[number] = self._fused.peak_bytes(plan) - self._family.fixed_bytes
+            self._peaks[number] = self._fusion.peak_bytes(plan) - self._family.fixed_bytes
         return self._peaks[number]
 
 

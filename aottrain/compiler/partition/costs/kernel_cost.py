@@ -24,7 +24,7 @@ Fits = Callable[[fx.Node, fx.Node], bool]
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusionModel:
     """What planning asks of generated kernels."""
 
     fits: Fits

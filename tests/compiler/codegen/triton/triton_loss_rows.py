@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aottrain.ops import loss_head
-from aottrain.ops.loss_head import MEAN, SUM, _aten_rule, _Rows, _triton_rows
+from aottrain.ops.losses import loss_head
+from aottrain.ops.losses.loss_head import MEAN, SUM, _aten_rule, _Rows, _triton_rows
 from aottrain.ops.triton import loss_rows
 from tests.numerics.tolerance import assert_close
 from tests.sampling import crossed

@@ -11,16 +11,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
-from aottrain.compiler.link.backends import fused_by, plan_kernels
+from aottrain.compiler.link.backends import fusion_model, plan_kernels
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.budget.strategy import plan_of
-from aottrain.compiler.partition.costs.kernel_cost import Fused, fused_prices
+from aottrain.compiler.partition.costs.kernel_cost import FusionModel, fused_prices
 from aottrain.compiler.partition.costs.op_cost import node_bytes, node_seconds
 from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_family, plan_partition
-from aottrain.compiler.schedule.fusion import fuse, one_kernel
+from aottrain.compiler.schedule.grouping.fusion import fuse, one_kernel
 from aottrain.ir.graph import JointGraph, calls
 from aottrain.measure.rates import Rates
 from tests.compiler.programs import joint_of, leaf
@@ -104,9 +104,9 @@ def test_what_is_priced_as_one_kernel_is_one() -> None:
 def test_only_generated_kernels_change_prices() -> None:
     joint = joint_of(attention, leaf(SIDE, SIDE), leaf(SIDE, SIDE, seed=1))
     for kernel in ("aten", "inductor"):
-        assert fused_by(joint, CompileOptions("budget", 0.3, kernel)) is None
+        assert fusion_model(joint, CompileOptions("budget", 0.3, kernel)) is None
     plain = plan_partition(joint, "budget", 0.3)
-    fused = plan_partition(joint, "budget", 0.3, fused=fused_by(joint, CompileOptions("budget", 0.3, "cpp")))
+    fused = plan_partition(joint, "budget", 0.3, fusion=fusion_model(joint, CompileOptions("budget", 0.3, "cpp")))
     assert [peak for peak, _ in fused.curve][-1] <= [peak for peak, _ in plain.curve][-1]
     assert fused.curve != plain.curve and min(seconds for _, seconds in fused.curve) >= 0
 
@@ -124,8 +124,8 @@ def test_prices_of_kernels_hide_no_lower_peak(program: Callable[[Tensor, Tensor]
     """What costs nothing within its readers is given up first, and the search may end there: it goes by whole costs,
     too."""
     joint = joint_of(program, leaf(64, 64), leaf(64, 64, seed=1))
-    fused = fused_by(joint, CompileOptions("budget", 0.0, "cpp"))
-    lowest = [plan_family(joint, fused=each).frontier.lowest.peak_bytes for each in (None, fused)]
+    fusion = fusion_model(joint, CompileOptions("budget", 0.0, "cpp"))
+    lowest = [plan_family(joint, fusion=each).frontier.lowest.peak_bytes for each in (None, fusion)]
     assert lowest[1] <= lowest[0]
 
 
@@ -153,11 +153,11 @@ class Block(nn.Module):
 def test_kernels_peak_within_every_budget_and_a_smaller_one_never_higher() -> None:
     joint = joint_of(Trunk(*(Block() for _ in range(2))), torch.randn(8, 64, 32))
     options = CompileOptions("budget", 0.5, "cpp")
-    fused, workspace = fused_by(joint, options), workspaces_of(joint.graph)
-    family = plan_family(joint, fused=fused)
+    fusion, workspace = fusion_model(joint, options), workspaces_of(joint.graph)
+    family = plan_family(joint, fusion=fusion)
     before, chosen = 10**12, []
     for tenth in range(10, -1, -2):
-        plan = plan_of(family, tenth / 10, fused)
+        plan = plan_of(family, tenth / 10, fusion)
         parts = apply_partition(joint, plan)
         kernels = plan_kernels(joint, plan, parts, options)
         peak = trace_memory(parts, 0, workspace, [schedule for _, _, schedule in kernels.planned]).peak_bytes
@@ -170,8 +170,8 @@ def test_kernels_peak_within_every_budget_and_a_smaller_one_never_higher() -> No
 
 def test_where_no_plans_kernels_fit_it_is_the_plan_of_a_run_op_by_op() -> None:
     joint = joint_of(attention, leaf(SIDE, SIDE), leaf(SIDE, SIDE, seed=1))
-    never = Fused(lambda first, second: False, lambda node: False, lambda plan: 10**12)
-    assert plan_partition(joint, "budget", 0.4, fused=never) == plan_partition(joint, "budget", 0.4)
+    never = FusionModel(lambda first, second: False, lambda node: False, lambda plan: 10**12)
+    assert plan_partition(joint, "budget", 0.4, fusion=never) == plan_partition(joint, "budget", 0.4)
 
 
 def test_points_apart_hold_the_fastest_and_the_lowest() -> None:

@@ -14,8 +14,9 @@ from aottrain.compiler import lowering
 from aottrain.compiler.link.programs import plan_program
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
-from aottrain.compiler.schedule import alike, fusion, kernels
-from aottrain.compiler.schedule.alike import sharing
+from aottrain.compiler.schedule import kernels
+from aottrain.compiler.schedule.grouping import alike, fusion
+from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import JointGraph
 from aottrain.ir.schedule import KernelCall, Schedule
@@ -144,7 +145,7 @@ def test_rules_read_nothing_of_a_call_that_its_key_leaves_out():
             elif isinstance(node, ast.Attribute) and node.attr in ("meta", "graph", "next", "prev", "users"):
                 asked.add(f"{path.name}: .{node.attr}")
     # Where a size is open (`is_size`) no group is like another.
-    assert asked == {"info", "is_size", "known_spec", "spec_of", "value_of", "losses.py: .users"}
+    assert asked == {"info", "is_size", "required_spec", "spec_of", "value_of", "losses.py: .users"}
 
 
 def test_nothing_is_kept_outside():

@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.schedule.groups import Group, Member
+from aottrain.compiler.schedule.grouping.groups import Group, Member
 from aottrain.compiler.schedule.layouts import layout_of, result_nodes
 from aottrain.ir.graph import info, source_of, spec_of, value_of
 from aottrain.ir.kernels.kernel import Compute, Constant, Instruction, KernelIR, draw_constants, operands

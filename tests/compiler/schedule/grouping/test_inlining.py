@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from aottrain.compiler.schedule.inlining import inline
+from aottrain.compiler.schedule.grouping.inlining import inline
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import info
 from aottrain.ir.kernels.traffic import moved_bytes

@@ -69,7 +69,7 @@ class Group:
     """The number that the next loop gets."""
     readers: Mapping[fx.Node, frozenset[fx.Node]] = field(default_factory=dict)
     """As in `inlining.Inlining`."""
-    takes_loose: bool = False
+    may_be_unanchored: bool = False
     """Whether a call may join that nothing ties to the group's iterations: what ties it comes later."""
 
     def split(self, loop: int, inner_size: int) -> None:
@@ -242,7 +242,7 @@ def _find_index(group: Group, node: fx.Node, rule: Rule, layouts: Sequence[Layou
                 if _fill(partial, operand, layout, position, group):
                     break
     loose = all(position is None or position is ZERO for position in partial)
-    if loose and group.loops and not group.takes_loose and any(not operand.free for operand in rule.operands):
+    if loose and group.loops and not group.may_be_unanchored and any(not operand.free for operand in rule.operands):
         return None  # nothing ties it to one of the group's iterations; what reads nothing may take any that fit
     if rule.operands and all(operand.free for operand in rule.operands):
         # What is read at other places does not tie it to the loops: as another call of its shape does.

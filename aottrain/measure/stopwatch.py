@@ -2,16 +2,18 @@
 
 Other processes only ever add to a time, so the best run of a round counts, and of each candidate the two best rounds
 are those that must agree. On a busy machine even they may be any number, and half of what a program asks might be
-answered before it is noticed. So the machine is looked at first, a round in which the processor was taken away from us
-too often counts for nothing, and where a candidate has no two rounds that agree nothing is decided. No other module
-reads a clock for a choice.
+answered before it is noticed. So the machine is looked at first, a round in which our threads waited for a processor
+counts for nothing, and where a candidate has no two rounds that agree nothing is decided. No other module reads a clock
+for a choice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -31,11 +33,14 @@ _MAX_DISTURBED = 3
 _RUNS = 3
 _ROUND_SECONDS = 0.05
 _RUN_SECONDS, _MAX_CALLS = 0.001, 1000
-# A busy machine takes the processor from a thread, or lets it wait for another that lost its own, thirty to a hundred
-# times a second, a quiet one a few times; and where slices are long, it is the share of the time without it that tells.
+# Of a time, the share for which threads of ours may be ready to run and have no processor. Beside one busy process two
+# threads of a product on two processors wait for half of the time and more, alone for a hundredth of it.
+MOST_LOST = 0.1
+# Where the system does not tell how long threads wait, the times are counted that the processor is taken from a thread:
+# thirty to a hundred a second beside others, a few alone, but as many as there are wake-ups of a logger or a display.
 SWITCHES_PER_SECOND = 25.0
 _FEW_SWITCHES = 3
-MOST_LOST = 0.1
+_TASKS = Path("/proc/self/task")
 _LOOK_SECONDS = 0.1
 # A kept time that a run of today is so many times away from, up or down, is measured again.
 CONTRADICTION = 2.0
@@ -118,15 +123,19 @@ def _round(
 
 
 class _Watch:
-    """What happens to this thread from now on."""
+    """What happens to the threads of this process from now on."""
 
     def __init__(self) -> None:
-        self._start, self._lost, self._switches = time.perf_counter(), _lost_seconds(), _switches()
+        self._start, self._waited = time.perf_counter(), _waited_seconds()
+        self._lost, self._switches = _lost_seconds(), _switches()
 
     def is_disturbed(self, device: torch.device) -> bool:
         """Whether others took more of the processor than they do where there is enough for all. A thread that waits for
         another device has lost nothing."""
         seconds, switches = time.perf_counter() - self._start, _switches() - self._switches
+        waited = _waited_seconds()
+        if waited is not None and self._waited is not None:
+            return waited - self._waited > MOST_LOST * seconds
         lost = _lost_seconds() - self._lost if device.type == "cpu" else 0.0
         return lost > MOST_LOST * seconds or switches > _FEW_SWITCHES + SWITCHES_PER_SECOND * seconds
 
@@ -150,6 +159,18 @@ def _agreeing(rounds: Sequence[list[float]]) -> list[float]:
 def _timing(times: list[float], units: float) -> Timing:
     best = min(times)
     return Timing(best / units, max(times) / best - 1 if best else 0.0)
+
+
+def _waited_seconds() -> float | None:
+    """For how long threads of this process were ready to run and had no processor, together, as the scheduler counts
+    it (`schedstat` in Linux's proc(5): run time, wait time in ns, slices); None where it does not."""
+    waited, counts = 0, False
+    with contextlib.suppress(OSError):
+        for task in _TASKS.iterdir():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended meanwhile
+                run, wait = (task / "schedstat").read_text().split()[:2]
+                waited, counts = waited + int(wait), counts or int(run) > 0
+    return waited / 1e9 if counts else None
 
 
 def _lost_seconds() -> float:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from aottrain.compiler.lowering import Rule
-from aottrain.compiler.schedule.groups import Group, Placement, join, place, preferred, too_large
-from aottrain.compiler.schedule.inlining import Inlining
+from aottrain.compiler.schedule.grouping.groups import Group, Placement, join, place, preferred, too_large
+from aottrain.compiler.schedule.grouping.inlining import Inlining
 
 
 @dataclass

@@ -6,9 +6,9 @@ import math
 
 from torch import fx
 
-from aottrain.compiler.schedule.groups import Group
-from aottrain.compiler.schedule.inlining import Inlining
-from aottrain.compiler.schedule.units import Dependencies, Fusion, joins
+from aottrain.compiler.schedule.grouping.groups import Group
+from aottrain.compiler.schedule.grouping.inlining import Inlining
+from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, joins
 from aottrain.ir.graph import info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
@@ -100,8 +100,8 @@ def _both(maker: Group, reader: Group, inlined: Inlining) -> Group | None:
     if not same(math.prod(maker.loops.values()), math.prod(reader.loops.values())):
         return None
     group, apart = maker.copy(), Fusion()
-    group.number, group.takes_loose = reader.number, True
+    group.number, group.may_be_unanchored = reader.number, True
     if not all(joins(group, member.node, inlined.rules_of(member.node), apart) for member in reader.members):
         return None
-    group.takes_loose = False
+    group.may_be_unanchored = False
     return group

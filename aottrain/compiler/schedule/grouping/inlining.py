@@ -19,7 +19,7 @@ from aottrain.compiler.lowering import Builder, Operand, Rule, rules_for
 from aottrain.compiler.lowering.rules import Values
 from aottrain.compiler.schedule.demand import needed, read_by
 from aottrain.compiler.schedule.layouts import layout_of
-from aottrain.ir.graph import calls, info, known_spec, results, spec_of, storage_bytes, storage_root
+from aottrain.ir.graph import calls, info, required_spec, results, spec_of, storage_bytes, storage_root
 from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Load
 from aottrain.ir.ops import OpKind
@@ -172,7 +172,7 @@ class _Finder:
         if not operand.moved or self.products[root] != self.products[reader]:
             return None
         dims = tuple(range(len(operand.dims)))
-        made, _ = self._expanded(operand, dims, known_spec(operand.node).numel, _MOST_STEPS)
+        made, _ = self._expanded(operand, dims, required_spec(operand.node).numel, _MOST_STEPS)
         return made if isinstance(made, _Made) else None
 
     def _expanded(
@@ -183,7 +183,7 @@ class _Finder:
         a row's sum, is an operand like others."""
         root = storage_root(operand.node)
         read = _Read(operand, dims)
-        spec = known_spec(operand.node)
+        spec = required_spec(operand.node)
         in_place = all(d is not None or size == 1 for d, size in zip(operand.dims, spec.shape, strict=True))
         if in_place and 2 * spec.numel <= size:
             return replace(read, operand=replace(operand, free=False)), steps
@@ -193,7 +193,7 @@ class _Finder:
             return (read if is_there else None), steps
         rule, cost = known
         steps -= cost
-        places = _places(operand, view, known_spec(root).shape)
+        places = _places(operand, view, required_spec(root).shape)
         parts: list[_Made | _Read] = []
         for inner in rule.operands:
             inner_dims = tuple(None if d is None else places[d] for d in inner.dims)
@@ -212,7 +212,7 @@ class _Finder:
 
 def _places(operand: Operand, view: _View, shape: Sequence[int]) -> list[int | None]:
     """For each dimension of a computed value the reader's that indexes it as it is; None where it is read elsewhere."""
-    sizes = known_spec(operand.node).shape
+    sizes = required_spec(operand.node).shape
     whole = [len(terms) == 1 and terms[0][1] == 1 and sizes[terms[0][0]] == size
              for (terms, _), size in zip(view, shape, strict=True)]  # fmt: skip
     return [operand.dims[terms[0][0]] if flag else None for (terms, _), flag in zip(view, whole, strict=True)]
@@ -228,7 +228,7 @@ def _cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
         return None
     trial = Builder(index=(ZERO,) * len(rule.shape))
     values = [
-        trial.emit(Load(k, Address(ZERO), known_spec(operand.node).dtype)) for k, operand in enumerate(rule.operands)
+        trial.emit(Load(k, Address(ZERO), required_spec(operand.node).dtype)) for k, operand in enumerate(rule.operands)
     ]
     rule.formula(trial, values)
     allowed = _CHEAP if spec.device.type == "cpu" else _CHEAP | _DEAR
@@ -245,7 +245,7 @@ def _cheap_rule(node: fx.Node) -> tuple[Rule, int] | None:
 def _reads_too_much(made: Mapping[fx.Node, _Made], kept: Sequence[Operand]) -> bool:
     """Whether a call moves more memory than if the values were stored. kept: what it reads in either case."""
     leaves = [operand for operand in _leaves(made.values()) if operand.free]
-    stored = sum(likely(known_spec(node).nbytes) for node, one in made.items() if one.parts)
+    stored = sum(likely(required_spec(node).nbytes) for node, one in made.items() if one.parts)
     return _read_bytes([*leaves, *kept]) > _MOST_READ * stored + _read_bytes(kept)
 
 
@@ -253,7 +253,7 @@ def _read_bytes(operands: Iterable[Operand]) -> int:
     """Parts of one buffer count once."""
     read: dict[fx.Node, int] = {}
     for node in dict.fromkeys(operand.node for operand in operands):
-        spec, source = known_spec(node), storage_root(node)
+        spec, source = required_spec(node), storage_root(node)
         sizes = [size for size, step in zip(spec.shape, spec.stride, strict=True) if step]
         read[source] = read.get(source, 0) + likely(math.prod(sizes)) * spec.dtype.itemsize
     return sum(min(size, storage_bytes(source)) for source, size in read.items())
@@ -261,7 +261,7 @@ def _read_bytes(operands: Iterable[Operand]) -> int:
 
 def _view_of(root: fx.Node, view: fx.Node) -> _View | None:
     """Where in a value an element of its view is; None where no index of the view is an index of the value."""
-    layout, spec = layout_of(view), known_spec(root)
+    layout, spec = layout_of(view), required_spec(root)
     if layout is None or layout.root is not root:
         return None
     order = sorted((d for d, size in enumerate(spec.shape) if size > 1), key=lambda d: -spec.stride[d])

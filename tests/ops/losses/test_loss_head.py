@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from aottrain.ops import loss_head
+from aottrain.ops.losses import loss_head
 from aottrain.toolchain.native import find_compiler
 from tests.numerics.tolerance import assert_close, sum_error
 

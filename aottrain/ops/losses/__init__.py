@@ -1,0 +1,1 @@
+"""Losses as operators of our own."""
