@@ -40,7 +40,8 @@ def run(config: RunConfig) -> int:
         model = build_model(recipe, options, config)
         load_weights(model, loaded, "generate.weights", config.generate.weights)
         seed = config.seed if asked.seed is None else asked.seed
-        text = written(recipe, model.to(device), codec, prompt, asked.length, asked.temperature, seed, **limits)
+        more = {"precision": config.trainer.precision, **limits}
+        text = written(recipe, model.to(device), codec, prompt, asked.length, asked.temperature, seed, **more)
     path = write_sample(Path(config.output_dir), text)
     print(f"after step {loaded.step} of {asked.run}:\n---\n{text}\n---\n{path}", flush=True)
     return 0

@@ -45,7 +45,8 @@ def run(config: RunConfig) -> int:
             except UnsupportedError:
                 raise_own_error(job)
                 raise
-        report = with_optimizer(compiled.report, optimizer_state_bytes(job.module, config.optimizer))
+        num_bytes = optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision)
+        report = with_optimizer(compiled.report, num_bytes)
         plan = describe(job.module, report, config)
         directory = Path(config.output_dir)
         decisions = json.dumps(report.decisions.to_dict(), indent=1)

@@ -84,7 +84,7 @@ def job_summary(config: RunConfig, job: Job) -> dict[str, Any]:
         "num_parameters": sum(size for size, _ in sizes),
         "num_trained": sum(size for size, is_trained in sizes if is_trained),
         "optimizer_kernel": job.optimizer_kernel,
-        "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer),
+        "optimizer_bytes": optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision),
         "accumulation_bytes": accumulation_bytes(job.module, job.batches),
         "device": torch.cuda.get_device_name(job.device) if job.device.type == "cuda" else "cpu",
         "machine": describe_machine(job.device),

@@ -16,10 +16,15 @@ from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import ALONE, World
 
 
+def casts_of(precision: str, device: torch.device) -> AbstractContextManager:
+    """In which a model of this precision is called."""
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=torch.bfloat16)
+
+
 class LossModule(nn.Module):
     """A model and its loss as one module: forward(*batch) -> scalar. This is what an engine compiles.
 
-    precision="bf16": autocast, entered within the forward, so that every engine sees the same casts.
+    precision="bf16", "bf16_weights": autocast, entered within the forward, so that every engine sees the same casts.
     """
 
     def __init__(
@@ -61,7 +66,7 @@ class LossModule(nn.Module):
 
     def casts(self, batch: Batch) -> AbstractContextManager:
         """In which the model is called: that of the run's precision."""
-        return torch.autocast(batch[0].device.type, dtype=torch.bfloat16) if self.precision == "bf16" else nullcontext()
+        return casts_of(self.precision, batch[0].device)
 
     def shares(self, batches: Sequence[Batch]) -> list[float]:
         """How much the loss of each batch counts in their mean; together 1, in all processes. With `weight` the device

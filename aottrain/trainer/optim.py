@@ -6,18 +6,21 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from aottrain.compat import tree_flatten
+from aottrain.config.choices import BF16_WEIGHTS, PRECISIONS
 from aottrain.config.own_code import brief, error_text
 from aottrain.config.targets import could_take, load_target, target_file
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng
 from aottrain.ops.lion import Lion
+from aottrain.ops.masters import HALVES, MasterWeights
 from aottrain.step import ClipsItself
 from aottrain.trainer.weights.groups import FACTOR, parameter_groups
 
@@ -28,11 +31,19 @@ if TYPE_CHECKING:
 PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration
 
 
-def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]
+) -> torch.optim.Optimizer:
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion; or the class
     that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments; or see
-    `parameter_groups`."""
+    `parameter_groups`. precision: bf16_weights updates float32 copies of what is in half precision."""
     groups = parameter_groups(model, config)
+    if precision == BF16_WEIGHTS:
+        return MasterWeights(partial(_of_groups, config), groups)
+    return _of_groups(config, groups)
+
+
+def _of_groups(config: OptimizerConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     if config.target is None:
         return PLAIN[config.name](groups, **hyperparameters(config))
     optimizer_class, arguments = _of_target(config)
@@ -86,23 +97,33 @@ def hyperparameters(config: OptimizerConfig) -> dict[str, Any]:
 
 # torch's optimizers count their steps in a float32 tensor.
 _STEP_BYTES = 4
+_MASTER_BYTES = 4  # of an element of a float32 copy
 
 
-def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig) -> int:
+def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]) -> int:
     """What the optimizer will hold for as long as it lives, known before its first step: moments, and the number of
     steps, of which AdamW has one for each parameter. What another class holds is seen at steps that are tried."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    masters = 0
+    if precision == BF16_WEIGHTS:
+        masters = sum(_MASTER_BYTES * parameter.numel() for parameter in trained if parameter.dtype in HALVES)
+        trained = [_wide(parameter) for parameter in trained]
     num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     if config.target is not None:
-        return _state_bytes_of_target(trained, config)
+        return masters + _state_bytes_of_target(trained, config)
     if config.name == "lion":
-        return num_bytes
+        return masters + num_bytes
     if config.name == "adamw":
-        return 2 * num_bytes + _STEP_BYTES * len(trained)
-    return num_bytes if config.momentum > 0 else 0
+        return masters + 2 * num_bytes + _STEP_BYTES * len(trained)
+    return masters + (num_bytes if config.momentum > 0 else 0)
 
 
-def _state_bytes_of_target(trained: Sequence[nn.Parameter], config: OptimizerConfig) -> int:
+def _wide(parameter: nn.Parameter) -> Tensor:
+    """What states are like: the float32 copy of one in half precision, without its memory."""
+    return torch.empty_like(parameter, dtype=torch.float32, device="meta") if parameter.dtype in HALVES else parameter
+
+
+def _state_bytes_of_target(trained: Sequence[Tensor], config: OptimizerConfig) -> int:
     """By a step on parameters without memory; where the class reads numbers, by one on a parameter of each shape.
 
     0 where it raises there, too: its first step will say so."""
@@ -122,7 +143,7 @@ def _state_bytes_of_target(trained: Sequence[nn.Parameter], config: OptimizerCon
     return total
 
 
-def _state_bytes_after_a_step(parameters: Sequence[nn.Parameter], config: OptimizerConfig, device: torch.device) -> int:
+def _state_bytes_after_a_step(parameters: Sequence[Tensor], config: OptimizerConfig, device: torch.device) -> int:
     twins = nn.ParameterList(nn.Parameter(torch.ones_like(parameter, device=device)) for parameter in parameters)
     with preserved_rng():
         optimizer = build_optimizer(twins, dataclasses.replace(config, lr_factors=(), layer_decay=None))
@@ -207,7 +228,7 @@ def clip_and_update(
 
 
 def leaves_steps_out(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it reads `found_inf`, as `update` says: ours, Lion and torch's fused ones do."""
+    """Whether it reads `found_inf`, as `update` says: ours, Lion, torch's fused ones and those over copies do."""
     return isinstance(optimizer, Lion | ClipsItself) or getattr(optimizer, "_step_supports_amp_scaling", False)
 
 
@@ -234,7 +255,7 @@ def update(optimizer: torch.optim.Optimizer, *needed: torch.Tensor) -> None:
 
 def _without_momentum(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     """Parameters whose momentum torch's SGD makes in this step: memory that a step which is left out does not fill."""
-    if not isinstance(optimizer, torch.optim.SGD) or isinstance(optimizer, ClipsItself):
+    if isinstance(optimizer, ClipsItself) or not isinstance(getattr(optimizer, "inner", optimizer), torch.optim.SGD):
         return []
     parameters = [parameter for group in optimizer.param_groups if group["momentum"] for parameter in group["params"]]
     return [p for p in parameters if optimizer.state.get(p, {}).get("momentum_buffer") is None]

@@ -17,6 +17,7 @@ import torch
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, KernelIR, Load, Parameter, Reduce, Store
 from aottrain.ir.kernels.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, verify_multi_tensor
+from aottrain.ops.masters import MASTER
 
 F32, F64 = torch.float32, torch.float64
 # Columns of the tables that all optimizers have.
@@ -101,6 +102,15 @@ class Segment:
 
     dtype: torch.dtype
     states: tuple[str, ...]
+
+    @property
+    def state_dtype(self) -> torch.dtype:
+        return state_dtype(self.dtype, self.states)
+
+
+def state_dtype(dtype: torch.dtype, states: Sequence[str]) -> torch.dtype:
+    """Of the states of a parameter of this type."""
+    return F32 if MASTER in states else dtype
 
 
 def computing(dtype: torch.dtype) -> torch.dtype:
@@ -191,16 +201,18 @@ def _update(formula: Formula, number: int, segment: Segment) -> Stage:
     b = Body(f"update_{number}")
     kind = computing(segment.dtype)
     gradient = b.parameter("gradient", segment.dtype, Base.LIST)
-    names = ("parameter", *segment.states)
-    buffers = {name: b.parameter(name, segment.dtype, Base.LIST, written=True) for name in names}
+    buffers = {"parameter": b.parameter("parameter", segment.dtype, Base.LIST, written=True)}
+    buffers |= {name: b.parameter(name, segment.state_dtype, Base.LIST, written=True) for name in segment.states}
     prepared = b.parameter("prepared", F64, Base.ROW, len(formula.prepared))
     values = {name: b.cast(b.load(prepared, column), kind) for column, name in enumerate(formula.prepared)}
     skip = b.test("ne", values["skip"], b.constant(0, kind))
     old = {name: b.cast(b.load(buffer, step=1), kind) for name, buffer in buffers.items()}
     clipped = b.compute("mul", b.cast(b.load(gradient, step=1), kind), values["scale"])
-    # As if it had been written back, clipped.
-    values["gradient"] = b.cast(b.cast(clipped, segment.dtype), kind)
-    new = formula.update(b, {**values, **old})
+    if MASTER in old:
+        new = formula.update(b, {**values, **old, "gradient": clipped, "parameter": old[MASTER]})
+        new[MASTER] = new["parameter"]
+    else:  # as if the gradient had been written back, clipped
+        new = formula.update(b, {**values, **old, "gradient": b.cast(b.cast(clipped, segment.dtype), kind)})
     for name, buffer in buffers.items():
         b.store(buffer, b.compute("where", skip, old[name], new[name]), step=1)
     return b.done(Over.BLOCKS, number)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
-from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step
+from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step, state_dtype
 from aottrain.errors import UnsupportedError
 from aottrain.runtime.multi_tensor import TensorTables
 
@@ -84,8 +84,9 @@ class Plan:
                 tensor = state[name]
                 if tensor.shape != parameter.shape:
                     raise UnsupportedError(f"{name} of shape {list(tensor.shape)} for {list(parameter.shape)} elements")
-                if tensor.stride() != self.strides[number] or (tensor.dtype, tensor.device) != _kind(parameter):
-                    copy = torch.empty_strided(parameter.shape, self.strides[number], **_options(parameter))
+                dtype = state_dtype(parameter.dtype, self.names[number])
+                if tensor.stride() != self.strides[number] or (tensor.dtype, tensor.device) != (dtype, self.device):
+                    copy = torch.empty_strided(parameter.shape, self.strides[number], dtype=dtype, device=self.device)
                     state[name] = copy.copy_(tensor)
             if self._counts_steps:
                 steps = self.tables.tables["steps"]

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from aottrain.compiler.link.multi_tensor import link_multi_tensor
-from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step
+from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step, state_dtype
 from aottrain.compiler.optimizers.plan import Member, Plan, check_parameter, segments_of
 from aottrain.ir.settings.choices import STEP_KERNELS
+from aottrain.ops.masters import HALVES, MASTER, restore_states
 from aottrain.runtime.multi_tensor import TensorTables
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ class GeneratedStep(_Base):
     itself stays as it is."""
     skip_nonfinite = False
     """Where the norm is not finite, parameters and state stay as they are."""
+    master_weights = False
+    """Parameters of half precision have a state "master" in float32, as their other states are: that is what steps
+    change, and the parameter is its rounding. What else writes the parameter writes the state, too, or is lost."""
     kernel = "auto"
     """One of "cpp", "triton", "auto" (Triton on CUDA), or "evaluate" (plain torch: slow, the definition)."""
     sum_over: Callable[[Tensor], Tensor] | None = None
@@ -50,6 +54,7 @@ class GeneratedStep(_Base):
         *args: Any,
         clip_norm: float | None = None,
         skip_nonfinite: bool = False,
+        master_weights: bool = False,
         kernel: str = "auto",
         **options: Any,
     ):
@@ -58,12 +63,14 @@ class GeneratedStep(_Base):
         if kernel not in STEP_KERNELS:
             raise ValueError(f"kernel={kernel!r}: must be one of {', '.join(STEP_KERNELS)}")
         self.clip_norm, self.skip_nonfinite, self.kernel = clip_norm, skip_nonfinite, kernel
+        self.master_weights = master_weights
         super().__init__(params, *args, **options)
         self._step_supports_amp_scaling = False  # a GradScaler scales gradients back itself, before the step
         self._norm = torch.zeros((), dtype=torch.float64)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("clip_norm", "skip_nonfinite", "kernel", "_norm", "sum_over")}
+        names = ("clip_norm", "skip_nonfinite", "master_weights", "kernel", "_norm", "sum_over")
+        own = {name: getattr(self, name) for name in names}
         return {**super().__getstate__(), **own}
 
     @property
@@ -142,18 +149,18 @@ class GeneratedStep(_Base):
         """Parameters that have a gradient for the first time, by their ids: their states are still to be made."""
         newcomers = set()
         for group in self.param_groups:
-            if names := self._states(group):
-                for p in group["params"]:
-                    if p.grad is not None and (p not in self.state or self.state[p].get(names[0]) is None):
-                        newcomers.add(id(p))
+            for p in group["params"]:
+                names = self._states_of(p, group)
+                if names and p.grad is not None and (p not in self.state or self.state[p].get(names[0]) is None):
+                    newcomers.add(id(p))
         return newcomers
 
     def _members(self, takes_part: Callable[[Tensor], bool]) -> dict[torch.device, list[Member]]:
         """For each device the parameters that take part, or did before, or need no state."""
         members: dict[torch.device, list[Member]] = {}
         for number, group in enumerate(self.param_groups):
-            names = self._states(group)
             for p in group["params"]:
+                names = self._states_of(p, group)
                 if not names or takes_part(p) or (p in self.state and self.state[p].get(names[0]) is not None):
                     check_parameter(p)
                     members.setdefault(p.device, []).append((number, p, names))
@@ -163,9 +170,11 @@ class GeneratedStep(_Base):
         if not names:
             return
         state = self.state[parameter]
+        dtype = state_dtype(parameter.dtype, names)
         for name in names:
             if state.get(name) is None:
-                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                begin = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+                state[name] = begin.copy_(parameter) if name == MASTER else begin
         if self.formula.counts_steps:
             state.setdefault("step", torch.zeros((), dtype=torch.float32))
 
@@ -173,6 +182,16 @@ class GeneratedStep(_Base):
         if self.kernel != "auto":
             return self.kernel
         return "triton" if device.type == "cuda" else "cpp"
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch's rounds states to the parameter's type; those beside a master are taken as they are."""
+        super().load_state_dict(state_dict)
+        if self.master_weights:
+            restore_states(self, state_dict)
+
+    def _states_of(self, parameter: Tensor, group: dict[str, Any]) -> tuple[str, ...]:
+        states = self._states(group)
+        return (*states, MASTER) if self.master_weights and parameter.dtype in HALVES else states
 
     def _states(self, group: dict[str, Any]) -> tuple[str, ...]:
         """The names of the tensors that each of the group's parameters has; UnsupportedError for what has no kernel."""

@@ -75,7 +75,8 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
     is_whole = all(parameter.requires_grad for parameter in model.parameters())
     may_run_eagerly = config.engine.on_unsupported == "eager"
     averages = None if config.trainer.ema is None else Averages(model, config.trainer.ema)
-    reserved = optimizer_state_bytes(module, config.optimizer) + accumulation_bytes(module, batches)
+    reserved = optimizer_state_bytes(module, config.optimizer, config.trainer.precision)
+    reserved += accumulation_bytes(module, batches)
     reserved += 0 if averages is None else distinct_bytes(averages.values.values())
     return Job(
         name=config.recipe.title,
@@ -91,7 +92,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
         world=world,
         # The recipe counts the gradient of every weight.
         flops_per_sample=flops_per_sample(recipe, options, batches) if is_whole else None,
-        sample=sampler(recipe, options, model, config.seed, batches.codec),
+        sample=sampler(recipe, options, model, config.seed, batches.codec, config.trainer.precision),
     )
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from aottrain.config.choices import RUN_TASKS
+from aottrain.config.choices import BF16_WEIGHTS, RUN_TASKS
 from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import RecipeError
 from aottrain.tasks.building.loading import load_weights, newest_of_run
 from aottrain.trainer.weights.groups import freeze
 from aottrain.trainer.weights.lora import adapt
+from aottrain.trainer.weights.rounding import round_matrices
 
 
 def model_options(config: RunConfig) -> Any:
@@ -36,6 +37,8 @@ def build_model(recipe: ModuleType, options: Any, config: RunConfig) -> nn.Modul
         load_weights(model, newest_of_run("adapter.base", config.adapter.base), "adapter.base")
     if config.adapter.name != "none":
         adapt(model, config.adapter)
+    if config.trainer.precision == BF16_WEIGHTS:
+        round_matrices(model)
     return freeze(model, config.trainer.freeze)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aottrain.config.choices import GENERATING
+from aottrain.config.choices import BF16_WEIGHTS, GENERATING
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.engines import LossModule
@@ -18,7 +18,7 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
     ConfigError: optimizer.kernel=generated, and this machine cannot.
     """
     if config.optimizer.target is not None:
-        optimizer = build_optimizer(module, config.optimizer)
+        optimizer = build_optimizer(module, config.optimizer, config.trainer.precision)
         waits = "" if leaves_steps_out(optimizer) or device.type == "cpu" else "; each step waits for the device"
         return optimizer, f"its own step, not compiled, after torch's clipping{waits}"
     setting, kernel = config.optimizer.kernel, "triton" if device.type == "cuda" else "cpp"
@@ -29,12 +29,13 @@ def choose_optimizer(config: RunConfig, module: LossModule, device: torch.device
             raise ConfigError(f"optimizer.kernel=generated: {obstacle}; use optimizer.kernel=torch")
         reason = obstacle
     if reason:
-        return build_optimizer(module, config.optimizer), f"torch ({reason})"
+        return build_optimizer(module, config.optimizer, config.trainer.precision), f"torch ({reason})"
     import aottrain  # the compiler, which the others do without
 
     optimizer_class = {"adamw": aottrain.AdamW, "sgd": aottrain.SGD, "lion": aottrain.Lion}[config.optimizer.name]
     groups = parameter_groups(module, config.optimizer)
     more = {"clip_norm": config.optimizer.clip_norm, "skip_nonfinite": True, "kernel": kernel}
+    more["master_weights"] = config.trainer.precision == BF16_WEIGHTS
     return optimizer_class(groups, **hyperparameters(config.optimizer), **more), kernel
 
 

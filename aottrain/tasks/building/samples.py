@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from aottrain.config.choices import BF16_WEIGHTS
 from aottrain.config.recipes import writes_text
 from aottrain.data.batches import Codec
 from aottrain.errors import OutputError
 from aottrain.trainer.console import shown
+from aottrain.trainer.engines import casts_of
 
 FILE = "sample.txt"
 PROMPT = "The "
@@ -34,16 +37,20 @@ def written(
     num_tokens: int,
     temperature: float,
     seed: int,
+    precision: str,
     **limits: int,
 ) -> str:
-    """The prompt and what the model makes of it, for a terminal. limits: keywords of `generate` that not every recipe
-    has."""
+    """The prompt and what the model makes of it, for a terminal. precision: weights of two types need autocast.
+    limits: keywords of `generate` that not every recipe has."""
     generator = torch.Generator().manual_seed(seed)
-    return shown(codec.decode(prompt + recipe.generate(model, prompt, num_tokens, temperature, generator, **limits)))
+    device = next(model.parameters()).device
+    with casts_of(precision, device) if precision == BF16_WEIGHTS else nullcontext():
+        tokens = recipe.generate(model, prompt, num_tokens, temperature, generator, **limits)
+    return shown(codec.decode(prompt + tokens))
 
 
 def sampler(
-    recipe: ModuleType, options: Any, model: torch.nn.Module, seed: int, codec: Codec | None
+    recipe: ModuleType, options: Any, model: torch.nn.Module, seed: int, codec: Codec | None, precision: str
 ) -> Callable[[int], str] | None:
     """None where the recipe writes nothing, its tokens stand for no text that is known, or the prompt has others."""
     if not writes_text(recipe, options) or codec is None:
@@ -55,7 +62,7 @@ def sampler(
     def sample(num_bytes: int) -> str:
         """Text by the model as it is now, of about that many bytes."""
         num_tokens = math.ceil(num_bytes / codec.bytes_per_token)
-        return written(recipe, model, codec, prompt, num_tokens, TEMPERATURE, seed)
+        return written(recipe, model, codec, prompt, num_tokens, TEMPERATURE, seed, precision)
 
     return sample
 

@@ -30,7 +30,7 @@ def check_weights(build: Callable[[], nn.Module], config: RunConfig, device: tor
     needed = sum(tensor.numel() * tensor.element_size() for tensor in (*parameters, *model.buffers()))
     trained = sum(tensor.numel() * tensor.element_size() for tensor in parameters if tensor.requires_grad)
     needed += trained if config.trainer.ema is None else 2 * trained
-    needed += optimizer_state_bytes(model, config.optimizer)
+    needed += optimizer_state_bytes(model, config.optimizer, config.trainer.precision)
     _refuse_beyond(total_bytes(device), needed, device, "weights, gradients and optimizer state take")
 
 

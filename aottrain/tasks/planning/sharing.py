@@ -92,4 +92,4 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def dtype_name(precision: str) -> str:
     """Of the numbers that products multiply."""
-    return str(torch.bfloat16 if precision == "bf16" else torch.float32).removeprefix("torch.")
+    return str(torch.float32 if precision == "fp32" else torch.bfloat16).removeprefix("torch.")

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aottrain.config.choices import BF16_WEIGHTS
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import suggest
 from aottrain.errors import ResumeError
@@ -53,10 +54,8 @@ class Changes:
     keys: frozenset[str] = frozenset()
     lines: tuple[str, ...] = ()
     """What to say about them."""
-
-    @property
-    def optimizer_begins_anew(self) -> bool:
-        return not self.keys.isdisjoint(_REGROUPING)
+    optimizer_begins_anew: bool = False
+    """Without the checkpoint's state."""
 
     @property
     def of_groups(self) -> set[str]:
@@ -86,7 +85,7 @@ def check_identity(
         own = ",".join([*override, *refused])
         title = f"{path} is of another run; to go on all the same write 'resume_override=[{own}]'; it differs in"
         raise ResumeError("\n".join([title, *(f"  {lines[key]}" for key in refused)]))
-    changes = Changes(frozenset(differing))
+    begins_anew = not set(differing).isdisjoint(_REGROUPING) or BF16_WEIGHTS in pairs.get("trainer.precision", ())
     said = [f"resume_override: {lines[key]}" for key in differing]
     anew = ["resume_override: the optimizer begins anew, without the checkpoint's state"]
-    return Changes(changes.keys, tuple(said + (anew if changes.optimizer_begins_anew else [])))
+    return Changes(frozenset(differing), tuple(said + (anew if begins_anew else [])), begins_anew)

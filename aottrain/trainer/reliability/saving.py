@@ -58,8 +58,8 @@ def copy_bytes(job: Job, config: RunConfig) -> int:
         return 0
     values = job.module.model.state_dict().values()
     num_bytes = distinct_bytes(value for value in values if isinstance(value, torch.Tensor))
-    averages = 0 if trainer.ema is None else distinct_bytes(p for p in job.module.parameters() if p.requires_grad)
-    return num_bytes + averages + optimizer_state_bytes(job.module, config.optimizer)
+    averages = 0 if job.averages is None else distinct_bytes(job.averages.values.values())
+    return num_bytes + averages + optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision)
 
 
 class Copier:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.errors import NumericsError
+from aottrain.ops.masters import MASTER
 from aottrain.trainer.optim import PLAIN
 from aottrain.trainer.verify.rounding import distance, place_of, relative_norm
 
@@ -175,22 +176,29 @@ def _step(
     """torch's own step, in float64, as a function of numbers: "gradient", "parameter" and states. Without the first."""
     if not update.taken or scale is None:
         return {name: value for name, value in values.items() if name != "gradient"}
-    parameter = nn.Parameter(values["parameter"].double().clone())
+    parameter = nn.Parameter(values[MASTER if MASTER in values else "parameter"].double().clone())
     parameter.grad = values["gradient"].double() * scale
     options = {name: value for name, value in update.group.items() if name not in ("params", "fused", "foreach")}
     optimizer = optimizer_class([{"params": [parameter], **options}])
-    states = [name for name in values if name not in ("gradient", "parameter")]
+    states = [name for name in values if name not in ("gradient", "parameter", MASTER)]
     if states:
         optimizer.state[parameter] = {name: values[name].double().clone() for name in states}
         optimizer.state[parameter]["step"] = torch.tensor(update.steps)
     optimizer.step()
-    return _values(parameter, optimizer.state[parameter])
+    masters = {MASTER: parameter.detach()} if MASTER in values else {}
+    return {**_values(parameter, optimizer.state[parameter]), **masters}
 
 
-def _bounds(step: Callable[[Values], Values], values: Values, expected: Values, epsilon: float) -> Values:
-    """How far each result may be off: what it moves when an input is rounded, and its own rounding."""
-    unit = ROUNDINGS * epsilon
-    bounds = {name: (value.abs() + (value - values.get(name, 0)).abs()) * unit for name, value in expected.items()}
+def _bounds(step: Callable[[Values], Values], values: Values, expected: Values, kinds: Mapping[str, Any]) -> Values:
+    """How far each result may be off: what it moves when an input is rounded, and its own rounding.
+
+    kinds: the type of each result. What the parameter is computed in, which is its master's type where it has one,
+    inputs are rounded to."""
+    unit = ROUNDINGS * torch.finfo(values[MASTER if MASTER in values else "parameter"].dtype).eps
+    bounds = {
+        name: (value.abs() + (value - values.get(name, 0)).abs()) * ROUNDINGS * torch.finfo(kinds[name]).eps
+        for name, value in expected.items()
+    }
     for name, value in values.items():
         moved = [step({**values, name: value.double() * (1 + sign * unit)}) for sign in (-1, 1)]
         for result in expected:
@@ -213,7 +221,8 @@ def _compare(
         return _step(optimizer_class, scale, first.update, values)
 
     expected = step(before)
-    bounds = _bounds(step, before, expected, torch.finfo(before["parameter"].dtype).eps)
+    kinds = {name: actual[name].dtype if name in actual else value.dtype for name, value in expected.items()}
+    bounds = _bounds(step, before, expected, kinds)
     ends = list(itertools.accumulate(map(len, pieces)))
     for key, value in expected.items():
         if key not in actual:

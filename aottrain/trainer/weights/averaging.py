@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from aottrain.ops.masters import HALVES
 
 if TYPE_CHECKING:
     from aottrain.trainer.meters import History
@@ -23,7 +25,9 @@ class Averages:
 
     def __init__(self, model: nn.Module, decay: float):
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        self.values = {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+        # In float32 beside a parameter in half precision, where a small part of a difference would be lost.
+        self.values = {name: _wide(parameter).clone() for name, parameter in self.parameters.items()}
+        self._own: dict[str, Tensor] = {}
         self.num_updates = 0
         self._average = get_ema_multi_avg_fn(decay)
 
@@ -37,7 +41,7 @@ class Averages:
     @torch.no_grad()
     def update(self) -> None:
         """After a step."""
-        values, parameters = list(self.values.values()), [each.detach() for each in self.parameters.values()]
+        values, parameters = list(self.values.values()), [_wide(each) for each in self.parameters.values()]
         if self.num_updates:
             self._average(values, parameters, self.num_updates)
         else:
@@ -56,12 +60,19 @@ class Averages:
 
     @torch.no_grad()
     def _exchange(self) -> None:
-        """One tensor at a time, bit for bit, so that little memory is needed."""
+        """One tensor at a time, bit for bit, so that little memory is needed. A parameter of another type than its mean
+        is kept beside it."""
         for name, parameter in self.parameters.items():
             value = self.values[name]
+            if (own := self._own.pop(name, None)) is not None:
+                parameter.copy_(own)
+                continue
             own = parameter.detach().clone()
             parameter.copy_(value)
-            value.copy_(own)
+            if value.dtype is parameter.dtype:
+                value.copy_(own)
+            else:
+                self._own[name] = own
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": dict(self.values), "num_updates": self.num_updates}
@@ -72,3 +83,8 @@ class Averages:
         for name, value in self.values.items():
             value.copy_(state["values"][name])
         self.num_updates = state["num_updates"]
+
+
+def _wide(parameter: Tensor) -> Tensor:
+    value = parameter.detach()
+    return value.float() if value.dtype in HALVES else value
