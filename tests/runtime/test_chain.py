@@ -17,6 +17,7 @@ from aottrain.compiler.joint.joint import trace_joint
 from aottrain.compiler.joint.links import without_links, without_values
 from aottrain.errors import UnsupportedError
 from tests.numerics.comparison import assert_same, compiled
+from tests.numerics.tolerance import assert_close
 
 PLANS = ("save_all", "min_cut", 0.0, "recompute_all")
 
@@ -46,7 +47,9 @@ def looked_at(function, hook):
 def test_hooks_at_every_budget(plan):
     function = compiled(layers, plan)
     assert_same(looked_at(function, True), looked_at(layers, True))
-    assert_same(looked_at(function, False), looked_at(layers, False))
+    # While nobody looks the backward is whole, and what comes from several results is added up in another order.
+    for ours, theirs in zip(looked_at(function, False), looked_at(layers, False), strict=True):
+        assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("plan", PLANS)

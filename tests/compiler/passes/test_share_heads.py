@@ -10,7 +10,7 @@ import aottrain
 from aottrain.compiler.pipeline import share_heads
 from aottrain.ir.graph import calls, info, spec_of
 from tests.compiler.programs import joint_of
-from tests.numerics.tolerance import assert_close
+from tests.numerics.tolerance import assert_close_as_sums
 from tests.sampling import crossed
 
 BACKWARD = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
@@ -131,4 +131,4 @@ def test_values_and_gradients_are_those_of_eager(dtype, program, wanted):
         found.append([result, *torch.autograd.grad(result, [given[i] for i in wanted], tangent)])
     for ours, theirs in zip(*found, strict=True):
         assert ours.stride() == theirs.stride()
-        assert_close(ours, theirs)
+        assert_close_as_sums(ours, theirs, 4 * 36)  # heads and rows
