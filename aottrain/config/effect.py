@@ -182,7 +182,7 @@ def _of_eval(config: RunConfig) -> Iterator[Idle]:
 
 
 def _of_generate(config: RunConfig) -> Iterator[Idle]:
-    unread = ("trainer.eval_batches", "trainer.precision", "trainer.num_threads", "trainer.ema", "decisions")
+    unread = ("trainer.eval_batches", "trainer.num_threads", "trainer.ema", "decisions")
     yield Idle((*_TRAINING, *_COMPILER, *unread), "task=generate runs the model eagerly and trains nothing")
     if config.generate.temperature == 0:
         yield Idle(("generate.top_k", "generate.seed"), "generate.temperature=0 draws nothing")
