@@ -39,7 +39,7 @@ PEER = "aottrain/peers.py"
 # What this project replaces: using it would make the compiler a wrapper around torch's own.
 # What a choice is made by is measured in one place; the others only tell a person how long something took.
 CLOCKS = {
-    "aottrain/measure/measuring.py",
+    "aottrain/measure/stopwatch.py",
     "aottrain/compiler/stages.py",
     "aottrain/metrics/mlflow_sink.py",
     "aottrain/metrics/throughput.py",

@@ -168,7 +168,7 @@ def _waited_seconds() -> float | None:
     with contextlib.suppress(OSError):
         for task in _TASKS.iterdir():
             with contextlib.suppress(OSError, ValueError, IndexError):  # the thread has ended meanwhile
-                run, wait = (task / "schedstat").read_text().split()[:2]
+                run, wait = (task / "schedstat").read_text(encoding="ascii").split()[:2]
                 waited, counts = waited + int(wait), counts or int(run) > 0
     return waited / 1e9 if counts else None
 
