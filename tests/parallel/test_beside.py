@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,9 @@ from aottrain.ir.graph import calls, required_spec
 from aottrain.measure.links import Link
 from aottrain.ops import collectives
 from aottrain.toolchain.native import find_compiler
+from aottrain.trainer.checkpoint import Loaded
 from aottrain.trainer.engines import LossModule
+from aottrain.trainer.parallel import together
 from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import World
 from tests.compiler.programs import joint_inputs, joint_of, run_parts
@@ -255,3 +259,37 @@ def test_gathers_are_started_ahead_and_no_further(beside, ahead, most):
     readers = [node for node in calls(plain) if node.target is own.gather_rows.default]
     order = list(calls(plain))
     assert all(order[order.index(node) + 1] in node.users for node in readers), "where they are read first"
+
+
+@either
+def test_a_checkpoint_has_whole_weights_in_the_first_process_alone(beside):
+    model, _ = model_of("odd")
+    shards = Shards(model, World(beside.rank, 2, "shard"))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for number, part in enumerate(model.parameters()):
+        part.grad = torch.full_like(part, number + 1.0)
+    optimizer.step()
+    means = {name: part.detach() + 1 for name, part in model.named_parameters()}
+    averages = {"values": means, "count": 3}
+    module = SimpleNamespace(model=model, shards=shards)
+    job = SimpleNamespace(
+        module=module, optimizer=optimizer, state_beside=lambda: {"averages": averages, "patience": None}
+    )
+    state = together.whole_state(job)
+    assert state["averages"]["count"] == 3
+    for number, (name, part) in enumerate(model.named_parameters()):
+        for key, found in {
+            None: (state["model"][name], part.detach()),
+            "exp_avg": (state["optimizer"]["state"][number]["exp_avg"], optimizer.state[part]["exp_avg"]),
+            "averages": (state["averages"]["values"][name], means[name]),
+        }.items():
+            whole, own_part = found
+            shape = shards.shapes[name]
+            wanted = gathered(own_part, beside.rank)[: shape[0] if shape else 1].view(shape)
+            assert whole is None if beside.rank else torch.equal(whole, wanted), (name, key)
+        assert state["optimizer"]["state"][number]["step"] == 1
+    if not beside.rank:
+        back = together.part_of_state(job, Loaded(Path("x"), 1, state)).state
+        assert_same(back["model"], dict(model.state_dict()))
+        assert_same(back["averages"]["values"], means)
+        assert_same(back["optimizer"]["state"], optimizer.state_dict()["state"])
