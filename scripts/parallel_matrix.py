@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import sys
 import tempfile
@@ -41,7 +42,7 @@ def main() -> int:
             print(f"process {number} ended with code {each.code}:\n{each.err}", file=sys.stderr)
     found: dict[str, float] = {}
     for case, error, _ in (json.loads(line) for each in ended for line in each.out.splitlines()):
-        found[case] = max(error, found.get(case, 0.0))
+        found[case] = max(math.inf if math.isnan(error) else error, found.get(case, 0.0))
     for case, error in sorted(found.items(), key=lambda pair: -pair[1]):
         print(f"{error:.1e}  {case}" + ("" if error <= TOLERANCE else "  above the tolerance"))
     wrong = [case for case, error in found.items() if error > TOLERANCE]

@@ -37,8 +37,7 @@ def test_jobs_that_are_logged_share_a_group(jobs_of, monkeypatch, line, variable
     monkeypatch.delenv("WANDB_RUN_GROUP", raising=False)
     if variable:
         monkeypatch.setenv("WANDB_RUN_GROUP", variable)
-    for job in jobs_of(*line):
-        assert ('logger.group="sweep-all"' in job.arguments) == grouped
+    assert [('logger.group="sweep-all"' in job.arguments) for job in jobs_of(*line)] == [grouped] * 2
 
 
 def test_a_job_is_described_by_its_summary(tmp_path):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from aottrain.cli import main
+from aottrain.cli.jobs import SweepJob
+from aottrain.cli.sweeping.search import Dimension, Search
+from aottrain.config.run import RunConfig, SweepConfig
 from tests.cli.test_cli import command, here, shipped  # noqa: F401
 from tests.cli.test_sweeps import rows
 
@@ -126,3 +130,33 @@ def test_a_job_that_fails_elsewhere_ends_alone_and_is_listed(extra, here):  # no
     assert [row["status"] for row in rows(here / "all")] == ["finished", "failed"]
     assert json.loads((here / "all" / "0" / "summary.json").read_text())["status"] == "finished"
     assert list(Path(here, "all", "submitit").glob("*_result.pkl"))
+
+
+def test_a_search_that_goes_on_counts_what_its_journal_and_its_folders_have(tmp_path):
+    """Of four that may finish: one the journal has, one that failed, one that finished untold, one that was cut off."""
+
+    def trial(number, name):
+        return SimpleNamespace(
+            number=number, params={"a": number}, state=SimpleNamespace(name=name, is_finished=lambda: name != "RUNNING")
+        )
+
+    told, names = [], ("COMPLETE", "FAIL", "RUNNING", "RUNNING")
+    for number in (0, 2):
+        (tmp_path / str(number)).mkdir()
+        figures = {"status": "finished", "val_loss": 1.5}
+        (tmp_path / str(number) / "summary.json").write_text(json.dumps(figures))
+    study = SimpleNamespace(
+        get_trials=lambda deepcopy: [trial(number, name) for number, name in enumerate(names)],
+        tell=lambda *values: told.append(values),
+        ask=lambda: SimpleNamespace(number=4, suggest_categorical=lambda key, choices: choices[0]),
+    )
+    config = RunConfig(sweep=SweepConfig(search="optuna", trials=4, objectives=["val_loss"]))
+    search = Search(study, [Dimension("a", ("7", "8"))], config, lambda number, values: SweepJob(
+        number, values, tmp_path / str(number), []))  # fmt: skip
+    search.go_on()
+    assert told == [(2, [1.5])] and [outcome.job.number for outcome in search.waiting] == [3]
+    assert [outcome.status for outcome in search.outcomes] == ["finished", "failed", "finished", "not run"]
+    assert search.total == 5
+    assert search.next().job.number == 3
+    asked = search.next()
+    assert (asked.job.number, asked.job.overrides) == (4, {"a": "7"}) and search.next() is None

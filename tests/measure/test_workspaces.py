@@ -73,7 +73,7 @@ def the_file(folder):
 def test_known_workspaces():
     # Batch norm's backward keeps one more tensor of its input's size; the operand that is converted is a copy.
     assert workspace_bytes([batch_norm_backward(), integer_sum()]).num_bytes == (8 * 16 * 32 * 32 * 4, 4000)
-    assert workspace_bytes([convolution()]).num_bytes[0] >= 0
+    assert not workspace_bytes([convolution()]).unknown
 
 
 def test_calls_without_a_workspace():

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+import torch.distributed as dist
+
 from tests.parallel.groups import run_together
+
+pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="torch is without gloo")
 
 
 def test_many_at_once_arrive(tmp_path):

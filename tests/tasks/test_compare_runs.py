@@ -73,6 +73,7 @@ def test_a_plan_runs_no_step_and_says_all(tmp_path, capsys):
     assert (tmp_path / "compile_report.html").stat().st_size > 10_000
     assert written["num_parameters"] == written["parameter_bytes"] // 4 > 0
     assert written["flops_per_step"]["backward"] > written["flops_per_step"]["forward"] > 0
+    assert written["graph"]["saved"]
     for value in written["graph"]["saved"]:
         assert value["reason"] and value["name"] in printed
     memory = written["graph"]["memory"]

@@ -60,7 +60,7 @@ def state_of(config) -> dict:
 ROLLBACK = {"steps": 9, "on_nonfinite": "rollback", "rollback_every": 3, "max_rollbacks": 2, "log_every": 1}
 
 
-def test_averaged_weights_go_back_as_well(tiny, spoiled, monkeypatch):
+def test_averaged_weights_go_back_as_well(tiny, spoiled, tmp_path, monkeypatch):
     """They are those of a run that never met the batches that are left out."""
     at = SourceBatches.at
     spoiled({5: math.nan})
@@ -68,7 +68,7 @@ def test_averaged_weights_go_back_as_well(tiny, spoiled, monkeypatch):
     assert train.run(went_back) == 0
     monkeypatch.undo()
     monkeypatch.setattr(SourceBatches, "at", lambda batches, number: at(batches, number + 2 * (number > 3)))
-    straight = tiny(trainer={"steps": 9, "ema": 0.5})
+    straight = tiny(trainer={"steps": 9, "ema": 0.5}, output_dir=str(tmp_path / "straight"))
     assert train.run(straight) == 0
     got, wanted = (state_of(config)["averages"] for config in (went_back, straight))
     assert got["num_updates"] == wanted["num_updates"] == 9
@@ -119,7 +119,7 @@ def test_a_spike_is_seen_before_anything_moves(tiny, left_by, spoiled, policy, c
         return
     assert train.run(config) == 0
     printed, summary = capsys.readouterr().out, left_by(config).summary
-    assert "step 25 is left out: the loss" in printed or "step 25: the loss" in printed
+    assert {"skip": "step 25 is left out: the loss", "rollback": "step 25: the loss"}[policy] in printed
     assert (summary["skipped_steps"], summary["rollbacks"]) == ((1, 0) if policy == "skip" else (0, 1))
 
 

@@ -31,7 +31,9 @@ def test_checks_in_flight_change_nothing_and_are_in_the_figures(tiny, left_by, t
     assert plain.losses == checked.losses
     assert [bool(row["verify/max_error"]) for row in checked.rows] == [True, True, False, True, False, True]
     assert checked.summary["verify_checks"] == 4 and plain.summary["verify_checks"] == 1
-    assert checked.summary["verify_drift"] is None or checked.summary["verify_drift"] > 0
+    errors = [float(row["verify/max_error"]) for row in checked.rows if row["verify/max_error"]]
+    drift = errors[-1] / errors[0] if errors[0] else None
+    assert checked.summary["verify_drift"] == (drift and pytest.approx(drift, rel=1e-3))
 
 
 def plant_wrong_gradients(monkeypatch):

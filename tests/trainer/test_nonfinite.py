@@ -67,6 +67,7 @@ def test_it_is_left_out_said_and_counted(tiny, left_by, spoiled, capsys, engine)
     seen = spoiled({3: "loss", 5: "gradient norm"})
     config = tiny(engine, trainer={"steps": 6, **SKIP})
     assert train.run(config) == 0
+    assert seen.keys() == {3, 5}
     for step, (before, after) in seen.items():
         assert same(before, after), step
     lines = [line for line in capsys.readouterr().out.splitlines() if "left out" in line]

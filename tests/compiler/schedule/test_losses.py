@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
 import aottrain
 from aottrain.compiler.lowering import rules_for
-from aottrain.compiler.passes.split_losses import split_losses
+from aottrain.compiler.passes.split_losses import _is_split, split_losses
 from aottrain.compiler.schedule.grouping.groups import place, start
 from aottrain.compiler.schedule.order import schedule
-from aottrain.ir.graph import calls
+from aottrain.ir.graph import calls, set_value
 from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.kernels.traffic import moved_bytes
 from tests.compiler.programs import joint_of, leaf
@@ -132,3 +135,17 @@ def test_classes_with_weights(reduction, dtype):
     target[5] = 65
     with pytest.raises(IndexError):
         call(x, target, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64], ids=str)
+@pytest.mark.parametrize("weighs", [False, True])
+def test_targets_of_a_byte_pick_no_weights(weighs, dtype):
+    """An index of bytes is a mask. (The graph is written down: torch's own fakes refuse the call.)"""
+    graph = fx.Graph()
+    values = [torch.zeros(6, 8), torch.zeros(6, dtype=dtype), torch.ones(8)][: 2 + weighs]
+    operands = [graph.placeholder(name) for name, _ in zip(("x", "target", "weight"), values, strict=False)]
+    for operand, value in zip(operands, values, strict=True):
+        set_value(operand, value)
+    call = graph.call_function(torch.ops.aten.nll_loss_forward.default, (*operands, *[None] * (not weighs), 1, -100))
+    graph.call_function(operator.getitem, (call, 0))
+    assert _is_split(call) == (not weighs or dtype is torch.int64)

@@ -39,6 +39,9 @@ def test_exchanges_run_beside_calls():
     slow = dataclasses.replace(target, link_bytes_per_s=1.0)
     assert whole_step(StepTime(compute_s=1.0), state, slow)[2] > total
     assert whole_step(StepTime(compute_s=1.0), state, target)[2] == pytest.approx(1.0, rel=1e-3)
+    half = dataclasses.replace(target, link_bytes_per_s=total / 0.5)
+    first = (200 + 400) * 0.5 * 0.75 / total * 0.5  # a gather that nothing runs beside
+    assert whole_step(StepTime(compute_s=1.0), state, half)[2] == pytest.approx(1.0 + first, rel=1e-3)
 
 
 def test_the_update_reads_and_writes_what_it_must_once():
@@ -47,6 +50,16 @@ def test_the_update_reads_and_writes_what_it_must_once():
     moved = 3 * 1800 + 2 * 3600  # parameters and moments both ways, gradients one
     assert update.traffic_s == pytest.approx(moving(moved, H100).traffic_s)
     assert whole_step(StepTime(), state, H100, 2)[0].traffic_s > update.traffic_s
+
+
+def test_what_a_step_is_limited_by():
+    step = StepTime(compute_s=2.0, traffic_s=3.0, gaps_s=1.0, launch_s=5.0)
+    assert (step.device_s, step.seconds, step.limit) == (6.0, 6.0, "bandwidth")
+    assert (dataclasses.replace(step, compute_s=4.0).limit, dataclasses.replace(step, gaps_s=4.0).limit) == (
+        "compute", "launches")  # fmt: skip
+    waiting = dataclasses.replace(step, launch_s=7.0)
+    assert (waiting.seconds, waiting.limit, (waiting + step).launch_s) == (7.0, "launches", 12.0)
+    assert step.times(3) == StepTime(6.0, 9.0, 3.0, 15.0)
 
 
 def test_a_specification_answers_what_would_be_measured():

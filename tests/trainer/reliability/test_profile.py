@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
@@ -43,6 +42,14 @@ def test_on_cuda_the_history_is_kept_and_written_and_again_where_memory_runs_out
 
 @pytest.mark.parametrize("asked", [None, "step"])
 def test_nothing_is_kept_that_was_not_asked_for(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", pytest.fail)
-    profile = StepProfile(dataclasses.replace(RunConfig(), profile=asked), 0, tmp_path, print, "cuda")
-    profile.note_out_of_memory(1)
+    kept, said = [], []
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        monkeypatch.setattr(torch.cuda.memory, name, lambda *args, **more: kept.append((args, more)))
+    config = RunConfig(profile=asked, trainer=TrainerConfig(steps=6))
+    profile = StepProfile(config, 0, tmp_path, said.append, "cuda")
+    for step in range(1, 7):
+        with profile.watch(step):
+            torch.ones(2).sin()
+    profile.note_out_of_memory(6)
+    written = ["profile.json", "trace.json"] if asked else []
+    assert kept == [] and sorted(path.name for path in tmp_path.iterdir()) == written and len(said) == len(written)

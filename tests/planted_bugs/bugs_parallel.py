@@ -1,0 +1,124 @@
+"""Bugs in what several processes do: collectives, what is under way, weights in parts, decisions made together."""
+
+from __future__ import annotations
+
+from aottrain.compiler.link import flights as placing
+from aottrain.compiler.passes import collectives as passes
+from aottrain.data.parts import PartBatches
+from aottrain.ir import flights
+from aottrain.ops import collectives
+from aottrain.trainer import preparing
+from aottrain.trainer.parallel import shards, world
+from tests.planted_bugs.planting import Area, TestsOf
+
+PARALLEL = Area("several processes")
+BESIDE = TestsOf("tests/parallel/test_beside.py")
+WORLD = TestsOf("tests/parallel/test_world.py")
+PARTS = TestsOf("tests/parallel/test_parts.py")
+PARALLEL.edit(
+    "padding comes before the rows",
+    f"{BESIDE.each_gets_its_rows_of_a_sum}[1]",
+    collectives.padded,
+    "[0, rows - value.shape[0]]",
+    "[rows - value.shape[0], 0]",
+    quick=True,
+)
+PARALLEL.edit(
+    "a sum is read before it has arrived",
+    BESIDE.sums_are_of_both_and_leave_what_they_are_given,
+    collectives._all_sum,
+    '_functional().wait_tensor(_functional().all_reduce_(_flat(out), "sum", group))',
+    '_functional().all_reduce_(_flat(out), "sum", group)',
+)
+PARALLEL.edit(
+    "gradients of vectors stay those of one process",
+    BESIDE.gradients_are_summed_in_the_backward,
+    passes.reduce_gradients,
+    "spec_of(value) is None",
+    "len(spec_of(value).shape) < 2",
+    quick=True,
+)
+PARALLEL.edit(
+    "weights are gathered long before they are read",
+    BESIDE.gathers_are_started_ahead_and_no_further,
+    passes.sink_gathers,
+    "min(readers, key=places.__getitem__).prepend(node)",
+    "pass",
+)
+PARALLEL.edit(
+    "each sum leaves alone",
+    f"{BESIDE.sums_leave_as_soon_as_a_bucket_is_full_and_change_nothing}[600]",
+    placing._Placing.sum,
+    ">= self.bucket_bytes",
+    ">= 0",
+)
+PARALLEL.edit(
+    "all gathers are started at once",
+    BESIDE.gathers_are_started_ahead_and_no_further,
+    placing._beginnings,
+    "> ahead_bytes",
+    "> ahead_bytes << 20",
+)
+PARALLEL.edit(
+    "a part's gradient is this process's alone",
+    BESIDE.weights_are_gathered_and_gradients_cut,
+    shards._Gather.backward,
+    "_parallel.scatter_sum(gradient, ctx.world, ctx.group)",
+    "padded(gradient, rows_of_shard(len(gradient), ctx.world) * ctx.world).chunk(ctx.world)[0].clone()",
+)
+PARALLEL.edit(
+    "each process keeps the first rows",
+    f"{BESIDE.weights_are_gathered_and_gradients_cut}[1-odd-partition1]",
+    shards.Shards.cut,
+    "first = self.world.rank * count",
+    "first = 0",
+)
+PARALLEL.edit(
+    "what is under way may be read",
+    TestsOf("tests/ir/test_flights.py").each_hazard_is_found,
+    flights._check_free,
+    "if memory in written:",
+    "if memory in ():",
+)
+PARALLEL.edit(
+    "bytes that are read are given away",
+    TestsOf("tests/ir/test_flights.py").bytes_that_a_gather_still_reads_are_nobody_elses,
+    flights.verify_apart,
+    "if other is not memory and",
+    "if other is memory and",
+)
+PARALLEL.edit(
+    "the largest is the sum",
+    WORLD.numbers_of_both,
+    world.World.largest,
+    "torch.distributed.ReduceOp.MAX",
+    "torch.distributed.ReduceOp.SUM",
+)
+PARALLEL.edit(
+    "buffers begin as they are in each process",
+    WORLD.all_begin_with_the_weights_of_the_first,
+    world.World.broadcast,
+    "[*module.parameters(), *module.buffers()]",
+    "module.parameters()",
+)
+PARALLEL.edit(
+    "numbers that change places are the same weights",
+    WORLD.a_weight_that_differs_in_a_bit_is_named,
+    world._checksum,
+    "(places * 2654435761 + 1)",
+    "1",
+)
+PARALLEL.edit(
+    "all processes see the first part",
+    PARTS.parts_together_are_the_batch,
+    PartBatches._part,
+    "tensor[self.rank * each : (self.rank + 1) * each]",
+    "tensor[:each]",
+)
+PARALLEL.edit(
+    "all processes draw the same numbers",
+    PARTS.each_process_draws_other_numbers_and_the_first_those_of_one_alone,
+    preparing.start_streams,
+    "elif world.rank:",
+    "elif not world.size:",
+)

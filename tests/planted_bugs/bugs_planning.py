@@ -1,0 +1,183 @@
+"""Bugs in what is planned and measured: devices that are not there, clocks, links, sweeps, keys; and in going back."""
+
+from __future__ import annotations
+
+from aottrain.cli.sweeping import search
+from aottrain.compiler.absent import step_time
+from aottrain.config import effect, schema
+from aottrain.measure import links, stopwatch
+from aottrain.metrics.guest import Guest
+from aottrain.tasks.planning import sharing
+from aottrain.trainer.reliability import rollback, sentinel, spikes, undo
+from tests.planted_bugs.planting import Area, TestsOf
+
+PLANNING = Area("planning elsewhere")
+SHARING = TestsOf("tests/tasks/planning/test_sharing.py")
+PLANNING.edit(
+    "one block is gathered at a time",
+    SHARING.each_device_holds_its_part_and_two_blocks,
+    sharing.State.held,
+    "gathered = int((self.root + 2 * self.block) * self.width)",
+    "gathered = int((self.root + self.block) * self.width)",
+)
+PLANNING.edit(
+    "all parameters are within blocks",
+    SHARING.each_device_holds_its_part_and_two_blocks,
+    sharing.state_of,
+    "parameters - sum(within)",
+    "0",
+    quick=True,
+)
+PLANNING.edit(
+    "weights are gathered once a step",
+    SHARING.exchanges_run_beside_calls,
+    sharing.State.exchange_s,
+    "gathers = 2 * self.parameters",
+    "gathers = self.parameters",
+)
+PLANNING.edit(
+    "exchanges come after the calls",
+    SHARING.exchanges_run_beside_calls,
+    sharing.whole_step,
+    "max(total.seconds, exchange) + first",
+    "total.seconds + exchange + first",
+)
+PLANNING.edit(
+    "an update moves nothing of the optimizer's state",
+    SHARING.the_update_reads_and_writes_what_it_must_once,
+    sharing.whole_step,
+    " + 2 * state.optimizer",
+    "",
+)
+PLANNING.edit(
+    "a device that waits for the host does not",
+    "tests/tasks/planning/test_sharing.py::test_what_a_step_is_limited_by",
+    step_time.StepTime.seconds,
+    "max(self.device_s, self.launch_s)",
+    "self.device_s",
+)
+
+MEASURING = Area("measuring")
+DECIDING = TestsOf("tests/measure/test_decisions.py")
+MEASURING.edit(
+    "any two rounds agree",
+    DECIDING.rounds_that_do_not_agree_are_repeated,
+    stopwatch._agreeing,
+    "min(other) <= (1 + AGREEMENT) * min(one)",
+    "min(other) > 0",
+    quick=True,
+)
+MEASURING.edit(
+    "the first two rounds, not the best",
+    DECIDING.the_two_best_rounds_of_each_candidate_agree_whenever_they_were,
+    stopwatch._agreeing,
+    "sorted(rounds, key=min)[:2]",
+    "rounds[:2]",
+)
+MEASURING.edit(
+    "what was kept is never contradicted",
+    DECIDING.what_a_run_contradicts_is_measured_again,
+    stopwatch.contradicts,
+    "not 1 / CONTRADICTION <= ratio <= CONTRADICTION",
+    "ratio < 0",
+)
+MEASURING.edit(
+    "the wait of one thread is that of all",
+    DECIDING.the_wait_of_all_threads_is_read_from_the_system,
+    stopwatch._waited_seconds,
+    "waited, counts = waited + int(wait),",
+    "waited, counts = int(wait),",
+)
+MEASURING.edit(
+    "a message costs its bytes alone",
+    "tests/parallel/test_world.py::test_plans_take_the_link_that_is_configured",
+    links.Link.seconds,
+    "self.latency_s + num_bytes",
+    "num_bytes",
+)
+
+RELIABILITY = Area("reliability")
+BACK, MEMORY = TestsOf("tests/trainer/test_going_back.py"), TestsOf("tests/trainer/test_out_of_memory.py")
+RELIABILITY.edit(
+    "going back leaves averaged weights where they are",
+    BACK.averaged_weights_go_back_as_well,
+    rollback.Copy.put_back,
+    "job.load_state_beside(self.beside)",
+    "pass",
+)
+RELIABILITY.edit(
+    "a spike lies twice as far off",
+    BACK.where_losses_hardly_differ_a_spike_is_a_share_of_them,
+    spikes.Window.limit,
+    "_NORMAL * median(",
+    "_NORMAL * 2 * median(",
+)
+RELIABILITY.edit(
+    "an update that is undone leaves the weights",
+    MEMORY.an_update_that_is_half_done_is_undone,
+    undo.BeforeStep.put_all_back,
+    "tensor.copy_(copy)",
+    "copy.copy_(tensor)",
+    quick=True,
+)
+RELIABILITY.edit(
+    "statistics keep what an update that is undone saw",
+    MEMORY.an_update_that_is_half_done_is_undone,
+    undo.BeforeStep.put_all_back,
+    "    for buffer, value in self._buffers:\n        buffer.copy_(value)\n",
+    "",
+)
+RELIABILITY.edit(
+    "checks take what share of the time they like",
+    "tests/trainer/test_in_flight.py::test_its_share_of_the_time_is_bounded_and_known_beforehand",
+    sentinel.Sentinel._has_time,
+    "<= self.config.share * elapsed_s",
+    "<= elapsed_s",
+)
+
+SETTINGS = Area("sweeps and keys")
+SEARCHING, CONFIG = TestsOf("tests/cli/test_searching.py"), TestsOf("tests/config/test_config.py")
+COUNTS = SEARCHING.a_search_that_goes_on_counts_what_its_journal_and_its_folders_have
+SETTINGS.edit(
+    "a trial that failed counts as one that finished",
+    COUNTS,
+    search.Search.go_on,
+    "self._left -= outcome.exit_code == 0",
+    "self._left -= 1",
+)
+SETTINGS.edit(
+    "the journal does not hear of what finished",
+    COUNTS,
+    search.Search.go_on,
+    "self._tell(trial.number, outcome)",
+    "pass",
+)
+SETTINGS.edit(
+    "a limit that is not allowed is",
+    CONFIG.a_range_is_about_numbers,
+    schema.Range.admits,
+    "value < self.below",
+    "value <= self.below",
+    quick=True,
+)
+SETTINGS.edit(
+    "a truth value is a number",
+    CONFIG.a_range_is_about_numbers,
+    schema.Range.admits,
+    " or isinstance(value, bool)",
+    "",
+)
+SETTINGS.edit(
+    "keys of a device are read on any",
+    TestsOf("tests/config/test_effect.py").a_line_names_what_was_typed_and_why,
+    effect._of_device,
+    'if device and device != "cuda":',
+    'if device == "cuda":',
+)
+SETTINGS.edit(
+    "a logger that fails is asked again",
+    TestsOf("tests/metrics/test_other_loggers.py").a_logger_that_fails_is_said_once_and_left_alone,
+    Guest._guarded,
+    "self.is_gone = True",
+    "pass",
+)
