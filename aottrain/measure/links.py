@@ -33,6 +33,8 @@ class Link:
     """Of one collective without bytes."""
     bytes_per_s: float = 1e9
     """That one process takes in."""
+    size: int = 2
+    """How many processes there are, where a collective does not say it."""
     decision: Decision | None = None
     """How the figures came about; None where they were given."""
 

@@ -90,7 +90,7 @@ def test_a_compile_that_asks_has_it_among_its_decisions(monkeypatch):
     with deciding("default") as ledger:
         link()
     assert not ledger.decisions
-    set_link(Link(1e-3, 1e8, Decision("link", KEY, {"latency_s": 1e-3}, "measured")))
+    set_link(Link(1e-3, 1e8, 2, Decision("link", KEY, {"latency_s": 1e-3}, "measured")))
     with deciding("default") as ledger:
         assert link().seconds(1e6) == pytest.approx(0.011)
     (found,) = ledger.record().decisions

@@ -27,7 +27,7 @@ def take_link(world: World, config: RunConfig, decisions: str | Record, device: 
     known = {name: figure for name, figure in given.items() if figure is not None}
     found = Link() if len(known) == len(given) else _decided(world, decisions, device, known)
     latency_s, bytes_per_s = known.get(LATENCY, found.latency_s), known.get(BANDWIDTH, found.bytes_per_s)
-    set_link(Link(latency_s, bytes_per_s, found.decision))
+    set_link(Link(latency_s, bytes_per_s, world.size, found.decision))
     source = "parallel.latency, parallel.bandwidth" if found.decision is None else SOURCES[found.decision.source]
     rate = f"{format_seconds(latency_s)} and {format_bytes(int(bytes_per_s))}/s between them"
     return f"{world.size} processes, planned for {rate} ({source})"
@@ -53,4 +53,4 @@ def _decided(world: World, decisions: str | Record, device: torch.device, known:
     latency_s = decision.choice.get(LATENCY, default.latency_s)
     bytes_per_s = decision.choice.get(BANDWIDTH, default.bytes_per_s)
     own = {name: figure for name, figure in decision.choice.items() if name not in known}
-    return Link(latency_s, bytes_per_s, replace(decision, choice=own))
+    return Link(latency_s, bytes_per_s, world.size, replace(decision, choice=own))
