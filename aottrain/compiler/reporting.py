@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 from aottrain.compiler.codegen.rendering import render
 from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import size_facts
+from aottrain.compiler.link.exposure import collectives_of
 from aottrain.compiler.link.programs import FusedGraph
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
@@ -31,8 +32,8 @@ from aottrain.explain.kernels import kernel_records, refusals
 from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.analysis.reach import descendants
-from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, info, spec_of
-from aottrain.ir.ops import OpKind, communicates
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, info
+from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
 from aottrain.ir.schedule import Schedule
 from aottrain.ir.sizes.polynomials import within
@@ -118,7 +119,7 @@ def describe(
         tuned_calls=_tuned_calls(parts),
         kernels=tuple(call.kernel.name for part in decided.fused for call in part.schedule.kernels),
         num_kernel_functions=decided.fused[0].num_functions if decided.fused else 0,
-        collectives=_collectives(parts, schedules),
+        collectives=collectives_of(parts, schedules, price),
         arena_bytes=max((part.memory.arena_bytes for part in decided.fused if part.memory is not None), default=0),
         timeline=timeline,
         counts_workspaces=measures,
@@ -237,18 +238,3 @@ def _record(value: ForwardValue, plan: PartitionPlan, seconds: float | None, pea
         recompute_s=seconds,
         peak_change=peak_change,
     )
-
-
-def _collectives(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> tuple[str, ...]:
-    """In the order in which they run."""
-    halves = {"forward": parts.forward, "backward": parts.backward}
-    lines = []
-    for place, (half, graph) in enumerate(halves.items()):
-        if graph is None:
-            continue
-        for node in schedules[place].calls if schedules else calls(graph):
-            if isinstance(node, fx.Node) and communicates(node.target):
-                operands = ", ".join(str(spec_of(source)) for source in node.all_input_nodes)
-                rest = ", ".join(str(value) for value in node.args if not isinstance(value, fx.Node | list | tuple))
-                lines.append(f"{half}: {info(node).name}({operands}{', ' * bool(rest)}{rest})")
-    return tuple(lines)

@@ -350,9 +350,9 @@ class ParallelConfig:
     timeout: float = setting(600.0, above=0)
     """Seconds that a process waits for the others, in compiling and checkpoints too, before the run ends."""
     latency: float | None = setting(None, above=0)
-    """Seconds that one collective takes whatever its bytes, for the plan; null is 1e-4."""
+    """Seconds that one collective takes whatever its bytes, for the plan; null measures it, or is 1e-4."""
     bandwidth: float | None = setting(None, above=0)
-    """Bytes that a process takes in from the others in a second, for the plan; null is 1e9."""
+    """Bytes that a process takes in from the others in a second, for the plan; null measures it, or is 1e9."""
     compare_every: int = setting(100, low=0)
     """Steps between two comparisons of the processes' weights, which must be the same bits; 0 is none."""
 

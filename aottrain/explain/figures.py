@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterable, Sequence
 
+from aottrain.explain.records import Collective
 from aottrain.explain.report import CompileReport, Gap, GraphReport, MemoryTimeline, ValueRecord
 from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds
@@ -60,6 +61,7 @@ def headline(graph: GraphReport) -> list[tuple[str, str]]:
         *figures,
         ("predicted peak", format_bytes(graph.predicted_peak_bytes) + uncounted(graph)),
         *([("  predicted for a backward", str(graph.tangents))] if str(graph.tangents) else []),
+        *([("collectives", collectives_text(graph))] if graph.collectives.calls else []),
         ("arena", format_bytes(graph.arena_bytes) if graph.arena_bytes else "none"),
         *([("memory traffic", traffic_text(graph))] if graph.traffic is not None else []),
         ("random draws per call", format_count(graph.num_draws)),
@@ -74,6 +76,33 @@ def gap_text(gap: Gap) -> str:
     if added - least < _SAME:
         return f"{format_percent(added)} by the cost model; no plan of this peak adds less"
     return f"{format_percent(added)} by the cost model; a plan of this peak adds at least {format_percent(least)}"
+
+
+def collectives_text(graph: GraphReport) -> str:
+    """`14, 1.20 MiB into each process; 3.10 ms on the link by the cost model, of it 400 us exposed (12.9 %); the first
+    sum leaves after 23.0 % of the backward`."""
+    all_of = graph.collectives
+    share = all_of.exposed_s / all_of.link_s if all_of.link_s else 0.0
+    exposed = f"{format_seconds(all_of.exposed_s)} exposed ({format_percent(share)})"
+    times = f"{format_seconds(all_of.link_s)} on the link by the cost model, of it {exposed}"
+    first = all_of.first_sum
+    leaves = "" if first is None else f"; the first sum leaves after {format_percent(first)} of the backward"
+    return f"{format_count(len(all_of))}, {format_bytes(all_of.num_bytes)} into each process; {times}{leaves}"
+
+
+COLLECTIVE_COLUMNS = ("bytes in", "starts", "waited for", "on the link", "hidden", "exposed", "call")
+
+
+def collective_rows(collectives: Iterable[Collective]) -> list[list[str]]:
+    """Under COLLECTIVE_COLUMNS, in the order in which they are started; instants are from the start of the half."""
+    return [
+        [
+            format_bytes(each.num_bytes),
+            *map(format_seconds, (each.start_s, each.wait_s, each.link_s, each.hidden_s, each.exposed_s)),
+            str(each),
+        ]
+        for each in collectives
+    ]
 
 
 def uncounted(graph: GraphReport) -> str:

@@ -1,8 +1,9 @@
 """What pages and pictures show of a program besides its report, as plain data: what runs and what flows between, its
-generated kernels, and what was not fused."""
+generated kernels, what was not fused, and what it says to other processes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 FORWARD, BACKWARD = "forward", "backward"
@@ -98,3 +99,64 @@ class Refusal:
     """The call that was not joined to the kernel before it, the first of `count` alike."""
     reason: str
     count: int = 1
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A call that talks to other processes, with its times by the cost model: seconds from the start of its half."""
+
+    half: str
+    call: str
+    """The operator with the types of its operands: the same in all processes."""
+    is_sum: bool
+    num_bytes: int
+    """That it brings to each process from the others."""
+    start_s: float
+    """When it is started."""
+    wait_s: float
+    """When the program begins to wait for it."""
+    link_s: float
+    """For how long it is on the link, on which one follows the other."""
+    exposed_s: float
+    """For how long the program waits; the rest is hidden behind what it computes."""
+
+    @property
+    def hidden_s(self) -> float:
+        return max(self.link_s - self.exposed_s, 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.half}: {self.call}"
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """All of a program, in the order in which they are started."""
+
+    calls: tuple[Collective, ...] = ()
+    forward_s: float = 0.0
+    """Of the whole half, by the cost model, with what it waits."""
+    backward_s: float = 0.0
+
+    def __iter__(self) -> Iterator[Collective]:
+        return iter(self.calls)
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(call.num_bytes for call in self.calls)
+
+    @property
+    def link_s(self) -> float:
+        return sum(call.link_s for call in self.calls)
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(call.exposed_s for call in self.calls)
+
+    @property
+    def first_sum(self) -> float | None:
+        """After which share of the backward the first gradients leave; None where none do within it."""
+        starts = [call.start_s for call in self.calls if call.is_sum and call.half == BACKWARD]
+        return starts[0] / self.backward_s if starts and self.backward_s else None

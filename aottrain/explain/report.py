@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from aottrain.explain.records import Diagram, KernelRecord, Refusal
+from aottrain.explain.records import Collectives, Diagram, KernelRecord, Refusal
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.settings.budget import Budget, budget_text
 from aottrain.ir.settings.decisions import Record, merged
@@ -230,8 +230,8 @@ class GraphReport:
     """None where none are wanted."""
     tangents: Tangents = field(default_factory=Tangents)
     """For which the peak is predicted."""
-    collectives: tuple[str, ...] = ()
-    """Calls that talk to other processes, a line each, in the order in which they run: which half, operator, type."""
+    collectives: Collectives = field(default_factory=Collectives)
+    """Calls that talk to other processes, in the order in which they are started, with what of them is exposed."""
     capture: str = ""
     """How the program was captured, one of "dynamo" and "trace"."""
     inputs: tuple[str, ...] = ()

@@ -6,7 +6,16 @@ import re
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from aottrain.explain.figures import by_size, gap_text, kernel_text, memory_rows, top_of, traffic_text, uncounted
+from aottrain.explain.figures import (
+    by_size,
+    collectives_text,
+    gap_text,
+    kernel_text,
+    memory_rows,
+    top_of,
+    traffic_text,
+    uncounted,
+)
 from aottrain.explain.report import MEANING_OF_BREAKS, CompileReport, Fallback, GraphReport, ValueRecord
 from aottrain.ir.settings.budget import budget_text
 from aottrain.ir.units import format_bytes, format_count, format_flops, format_percent, format_seconds, format_shape
@@ -70,6 +79,7 @@ def _figures(graph: GraphReport, report: CompileReport) -> list[tuple[str, str]]
     rows += [("partition", f"{graph.partition}{budget}"), ("kernels", _kernels(graph))]
     if traffic_text(graph):
         rows.append(("memory traffic", traffic_text(graph)))
+    rows += [("collectives", collectives_text(graph))] if graph.collectives.calls else []
     rows += _trained(graph) if graph.mode == "train" else []
     rows.append(("predicted peak", _peak(graph)))
     if graph.memory:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from aottrain.explain.figures import (
+    COLLECTIVE_COLUMNS,
     LABELS,
     binned,
     by_cost,
     by_module,
     by_size,
+    collective_rows,
     headline,
     memory_rows,
     signed_bytes,
@@ -61,6 +63,10 @@ def _sections(graph: GraphReport, max_rows: int | None) -> list[str]:
         sections.append("Memory at the predicted peak\n" + table(("category", "size"), sizes, right=[1]))
     if graph.timeline is not None and graph.timeline.alive:
         sections.append(_alive_table(graph.timeline))
+    if graph.collectives.calls:
+        rows = [tuple(row) for row in collective_rows(graph.collectives)]
+        text = table(COLLECTIVE_COLUMNS, _limit(rows, max_rows), right=range(6))
+        sections.append("Collectives, by the cost model\n" + text)
     if graph.saved:
         rows = [(module, str(count), format_bytes(size)) for module, count, size in by_module(graph.saved)]
         modules = table(("module", "values", "size"), _limit(rows, max_rows), right=[1, 2])

@@ -128,7 +128,12 @@ def recorded(kind: str, key: str) -> Decision | None:
 
 def note(kind: str, key: str, choice: Choice, source: str) -> None:
     """Such a figure, as it was found."""
-    _ledger().decisions.setdefault((kind, key), Decision(kind, key, choice, source))
+    take(Decision(kind, key, choice, source))
+
+
+def take(decision: Decision) -> None:
+    """What was decided before this compile began, and is asked for in it."""
+    _ledger().decisions.setdefault((decision.kind, decision.key), decision)
 
 
 def _ledger() -> Ledger:

@@ -88,11 +88,11 @@ def _prefer(times: Mapping[str, Timing]) -> dict[str, float]:
     for name, timing in times.items():
         model = _DEFAULT_FIGURES.get(name, _DEFAULT_FIGURES[str(torch.float32)])
         figure = timing.seconds if name == OVERHEAD else 1 / max(timing.seconds, 1e-18)
-        figures[name] = _stepped(figure, model)
+        figures[name] = stepped(figure, model)
     return figures
 
 
-def _stepped(figure: float, model: float) -> float:
+def stepped(figure: float, model: float) -> float:
     """The figure in steps of two from the model's, which stands for all that is less than a whole step away: most
     machines are near it, and none shall fall on either side of a border from one day to the next."""
     steps = math.log2(max(figure, 1e-30) / model)

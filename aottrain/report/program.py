@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from html import escape
 
 from aottrain.explain.figures import (
+    COLLECTIVE_COLUMNS,
     LABELS,
     binned,
     by_cost,
     by_module,
     by_size,
+    collective_rows,
+    collectives_text,
     kernel_text,
     memory_rows,
     signed_bytes,
@@ -50,6 +53,7 @@ def render_program(graph: GraphReport, number: int, total: int, *, texts: bool) 
             pictures(graph.diagrams, f"program{number}"),
             *(f"<p>{escape(text)}.</p>" for text in _decisions(graph)),
             _decided(graph),
+            _collectives(graph),
             _saved(graph),
             _recomputed(graph),
             render_kernels(graph, texts=texts),
@@ -71,6 +75,16 @@ def _decided(graph: GraphReport) -> str:
         return ""
     columns = [Column("what"), Column("choice"), Column("times (longest run above the best)"), Column("from")]
     title = heading("Decided by measuring", f"{graph.decisions}; fingerprint {graph.decisions.fingerprint}")
+    return f"{title}{long_table(columns, rows, shown=NUM_ROWS, rest=f'{len(rows) - NUM_ROWS} more')}"
+
+
+def _collectives(graph: GraphReport) -> str:
+    """What it says to other processes, and how much of that it waits for."""
+    if not graph.collectives.calls:
+        return ""
+    columns = [Column(name, number=True) for name in COLLECTIVE_COLUMNS[:-1]] + [Column(COLLECTIVE_COLUMNS[-1])]
+    rows = [[*map(escape, row[:-1]), mono(row[-1])] for row in collective_rows(graph.collectives)]
+    title = heading("Collectives", collectives_text(graph))
     return f"{title}{long_table(columns, rows, shown=NUM_ROWS, rest=f'{len(rows) - NUM_ROWS} more')}"
 
 

@@ -132,8 +132,9 @@ def _train(record: RunRecord) -> int:
     checkpoints = folder(record.directory / CHECKPOINTS, config.trainer)
     resume = found_by_first(world, config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
-    job = record.job = build_job(config, decisions_of(config, resume), world)
-    for line in (*job.batches.notes, *filter(None, [take_link(world, config.parallel)])):
+    decisions = decisions_of(config, resume)
+    job = record.job = build_job(config, decisions, world)
+    for line in (*job.batches.notes, *filter(None, [take_link(world, config, decisions, job.device)])):
         say(line)
     changes = _check_checkpoint(config, job, checkpoints, resume)
     summary.update(job_summary(config, job))

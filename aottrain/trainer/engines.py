@@ -174,7 +174,7 @@ class ModuleStep:
             return
         self._agreed.add(key)
         report = None if self.compile_for is None else self.compile_for(batch)
-        order = "runs eagerly" if report is None else "\n".join(("compiled", *report.collectives))
+        order = "runs eagerly" if report is None else "\n".join(("compiled", *map(str, report.collectives)))
         world.agree(f"the program for {[list(shape) for shape, _ in kind]}", order)
 
     def _reduced(

@@ -77,7 +77,8 @@ def fit(job: Job, config: RunConfig, output: Output, resume: Loaded | None = Non
     """
     trainer, start = config.trainer, resume.step if resume else 0
     start_streams(config.seed, resume, job.world)
-    with graceful_stop() as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
+    several = job.world.size > 1
+    with graceful_stop(several) as stop, Progress(total=trainer.steps, initial=start, name=job.name) as progress:
         run = Run(job, config, output, progress, start, schedule_steps(config, resume), resume)
         try:
             with run.saving:

@@ -29,12 +29,39 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class Stop:
-    """What signals have asked of a run: whether it is to end, or to write a checkpoint."""
+    """What signals have asked of a run: whether it is to end, or to write a checkpoint.
 
+    Of several processes all must do the same after the same step. What one of them hears waits until they agree, at
+    one point of each step: a signal that comes later is of the next one.
+    """
+
+    is_agreed: bool = False
+    """Whether several processes agree on what has been asked."""
+    heard: int | None = None
+    """By this process, which the others may not know of yet."""
+    is_save_heard: bool = False
     signum: int | None = None
     """The signal that asked for its end; None while nobody has."""
     is_save_asked: bool = False
     """Whether SIGUSR1 has come since `takes_save` was last called."""
+
+    def hear(self, signum: int) -> None:
+        self.heard = signum
+        if not self.is_agreed:
+            self.signum = signum
+
+    def hear_save(self) -> None:
+        if self.is_agreed:
+            self.is_save_heard = True
+        else:
+            self.is_save_asked = True
+
+    def takes_heard(self) -> tuple[int, bool]:
+        """The number of the signal that this process has heard, 0 for none, and whether it was asked to save, once. A
+        handler runs between any two operations: what it sets is cleared only where it has been seen."""
+        if asked := self.is_save_heard:
+            self.is_save_heard = False
+        return self.heard or 0, asked
 
     def takes_save(self) -> bool:
         """Whether a checkpoint has been asked for; once for each request, of which several in one step are one."""
@@ -48,19 +75,19 @@ class Stop:
 
 
 @contextmanager
-def graceful_stop() -> Iterator[Stop]:
+def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
     """Catches SIGINT and SIGTERM inside the block: the first is answered at once and remembered, a second raises
-    Interrupted. SIGUSR1 is remembered, too."""
-    stop = Stop()
+    Interrupted. SIGUSR1 is remembered, too. is_agreed: whether several processes agree on what to do."""
+    stop = Stop(is_agreed)
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if stop.signum is not None:
+        if stop.heard is not None or stop.signum is not None:
             raise Interrupted(signum)
-        stop.signum = signum
+        stop.hear(signum)
         say_at_once(STOPPING)
 
     def note(signum: int, frame: FrameType | None) -> None:
-        stop.is_save_asked = True
+        stop.hear_save()
 
     with _handled_by(handle, note):
         yield stop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from aottrain.explain.records import Collective, Collectives
 from aottrain.explain.report import (
     AliveRecord,
     CompileReport,
@@ -114,6 +115,14 @@ def report_with_timeline() -> CompileReport:
     found = timeline()
     changes = {"memory": found.memory, "predicted_peak_bytes": max(found.totals), "counts_workspaces": False}
     return CompileReport(graphs=[replace(graph, saved=tuple(priced), timeline=found, **changes)])
+
+
+def report_with_collectives() -> CompileReport:
+    """A gather of which nothing is hidden, and a sum that leaves after a fifth of the backward, half hidden."""
+    gather = Collective("forward", "gather_start(float32[4])", False, 2 * MIB, 0.0, 0.0, 2e-3, 2e-3)
+    leaving = Collective("backward", "sum_start(float32[8])", True, 4 * MIB, 2e-3, 8e-3, 4e-3, 2e-3)
+    graph = replace(train_graph(), collectives=Collectives((gather, leaving), 5e-3, 10e-3))
+    return CompileReport(graphs=[graph])
 
 
 def report() -> CompileReport:

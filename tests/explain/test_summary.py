@@ -38,6 +38,21 @@ def test_a_printed_report_is_a_page():
         assert part in flat, part
 
 
+COLLECTIVES = (
+    "2, 6.00 MiB into each process; 6.00 ms on the link by the cost model, of it 4.00 ms exposed (66.7 %); "
+    "the first sum leaves after 20.0 % of the backward"
+)
+
+
+def test_collectives_are_counted_with_what_is_exposed():
+    report = example.report_with_collectives()
+    assert f"collectives {COLLECTIVES}" in " ".join(str(report).split())
+    text = report.explain()
+    assert COLLECTIVES in text
+    assert "4.00 MiB  2.00 ms     8.00 ms      4.00 ms  2.00 ms  2.00 ms  backward: sum_start(float32[8])" in text
+    assert "ollectives" not in str(example.report()) + example.report().explain()
+
+
 def test_what_ran_eagerly_is_named_with_its_line():
     text = str(known(example.report_with_fallbacks()))
     assert "3 calls ran eagerly, see below" in text and "3 calls at model.py:12" in text

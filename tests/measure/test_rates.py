@@ -65,7 +65,7 @@ def test_rates_are_measured_once_and_stepped(clock, monkeypatch):
 @pytest.mark.parametrize(("measured", "taken"), [(1.0, 1), (0.51, 1), (1.9, 1), (0.49, 0.5), (2.1, 2), (5.8, 8)])
 def test_less_than_a_whole_step_is_none(measured, taken):
     model = DEFAULT_RATES.bytes_per_s
-    assert rates._stepped(measured * model, model) == taken * model
+    assert rates.stepped(measured * model, model) == taken * model
 
 
 def test_a_dtype_that_was_not_measured_has_the_rate_of_float32(clock):

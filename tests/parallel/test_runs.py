@@ -56,6 +56,7 @@ def test_two_processes_train_as_one_does(one, two):
     assert losses(two) == pytest.approx(losses(one)[:4], rel=1e-5)
     left = summary(two)
     assert left["status"] == "finished" and left["verify_max_error"] < 1e-5
+    assert left["verify_joined_error"] is not None and left["verify_joined_error"] < 1e-5
     assert left["val_loss"] is not None
     state = load(two / "checkpoints" / "step_00000004.pt").state
     assert len(state["random_of_others"]) == 1

@@ -50,7 +50,20 @@ def outline(page: str) -> str:
     return " ".join(parser.text)
 
 
-REPORTS = [example.report(), example.report_with_timeline(), example.report_with_fallbacks(), CompileReport()]
+REPORTS = [
+    example.report(),
+    example.report_with_timeline(),
+    example.report_with_collectives(),
+    example.report_with_fallbacks(),
+    CompileReport(),
+]
+
+
+def test_collectives_have_a_table():
+    text = outline(html.render(example.report_with_collectives()))
+    assert "Collectives 2, 6.00 MiB into each process" in text
+    assert "backward: sum_start(float32[8])" in text
+    assert "Collectives" not in outline(html.render(example.report()))
 
 
 @pytest.mark.parametrize("report", REPORTS)

@@ -3,19 +3,17 @@ and its memory traffic; the host launches them meanwhile."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import fx
 
 from aottrain.compiler.graphs.repetition import once_for_alike
-from aottrain.compiler.partition.costs.op_cost import FLOPS_PER_ELEMENT, arithmetic_seconds, node_bytes
+from aottrain.compiler.partition.costs.op_cost import arithmetic_seconds, kernel_operations, node_bytes
 from aottrain.compiler.traffic import bytes_of, working
 from aottrain.ir.graph import PartitionedGraph, calls, info
 from aottrain.ir.schedule import KernelCall, Schedule
 from aottrain.ir.settings.devices import Target
-from aottrain.ir.sizes.polynomials import likely
 
 
 @dataclass(frozen=True)
@@ -76,10 +74,8 @@ def _calls(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Iterator[K
 
 
 def _of_kernel(call: KernelCall, target: Target) -> StepTime:
-    """An instruction of a kernel counts as many operations as where recompute is priced."""
-    kernel, moved = call.kernel, moving(bytes_of(call), target)
-    operations = FLOPS_PER_ELEMENT * len(kernel.body) * math.prod(map(likely, kernel.ranges))
-    arithmetic = operations / target.flops_per_s("float32")
+    moved = moving(bytes_of(call), target)
+    arithmetic = kernel_operations(call.kernel) / target.flops_per_s("float32")
     return replace(moved, compute_s=arithmetic, traffic_s=0.0) if arithmetic > moved.traffic_s else moved
 
 

@@ -1,14 +1,14 @@
 """place_flights: collectives in two halves, so that they are under way while the graph goes on.
 
-Sums leave in buckets, as soon as the gradients of a bucket are there; gathers are started before they are read. Both
-follow from the graph alone, so that all processes do the same. What is under way together is bounded; under a budget by
-what the peak leaves room for.
+Sums leave in buckets, as soon as the gradients of a bucket are there; gathers are started before they are read, and
+small ones that follow each other are one. All follows from the graph alone, so that all processes do the same. What is
+under way together is bounded; under a budget by what the peak leaves room for.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from aottrain.ir.graph import (
     required_spec,
     results,
     storage_root,
+    value_of,
 )
 from aottrain.ir.ops import communicates
 from aottrain.ir.plan import PartitionPlan
@@ -40,14 +41,15 @@ from aottrain.measure.links import link
 MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
 _BUCKETS = 8  # at least, so that the first one leaves early
 
+aten = torch.ops.aten
 _parallel: Any = torch.ops.aottrain_parallel
 
 
-def place_flights(parts: PartitionedGraph, most_bytes: int = MOST_BYTES) -> PartitionedGraph:
+def place_flights(parts: PartitionedGraph, most_bytes: int = MOST_BYTES, joins: bool = True) -> PartitionedGraph:
     """The same program; itself where it talks to nobody. most_bytes: of a bucket, and of gathers that are started
-    before they are read."""
-    forward = _placed(parts.forward, most_bytes)
-    backward = None if parts.backward is None else _placed(parts.backward, most_bytes)
+    before they are read. joins: small gathers."""
+    forward = _placed(parts.forward, most_bytes, joins)
+    backward = None if parts.backward is None else _placed(parts.backward, most_bytes, joins)
     if forward is parts.forward and backward is parts.backward:
         return parts
     return replace(parts, forward=forward, backward=backward)
@@ -73,16 +75,27 @@ def plan_in_flight(
 
     Under a budget less is under way at once where the peak would be above it, down to one collective at a time.
     """
-    most = MOST_BYTES
-    while True:
-        placed = place_flights(parts, most) if most else parts
+    for most, joins in _attempts(parts):
+        placed = place_flights(parts, most, joins) if most else parts
         expected = for_tangents(placed, defined)
         kernels = plan_kernels(joint, plan, expected, options)
         if plan.limit is None or placed is parts:
-            return placed, expected, kernels
+            break
         if kernels.kernel == options.kernel and (kernels.planned or _peak(joint, expected, options) <= plan.limit):
-            return placed, expected, kernels
+            break
+    return placed, expected, kernels
+
+
+def _attempts(parts: PartitionedGraph) -> Iterator[tuple[int, bool]]:
+    """Most bytes under way and whether small gathers are joined: less and less."""
+    graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
+    if any(node.target is _GATHER for graph in graphs for node in calls(graph)):
+        yield MOST_BYTES, True
+    most = MOST_BYTES
+    while most:
+        yield most, False
         most = most // 8 if most >= LEAST_BYTES else 0
+    yield 0, False
 
 
 def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
@@ -104,6 +117,10 @@ class _Placing:
     """Sums of the bucket that is being filled."""
     flying: list[list[tuple[fx.Node, fx.Node]]] = field(default_factory=list)
     """Of each bucket that has left the sums, with what is under way for them."""
+    begun: dict[fx.Node, tuple[fx.Node, int | None]] = field(default_factory=dict)
+    """Of each gather what was started for it, and where in a joined one its rows begin in each process's part."""
+    landed: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """Of joined gathers what has arrived."""
 
     def add(self, node: fx.Node) -> None:
         """A call that is no collective; what it reads arrives first."""
@@ -154,13 +171,51 @@ class _Placing:
     def arrived(self, old: fx.Node, value: fx.Node) -> fx.Node:
         return add_call(value, _parallel.arrived.default, (value,), old.name)
 
+    def begin(self, bucket: Sequence[fx.Node]) -> None:
+        """These gathers leave as one."""
+        sources = [self.new[gather.all_input_nodes[0]] for gather in bucket]
+        _, rows, world, group = bucket[0].args
+        if len(bucket) == 1:
+            start = add_call(sources[0], _parallel.gather_start.default, (sources[0], rows, world, group))
+            self.begun[bucket[0]] = start, None
+            return
+        flat = [add_call(source, aten.view.default, (source, [-1])) for source in sources]
+        part = add_call(flat[-1], aten.cat.default, (flat,))
+        count = required_spec(part).numel
+        assert isinstance(world, int)
+        start = add_call(part, _parallel.gather_start.default, (part, world * count, world, group))
+        offset = 0
+        for gather, each in zip(bucket, flat, strict=True):
+            self.begun[gather] = start, offset
+            offset += required_spec(each).numel
+
+    def gather(self, node: fx.Node) -> None:
+        """Has arrived. Of joined ones the first that is read waits for all, and each is copied out of them."""
+        start, offset = self.begun[node]
+        if offset is None:
+            self.new[node] = self.arrived(node, start)
+            return
+        if start not in self.landed:
+            self.landed[start] = add_call(start, _parallel.arrived.default, (start,))
+        like, whole = self.new[node.all_input_nodes[0]], self.landed[start]
+        own, world, rows = required_spec(like), node.args[2], required_spec(node).shape[0]
+        assert isinstance(world, int)
+        table = add_call(like, aten.view.default, (whole, [world, -1]))
+        piece = add_call(like, aten.slice.Tensor, (table, 1, offset, offset + own.numel))
+        copy = add_call(like, aten.clone.default, (piece,), memory_format=torch.contiguous_format)
+        shape = [world * own.shape[0], *own.shape[1:]]
+        value = add_call(like, aten.view.default, (copy, shape), None if shape[0] != rows else node.name)
+        if shape[0] != rows:
+            value = add_call(like, aten.slice.Tensor, (value, 0, 0, rows), node.name)
+        self.new[node] = value
+
 
 def _kind(node: fx.Node) -> tuple[Any, ...]:
     spec = required_spec(node)
     return node.target, spec.dtype, spec.device, tuple(node.args[1:])
 
 
-def _placed(old: fx.Graph, most_bytes: int) -> fx.Graph:
+def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     nodes = calls(old)
     if not any(map(_is_own, nodes)):
         return old
@@ -175,14 +230,12 @@ def _placed(old: fx.Graph, most_bytes: int) -> fx.Graph:
         new = placing.graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new)
         placing.new[node] = new
-    begin_at = _beginnings(nodes, ahead)
-    begun: dict[fx.Node, fx.Node] = {}
+    begin_at = _beginnings(nodes, ahead, least if joins else 0)
     for node in nodes:
-        for gather in begin_at.get(node, ()):
-            source = placing.new[gather.all_input_nodes[0]]
-            begun[gather] = add_call(source, _parallel.gather_start.default, (source, *gather.args[1:]))
-        if node in begun:
-            placing.new[node] = placing.arrived(node, begun[node])
+        for joined in begin_at.get(node, ()):
+            placing.begin(joined)
+        if node in placing.begun:
+            placing.gather(node)
         elif node.target in (_SUM, _SCATTER):
             placing.sum(node)
         else:
@@ -196,15 +249,38 @@ def _placed(old: fx.Graph, most_bytes: int) -> fx.Graph:
     return placing.graph
 
 
-def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int) -> dict[fx.Node, list[fx.Node]]:
-    """Before which call each gather of an input is started: where the gathers between there and its own place are no
-    more than so many bytes; the first ones at the start."""
+def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int, small_bytes: int) -> dict[fx.Node, list[list[fx.Node]]]:
+    """Before which call each gather of an input is started, in lists of those that are one: where the gathers between
+    there and its own place are no more than so many bytes; the first ones at the start."""
     gathers = [node for node in nodes if node.target is _GATHER and node.all_input_nodes[0].op == "placeholder"]
-    begin_at: dict[fx.Node, list[fx.Node]] = {}
+    joined = {bucket[0]: bucket for bucket in _joined(gathers, ahead_bytes, small_bytes)}
+    begin_at: dict[fx.Node, list[list[fx.Node]]] = {}
     first = 0
     for place, gather in enumerate(gathers):
         while first < place and sum(map(_bytes, gathers[first + 1 : place + 1])) > ahead_bytes:
             first += 1
         at_start = first == 0 and sum(map(_bytes, gathers[: place + 1])) <= ahead_bytes
-        begin_at.setdefault(nodes[0] if at_start else gathers[first], []).append(gather)
+        if gather in joined:
+            begin_at.setdefault(nodes[0] if at_start else gathers[first], []).append(joined[gather])
     return begin_at
+
+
+def _joined(gathers: Sequence[fx.Node], ahead_bytes: int, small_bytes: int) -> list[list[fx.Node]]:
+    """All gathers, in lists of those that are to be one: of one kind, each small, and from the first to the last no
+    more than so many bytes of gathers. A copy of what is small costs less than the fixed time of a collective."""
+    lists: list[list[fx.Node]] = []
+    open_ones: dict[tuple[Any, ...], tuple[list[fx.Node], int]] = {}
+    total = 0
+    for gather in gathers:
+        before, total = total, total + _bytes(gather)
+        source = gather.all_input_nodes[0]
+        if _bytes(gather) > small_bytes or not value_of(source).is_contiguous():
+            lists.append([gather])
+            continue
+        spec = required_spec(source)
+        kind = spec.dtype, spec.device, *gather.args[2:]
+        if kind not in open_ones or total - open_ones[kind][1] > ahead_bytes:
+            lists.append([])
+            open_ones[kind] = lists[-1], before
+        open_ones[kind][0].append(gather)
+    return lists

@@ -32,6 +32,8 @@ SOURCES = {
 }
 # Figures of "rates" beside those of a type: bytes a second, seconds of a call.
 TRAFFIC, OVERHEAD = "bytes_per_s", "op_overhead_s"
+# Figures of "link": seconds of a collective without bytes, bytes a second that a process takes in.
+LATENCY, BANDWIDTH = "latency_s", "link_bytes_per_s"
 AS_GIVEN, CHANNELS_LAST = "as given", "channels_last"
 ATEN, ONEDNN, OWN = "ATen", "oneDNN", "own function"
 PRODUCTS, ONE_OP = "products and softmax", "one op"
@@ -44,6 +46,7 @@ _ANSWERS: dict[str, tuple[str, ...] | Callable[[Any], bool]] = {
     "attention": (ATEN, OWN),
     "written attention": (PRODUCTS, ONE_OP),
     "rates": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "link": lambda value: isinstance(value, dict) and all(_is_number(v) and v > 0 for v in value.values()),
     "seconds": lambda value: value is None or _is_number(value),
     "workspace bytes": lambda value: value is None or _is_number(value),
     "free bytes": lambda value: _is_number(value),
@@ -209,11 +212,13 @@ def _decision(row: Any) -> Decision:
 
 
 def _rate(name: str, figure: float) -> str:
-    """Of "rates": `float32 180 GFLOP/s`, `a call 2 us`."""
+    """Of "rates" and "link": `float32 180 GFLOP/s`, `a call 2 us`, `a collective 100 us`."""
     if name == OVERHEAD:
         return f"a call {format_seconds(figure)}"
-    if name == TRAFFIC:
-        return f"memory {format_bytes(figure)}/s"
+    if name == LATENCY:
+        return f"a collective {format_seconds(figure)}"
+    if name in (TRAFFIC, BANDWIDTH):
+        return f"{'memory' if name == TRAFFIC else 'into each'} {format_bytes(figure)}/s"
     return f"{name.removeprefix('torch.')} {format_flops(figure)}/s"
 
 

@@ -99,17 +99,27 @@ class Shards:
         if self._is_whole:
             yield
             return
-        parts = [place.module._parameters[place.attribute] for place in self.places]
         wholes: dict[str, Tensor] = {}
-        try:
-            for place, part in zip(self.places, parts, strict=True):
-                if place.name not in wholes:
-                    wholes[place.name] = self.gather(place.name, part)  # type: ignore[arg-type]
-                place.module._parameters[place.attribute] = wholes[place.name]  # type: ignore[assignment]
+        for place in self.places:
+            if place.name not in wholes:
+                part = place.module._parameters[place.attribute]
+                wholes[place.name] = self.gather(place.name, part)  # type: ignore[arg-type]
+        with self.replaced(wholes):
             self._is_whole = True
+            try:
+                yield
+            finally:
+                self._is_whole = False
+
+    @contextmanager
+    def replaced(self, values: Mapping[str, Tensor]) -> Iterator[None]:
+        """Inside, the model has these in the places of its weights, by their names."""
+        parts = [place.module._parameters[place.attribute] for place in self.places]
+        try:
+            for place in self.places:
+                place.module._parameters[place.attribute] = values[place.name]  # type: ignore[assignment]
             yield
         finally:
-            self._is_whole = False
             for place, part in zip(self.places, parts, strict=True):
                 place.module._parameters[place.attribute] = part
 

@@ -24,7 +24,7 @@ def agree(job: Job, config: ParallelConfig, step: int, stop: Stop) -> None:
     world = job.world
     if world.size == 1:
         return
-    heard = torch.tensor([stop.signum or 0, int(stop.is_save_asked)])
+    heard = torch.tensor(stop.takes_heard(), dtype=torch.int64)
     torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
     signum, asked = heard.tolist()
     stop.signum, stop.is_save_asked = signum or None, bool(asked)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from aottrain.config.launch import place
 from aottrain.errors import AottrainError, ParallelError
+from aottrain.trainer.parallel.meeting import fresh
 
 if TYPE_CHECKING:
     from aottrain.config.run import RunConfig
@@ -213,6 +214,7 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and config.device != "cpu" else "gloo"
     try:
         store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store = fresh(store, rank, size, timeout)
         torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except Exception as error:
         raise ParallelError(f"the {here.size} processes cannot be connected: {error}") from error

@@ -11,6 +11,7 @@ from aottrain.step import Batch, ClipsItself
 from aottrain.trainer.job import Job
 from aottrain.trainer.progress import Progress
 from aottrain.trainer.reliability.memory import freed
+from aottrain.trainer.verify.joined import verify_joined
 from aottrain.trainer.verify.updates import verify_update
 from aottrain.trainer.verify.verification import Outcome, Verification, run_compiled, verify_outcome
 
@@ -28,6 +29,7 @@ def verify(
     try:
         compiled = run_compiled(job.step, job.module, micro_batches)
         verification = _verify_outcome(job, step, micro_batches, compiled, config, output, progress)
+        _verify_joined(job, step, compiled, micro_batches, config, output, progress)
         _verify_update(job, step, compiled, config, output, progress)
         return verification
     except (MemoryError, RuntimeError) as error:  # that eager does not fit may be why the step is compiled
@@ -72,6 +74,32 @@ def _verify_outcome(
         + (f"; {of_all} run eagerly" if eager else "")
     )
     return verification
+
+
+def _verify_joined(
+    job: Job,
+    step: int,
+    compiled: Outcome,
+    micro_batches: Sequence[Batch],
+    config: RunConfig,
+    output: Output,
+    progress: Progress,
+) -> None:
+    """Of several processes the first step that is checked, against one process on all their batches."""
+    if job.world.size == 1 or "verify_joined_error" in output.summary:
+        return
+    output.summary["verify_joined_error"] = None
+    found = verify_joined(job, step, compiled, micro_batches, config.verify)
+    if isinstance(found, str):
+        text = f"warning: {job.world.size} processes together are not one process on their joined batch, which is right"
+        progress.say(f"{text} only where a loss or a layer looks at several examples at once: {found}")
+    elif found is not None:
+        output.summary["verify_joined_error"] = found.max_error
+        progress.say(
+            f"verified step {step} against one process on the joined batch: largest relative error "
+            f"{found.loss_error:.1e} of the loss, {found.grad_error:.1e} of a gradient"
+            + (f" ({found.worst})" if found.grad_error else "")
+        )
 
 
 def _verify_update(

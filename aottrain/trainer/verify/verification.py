@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 NOISE_SAMPLES = 4  # runs of eager that estimate its own error
-_GRADIENT = "gradient of "
+GRADIENT = "gradient of "
 Draws = Callable[[], AbstractContextManager]
 
 
@@ -54,7 +54,7 @@ class Outcome:
     def gradients(self) -> dict[str, Tensor | None]:
         """By the names of the parameters."""
         values = self.values.items()
-        return {what.removeprefix(_GRADIENT): value for what, value in values if what.startswith(_GRADIENT)}
+        return {what.removeprefix(GRADIENT): value for what, value in values if what.startswith(GRADIENT)}
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def verify_outcome(
     draws = [nullcontext if eagerly else eager_draws for eagerly in compiled.ran_eagerly]
     reference = Reference(step_number, module, micro_batches, draws, config)
     try:
-        return _compare(compiled, reference)
+        return compare(compiled, reference)
     except NumericsError as error:
         if len(micro_batches) == 1 or module.world.size > 1:
             raise
@@ -153,13 +153,14 @@ def _guilty(reference: Reference, step: TrainStep) -> int | None:
     for i, batch in enumerate(reference.micro_batches):
         alone = replace(reference, micro_batches=[batch], draws=[reference.draws[i]])
         try:
-            _compare(run_compiled(step, reference.module, [batch]), alone)
+            compare(run_compiled(step, reference.module, [batch]), alone)
         except NumericsError:
             return i + 1
     return None
 
 
-def _compare(compiled: Outcome, reference: Reference) -> Verification:
+def compare(compiled: Outcome, reference: Reference) -> Verification:
+    """NumericsError: they differ by more than rounding explains."""
     module, config, number = reference.module, reference.config, reference.step_number
     eager = reference.run(reference.micro_batches)
     _check_presence(compiled, eager, number)
@@ -286,7 +287,7 @@ def _rounding_unit(module: nn.Module) -> float:
 
 def _outcome(run: Callable[[], Tensor], module: nn.Module) -> Outcome:
     loss = run().detach().clone()
-    values: dict[str, Tensor | None] = {_GRADIENT + name: p.grad for name, p in module.named_parameters()}
+    values: dict[str, Tensor | None] = {GRADIENT + name: p.grad for name, p in module.named_parameters()}
     values |= {f"buffer {name}": buffer.detach().clone() for name, buffer in module.named_buffers()}
     return Outcome(loss, values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -12,8 +13,10 @@ from aottrain.compat import tree_flatten, tree_map
 from aottrain.compiler.graphs.measured_calls import call_of
 from aottrain.compiler.graphs.repetition import once_for_alike
 from aottrain.ir.graph import calls, info, is_tuple, spec_of, value_of
-from aottrain.ir.ops import OpKind, communicates, flop_formula, op_info
+from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.ops import OpKind, communicates, flop_formula, op_info, packet_name
 from aottrain.ir.sizes.expressions import concrete, hint, is_symbolic
+from aottrain.ir.sizes.polynomials import likely
 from aottrain.measure.links import link
 from aottrain.measure.rates import DEFAULT_RATES, Rates, rates_for
 from aottrain.measure.timings import call_seconds
@@ -26,6 +29,8 @@ _FLOPS_PER_DRAW = 20
 FLOPS_PER_ELEMENT = 20
 
 
+# Of our collectives, which argument is the number of processes.
+_WORLD_AT = {"gather_rows": 2, "gather_start": 2, "scatter_sum": 1, "scatter_start": 1}
 # Of their first input they read as many elements as they give.
 _LOOKUPS = (aten.embedding, aten.index, aten.index_select, aten.gather)
 
@@ -62,9 +67,33 @@ def node_seconds(node: fx.Node) -> float:
     if node.op != "call_function" or info(node).is_free:
         return 0.0
     if communicates(node.target):
-        return link().seconds(_value_bytes(node))
+        return link().seconds(taken_in(node))
     rates = _rates_of(node)
     return max(arithmetic_seconds(node), node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def taken_in(node: fx.Node) -> int:
+    """Bytes that a collective brings to this process from the others, each of which passes on what it is given: of a
+    gather and of parts of a sum all but its own share, of a whole sum twice that (Thakur et al., 2005, "Optimization
+    of Collective Communication Operations in MPICH")."""
+    name = packet_name(node.target)
+    size = link().size
+    if name in _WORLD_AT and isinstance(given := node.args[_WORLD_AT[name]], int):
+        size = given
+    if not is_sum_of_many(node):
+        return _value_bytes(node) * (size - 1) // size
+    rounds = 1 if name in _WORLD_AT else 2
+    return rounds * sum(map(_value_bytes, node.all_input_nodes)) * (size - 1) // size
+
+
+def is_sum_of_many(node: fx.Node) -> bool:
+    """Whether a collective adds up what processes give."""
+    return any(part in packet_name(node.target) for part in ("sum", "scatter", "reduce"))
+
+
+def kernel_operations(kernel: KernelIR) -> int:
+    """Each instruction counts as many as where running one again is priced."""
+    return FLOPS_PER_ELEMENT * len(kernel.body) * math.prod(map(likely, kernel.ranges))
 
 
 def arithmetic_seconds(node: fx.Node) -> float:
