@@ -54,6 +54,8 @@ _ANY_LAYOUT = {
     "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
     "aten.avg_pool2d.default", "aten.avg_pool2d_backward.default",
     "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d_backward.default",
+    "aten.upsample_nearest2d.default", "aten.upsample_nearest2d_backward.default",
+    "aten._upsample_nearest_exact2d.default", "aten._upsample_nearest_exact2d_backward.default",
     "aten.native_batch_norm_backward.default", "aten._native_batch_norm_legit_functional.default",
     "aottrain.batch_spread.default", "aottrain.batch_normalize.default", "aottrain.batch_norm_sums.default",
     "aottrain.batch_norm_input_gradient.default",

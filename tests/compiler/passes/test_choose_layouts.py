@@ -113,6 +113,17 @@ def test_activations_take_any_layout(activation):
     assert _copies(activation()) == _copies(nn.ReLU())
 
 
+@pytest.mark.parametrize("mode", ("nearest", "nearest-exact"))
+def test_upsampling_takes_any_layout(mode):
+    """Its gradient was a sum over windows of an image in another layout, each element a line of the cache."""
+    larger = nn.Upsample(scale_factor=2, mode=mode)
+    assert _copies(larger) == _copies(nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), larger, nn.Conv2d(8, 4, 3))
+    wanted, got, report = both(model, torch.randn(4, 3, 8, 8, requires_grad=True))
+    check_equal(wanted, got)
+    assert "in channels_last" in report.layouts and set(report.library_calls) == set(CONVOLUTIONS)
+
+
 def test_results_and_gradients_have_eagers_strides_and_values():
     wanted, got, report = both(Odd(), torch.randn(2, 3, 16, 16, requires_grad=True))
     check_equal(wanted, got)
