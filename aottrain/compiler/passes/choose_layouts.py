@@ -50,7 +50,11 @@ _TRANSPOSED: dict[Any, int] = {aten.convolution.default: 6, aten.convolution_bac
 _DTYPES = (torch.float32, torch.bfloat16)
 # Beside pointwise ops, those that work as well on any layout of images.
 _ANY_LAYOUT = {
-    "aten.mean.dim", "aten.sum.dim_IntList", "aten.cat.default", "aten.constant_pad_nd.default", "aten.clone.default",
+    "aten.mean.dim", "aten.sum.dim_IntList", "aten.mean.default", "aten.sum.default", "aten.amax.default",
+    "aten._softmax.default", "aten._softmax_backward_data.default",
+    "aten._log_softmax.default", "aten._log_softmax_backward_data.default",
+    "aten.native_layer_norm.default", "aten.native_layer_norm_backward.default", "aten.cat.default",
+    "aten.constant_pad_nd.default", "aten.clone.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
     "aten.avg_pool2d.default", "aten.avg_pool2d_backward.default",
     "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d_backward.default",
@@ -252,9 +256,10 @@ class _Rewriting:
         new = self.graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
         copy_meta(node, new)
         pairs = zip(new.all_input_nodes, node.all_input_nodes, strict=False)
-        if len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs):
-            return new
+        same = len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs)
         value = _pointwise_in_channels_last(node, new)
+        if value is None and same:
+            return new
         if value is None:
             value = fake_result(new.target, new.args, dict(new.kwargs))
         new.meta.pop("aottrain_spec", None)
