@@ -25,6 +25,7 @@ from aottrain.ir.graph import (
     OutputKind,
     calls,
     copy_meta,
+    copy_provenance,
     info,
     required_spec,
     results,
@@ -233,6 +234,13 @@ class _Rewriting:
                 for i, arg in enumerate(node.args)
             )
             return self._emit(node, args, node.kwargs)
+        if (spread := _spread_number(node)) is not None:
+            # One number for all elements, as a mean's gradient: in no layout until something reads it.
+            number = add_call(self.new[spread], node.target, (self.new[spread], *node.args[1:]), **node.kwargs)
+            expanded = add_call(number, aten.expand.default, (number, list(required_spec(node).shape)))
+            for new in (number, expanded):
+                copy_provenance(node, new)
+            return expanded
         take = self.new.__getitem__ if _takes_any_layout(node) else self._as_before
         args, kwargs = _map_nodes((node.args, dict(node.kwargs)), take)
         if _is_first_mean(node) and not _alike(args[0], node.all_input_nodes[0]):
@@ -321,6 +329,19 @@ def _pointwise_in_channels_last(old: fx.Node, new: fx.Node) -> torch.Tensor | No
     if any(other and other.shape == spec.shape and _same_strides(other, strides) for other in operands):
         return value_of(old).new_empty_strided(spec.shape, strides)
     return None
+
+
+def _spread_number(node: fx.Node) -> fx.Node | None:
+    """The one number that is expanded to be the only operand of a pointwise call; None for other calls."""
+    source = node.args[0] if node.all_input_nodes else None
+    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or not _is_pointwise(node):
+        return None
+    spec, number = spec_of(node), view_source(source)
+    if spec is None or len(spec.shape) != 4 or source.target is not aten.expand.default or number is None:
+        return None
+    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return None
+    return number if required_spec(number).numel == 1 and spec.numel > 1 else None
 
 
 def _is_first_mean(node: fx.Node) -> bool:

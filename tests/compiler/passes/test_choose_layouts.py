@@ -153,6 +153,26 @@ def test_residuals_of_permuted_rows_and_norms_over_channels_stay_in_channels_las
     assert {name for name in report.library_calls if "norm" in name or "copy" in name} == set()
 
 
+def test_the_gradient_of_a_mean_is_one_number_in_no_layout():
+    """In eager's layout it was written for each element, and read across memory by what is in channels_last."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    joint = joint_of(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
+    graph = layouts._Rewriting(joint.graph, frozenset()).run().graph
+    quotients = [node for node in graph.nodes if node.target is torch.ops.aten.div.Scalar]
+    assert [node.meta["val"].numel() for node in quotients] == [1]
+    wanted, got, _ = both(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
+    check_equal(wanted, got)
+
+
+class _Mean(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x).square().mean()
+
+
 class Segmented(nn.Module):
     """A probability for each class at each place."""
 
