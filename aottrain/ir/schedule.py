@@ -89,6 +89,8 @@ class Schedule:
         """What a library call can write to planned memory: its result, or the items of its tuple."""
         if call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries):
             return (call,)
+        if is_own_scan(self.library(call)):
+            return (call,)
         return items_in_rows(call) if is_own_attention(self.library(call)) else ()
 
     def library(self, call: fx.Node) -> str:
@@ -126,6 +128,14 @@ def is_own_attention(library: str) -> bool:
     return library.startswith("own attention") or library in WRITTEN
 
 
+def is_own_scan(library: str) -> bool:
+    return library in ("own cumsum", "own logcumsumexp")
+
+
+def adds_rows(library: str) -> bool:
+    return library in ("own index_add", "own embedding_dense_backward")
+
+
 def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:
     """The items of a tuple that are read, each by its number once; none where a head's rows are not whole in memory."""
     items = {user.args[1]: user for user in call.users if user.target is operator.getitem}
@@ -152,7 +162,7 @@ def copied_bytes(node: fx.Node, library: str) -> int:
     """What is copied for a product by oneDNN: a left operand that is not contiguous, a right one that is a part of a
     matrix. A product by its transpose copies its right operand so, and once that copy is gone its result, into the
     layout that its readers expect. Of attention what the threads compute in."""
-    if not library:
+    if not library or is_own_scan(library) or adds_rows(library):
         return 0
     operands = [spec for source in node.args if isinstance(source, fx.Node) and (spec := spec_of(source)) is not None]
     if is_own_attention(library):

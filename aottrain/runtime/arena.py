@@ -11,6 +11,7 @@ import ctypes
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ _MOST_KEPT = 1 << 30  # bytes at the end of the heap
 _lock = threading.Lock()
 _keys = itertools.count()
 _idle: list[Arena] = []
-_blocks: dict[tuple[object, int, torch.device], list[torch.UntypedStorage]] = {}
+# By holder and size, that first which was taken the longest ago: programs of many steps have a thousand of one size.
+_blocks: dict[tuple[object, int, torch.device], deque[torch.UntypedStorage]] = {}
 _holders: list[object] = [None]  # whose program ran last
 _MOST_IDLE = 1 << 16  # bytes that others may keep while a program runs
 
@@ -133,8 +135,10 @@ def residual(holder: object, spec: TensorSpec) -> Tensor:
     span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
     size = span * spec.dtype.itemsize
     with _lock:
-        storages = _blocks.setdefault((holder, size, spec.device), [])
-        for storage in storages:
+        storages = _blocks.setdefault((holder, size, spec.device), deque())
+        for _ in range(len(storages)):
+            storage = storages[0]
+            storages.rotate(-1)
             if storage_use_count(storage) == 1:
                 return _view(storage, spec, 0)
         _free_idle_blocks(size)
@@ -174,8 +178,8 @@ def empty_cache() -> None:
     """Free all arenas and blocks that no call is using, and give what the C library's allocator keeps to the system."""
     with _lock:
         _idle.clear()
-        for storages in _blocks.values():
-            storages[:] = [storage for storage in storages if storage_use_count(storage) > 1]
+        for key, storages in _blocks.items():
+            _blocks[key] = deque(storage for storage in storages if storage_use_count(storage) > 1)
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -191,14 +195,14 @@ def release_idle() -> Callable[[], None]:
         for key, storages in _blocks.items():
             in_use = [storage for storage in storages if storage_use_count(storage) > 1]
             blocks.append((key, len(storages) - len(in_use)))
-            storages[:] = in_use
+            _blocks[key] = deque(in_use)
     sizes = [(arena.memory.numel(), arena.memory.device, arena.holder) for arena in arenas]
 
     def take_again() -> None:
         with _lock:
             _idle.extend(Arena(_bytes(size, device), holder) for size, device, holder in sizes)
             for (holder, size, device), count in blocks:
-                storages = _blocks.setdefault((holder, size, device), [])
+                storages = _blocks.setdefault((holder, size, device), deque())
                 storages.extend(_bytes(size, device).untyped_storage() for _ in range(count))
 
     return take_again

@@ -22,12 +22,14 @@ from aottrain.ir.tensor import TensorSpec, sizes_text
 from aottrain.ops.attention import ATTENTIONS
 from aottrain.ops.convolutions import convolve_into
 from aottrain.ops.products import PRODUCTS
+from aottrain.ops.rows import ADDED_IN_PLACE, ADDED_ROWS
+from aottrain.ops.scans import SCANS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
-_LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS}
+_LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
 
 
 def scheduled_runner(
@@ -119,8 +121,9 @@ def render(
         elif call.all_input_nodes[:1] and call.all_input_nodes[0] in unbound:
             pass  # an item, which is there
         elif call in schedule.in_place:
-            function = str(IN_PLACE[call.target]).replace(".", "_")
-            names[function] = IN_PLACE[call.target]
+            own = ADDED_IN_PLACE.get(schedule.library(call))
+            function = "own_index_add_" if own else str(IN_PLACE[call.target]).replace(".", "_")
+            names[function] = own or IN_PLACE[call.target]
             lines.append(f"    {call.name} = {function}({call_text(call, names).split('(', 1)[1]}")
         else:
             lines += _library_call(call, names, schedule.libraries.get(call, ("",))[0])
@@ -162,7 +165,8 @@ def _placed_call(
     arguments = call_text(call, names).split("(", 1)[1][:-1]
     if call in written:
         function, out = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
-        names[function] = convolve_into if call in schedule.placed else OUT_VARIANTS[call.target]
+        into = convolve_into if call in schedule.placed else OUT_VARIANTS.get(call.target)
+        names[function] = into or SCANS[schedule.library(call)]
     else:
         library = schedule.library(call)
         function, name_by_item = re.sub(r"\W", "_", library) + "_out", {node.args[1]: node.name for node in written}

@@ -18,10 +18,12 @@ from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
 from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.kernels.open_sizes import size_names
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, is_own_attention
+from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, adds_rows, is_own_attention, is_own_scan
 from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
 from aottrain.ops.attention import native_source
 from aottrain.ops.losses.loss_head import NATIVE
+from aottrain.ops.rows import NATIVE as ROWS
+from aottrain.ops.scans import NATIVE as SCANS
 from aottrain.runtime.executor import Runner
 from aottrain.runtime.launch import Launch, cpp_launch, scheduled_runner, sized_cpp_launch
 from aottrain.toolchain.native import Source, require_all
@@ -103,6 +105,10 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
                 sources[NATIVE] = None
             elif is_own_attention(plan.library(node)):
                 sources[native_source(value_of(node)[0].dtype)] = None
+            elif is_own_scan(plan.library(node)):
+                sources[SCANS] = None
+            elif adds_rows(plan.library(node)):
+                sources[ROWS] = None
     return list(sources)
 
 

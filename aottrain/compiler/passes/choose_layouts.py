@@ -25,6 +25,7 @@ from aottrain.ir.graph import (
     OutputKind,
     calls,
     copy_meta,
+    copy_provenance,
     info,
     required_spec,
     results,
@@ -50,10 +51,16 @@ _TRANSPOSED: dict[Any, int] = {aten.convolution.default: 6, aten.convolution_bac
 _DTYPES = (torch.float32, torch.bfloat16)
 # Beside pointwise ops, those that work as well on any layout of images.
 _ANY_LAYOUT = {
-    "aten.mean.dim", "aten.sum.dim_IntList", "aten.cat.default", "aten.constant_pad_nd.default", "aten.clone.default",
+    "aten.mean.dim", "aten.sum.dim_IntList", "aten.mean.default", "aten.sum.default", "aten.amax.default",
+    "aten._softmax.default", "aten._softmax_backward_data.default",
+    "aten._log_softmax.default", "aten._log_softmax_backward_data.default",
+    "aten.native_layer_norm.default", "aten.native_layer_norm_backward.default", "aten.cat.default",
+    "aten.constant_pad_nd.default", "aten.clone.default",
     "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
     "aten.avg_pool2d.default", "aten.avg_pool2d_backward.default",
     "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d_backward.default",
+    "aten.upsample_nearest2d.default", "aten.upsample_nearest2d_backward.default",
+    "aten._upsample_nearest_exact2d.default", "aten._upsample_nearest_exact2d_backward.default",
     "aten.native_batch_norm_backward.default", "aten._native_batch_norm_legit_functional.default",
     "aottrain.batch_spread.default", "aottrain.batch_normalize.default", "aottrain.batch_norm_sums.default",
     "aottrain.batch_norm_input_gradient.default",
@@ -227,6 +234,13 @@ class _Rewriting:
                 for i, arg in enumerate(node.args)
             )
             return self._emit(node, args, node.kwargs)
+        if (spread := _spread_number(node)) is not None:
+            # One number for all elements, as a mean's gradient: in no layout until something reads it.
+            number = add_call(self.new[spread], node.target, (self.new[spread], *node.args[1:]), **node.kwargs)
+            expanded = add_call(number, aten.expand.default, (number, list(required_spec(node).shape)))
+            for new in (number, expanded):
+                copy_provenance(node, new)
+            return expanded
         take = self.new.__getitem__ if _takes_any_layout(node) else self._as_before
         args, kwargs = _map_nodes((node.args, dict(node.kwargs)), take)
         if _is_first_mean(node) and not _alike(args[0], node.all_input_nodes[0]):
@@ -250,9 +264,10 @@ class _Rewriting:
         new = self.graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
         copy_meta(node, new)
         pairs = zip(new.all_input_nodes, node.all_input_nodes, strict=False)
-        if len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs):
-            return new
+        same = len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs)
         value = _pointwise_in_channels_last(node, new)
+        if value is None and same:
+            return new
         if value is None:
             value = fake_result(new.target, new.args, dict(new.kwargs))
         new.meta.pop("aottrain_spec", None)
@@ -314,6 +329,19 @@ def _pointwise_in_channels_last(old: fx.Node, new: fx.Node) -> torch.Tensor | No
     if any(other and other.shape == spec.shape and _same_strides(other, strides) for other in operands):
         return value_of(old).new_empty_strided(spec.shape, strides)
     return None
+
+
+def _spread_number(node: fx.Node) -> fx.Node | None:
+    """The one number that is expanded to be the only operand of a pointwise call; None for other calls."""
+    source = node.args[0] if node.all_input_nodes else None
+    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or not _is_pointwise(node):
+        return None
+    spec, number = spec_of(node), view_source(source)
+    if spec is None or len(spec.shape) != 4 or source.target is not aten.expand.default or number is None:
+        return None
+    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
+        return None
+    return number if required_spec(number).numel == 1 and spec.numel > 1 else None
 
 
 def _is_first_mean(node: fx.Node) -> bool:

@@ -12,6 +12,8 @@ from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.in_place import written_in_place
 from aottrain.compiler.schedule.kernels import lower
 from aottrain.compiler.schedule.products import choose_products, placed_convolutions
+from aottrain.compiler.schedule.rows import choose_rows
+from aottrain.compiler.schedule.scans import choose_scans
 from aottrain.errors import VerificationError
 from aottrain.ir.analysis.unchanged import unchanged
 from aottrain.ir.flights import verify_flights
@@ -30,7 +32,8 @@ def schedule(graph: fx.Graph, prefix: str = "", local: bool = False) -> Schedule
     """
     fusion = fuse(graph, local)
     calls_in_order = tuple(_ordered(graph, fusion, prefix))
-    libraries = choose_products(graph, not local) | ({} if local else choose_attentions(graph))
+    libraries = choose_products(graph, not local) | choose_scans(graph) | choose_rows(graph)
+    libraries |= {} if local else choose_attentions(graph)
     in_place = written_in_place(graph, calls_in_order)
     planned = Schedule(calls_in_order, fusion.reasons, libraries, placed_convolutions(graph), in_place)
     verify_schedule(graph, planned)

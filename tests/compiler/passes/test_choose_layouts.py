@@ -113,6 +113,85 @@ def test_activations_take_any_layout(activation):
     assert _copies(activation()) == _copies(nn.ReLU())
 
 
+@pytest.mark.parametrize("mode", ("nearest", "nearest-exact"))
+def test_upsampling_takes_any_layout(mode):
+    """Its gradient was a sum over windows of an image in another layout, each element a line of the cache."""
+    larger = nn.Upsample(scale_factor=2, mode=mode)
+    assert _copies(larger) == _copies(nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), larger, nn.Conv2d(8, 4, 3))
+    wanted, got, report = both(model, torch.randn(4, 3, 8, 8, requires_grad=True))
+    check_equal(wanted, got)
+    assert "in channels_last" in report.layouts and set(report.library_calls) == set(CONVOLUTIONS)
+
+
+class ConvNeXtBlock(nn.Module):
+    """A layer norm over channels: permuted, an image in channels_last is rows, and so is what is added to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(2))
+        self.norms, self.linears = (nn.ModuleList(make(8) for _ in range(2)) for make in (nn.LayerNorm, _square))
+
+    def forward(self, x):
+        for convolution, norm, linear in zip(self.convolutions, self.norms, self.linears, strict=True):
+            x = x + F.gelu(linear(norm(convolution(x).permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+        return x.square().mean()
+
+
+def _square(width: int) -> nn.Module:
+    return nn.Linear(width, width)
+
+
+def test_residuals_of_permuted_rows_and_norms_over_channels_stay_in_channels_last():
+    """What is given is copied, and the weights' gradients as eager has them: each sum was in eager's layout, and each
+    norm read its channels across memory."""
+    model, x = ConvNeXtBlock(), torch.randn(4, 8, 16, 16)
+    joint = joint_of(model, x)
+    assert len(layouts._Rewriting(joint.graph, frozenset()).run().copies) == 1 + 2
+    wanted, got, report = both(model, x)
+    check_equal(wanted, got)
+    assert {name for name in report.library_calls if "norm" in name or "copy" in name} == set()
+
+
+def test_the_gradient_of_a_mean_is_one_number_in_no_layout():
+    """In eager's layout it was written for each element, and read across memory by what is in channels_last."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    joint = joint_of(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
+    graph = layouts._Rewriting(joint.graph, frozenset()).run().graph
+    quotients = [node for node in graph.nodes if node.target is torch.ops.aten.div.Scalar]
+    assert [node.meta["val"].numel() for node in quotients] == [1]
+    wanted, got, _ = both(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
+    check_equal(wanted, got)
+
+
+class _Mean(nn.Module):
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x).square().mean()
+
+
+class Segmented(nn.Module):
+    """A probability for each class at each place."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 5, 1))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.layers(x), dim=1)
+
+
+@pytest.mark.parametrize("function", (F.softmax, F.log_softmax, torch.amax))
+def test_what_is_reduced_over_channels_is_a_row(function):
+    wanted, got, report = both(Segmented(function), torch.randn(4, 3, 40, 40))
+    check_equal(wanted, got)
+    assert set(report.library_calls) == set(CONVOLUTIONS)
+
+
 def test_results_and_gradients_have_eagers_strides_and_values():
     wanted, got, report = both(Odd(), torch.randn(2, 3, 16, 16, requires_grad=True))
     check_equal(wanted, got)

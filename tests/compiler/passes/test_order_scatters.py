@@ -20,6 +20,7 @@ from tests.numerics.tolerance import assert_close_as_sums
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 INDEX = torch.tensor([3, 0, -1, 3, 7, 2, -8, 3] * 16)
 PUT, ADD = "aten.index_put.default", "aten.index_add.default"
+OWN = f"{ADD} (own index_add)"
 
 
 def rows(x):
@@ -77,7 +78,7 @@ def test_large_lookups_are_added_row_by_row(function, added):
     got = torch.autograd.grad((call(x) * weight).sum(), x)[0]
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
     calls = call.report.graphs[0].library_calls
-    assert calls.get(ADD, 0) == added
+    assert calls.get(ADD, 0) + calls.get(OWN, 0) == added
     assert calls.get(PUT, 0) == (1 - added)
 
 
@@ -123,7 +124,7 @@ def test_what_was_looked_up_is_added_to_the_tables_other_gradient(padding):
     for one, other in zip(got, wanted, strict=True):
         assert_close_as_sums(one, other, 256)  # places
     graph = call.report.graphs[0]
-    assert graph.library_calls[ADD] == 2 and "aten.embedding_dense_backward.default" not in graph.library_calls
+    assert graph.library_calls[OWN] == 2 and "embedding_dense_backward" not in str(graph.library_calls)
 
 
 def test_the_gradient_of_a_table_that_is_used_twice_is_there_once():

@@ -1,0 +1,33 @@
+"""The C++ of `ops.rows`: rows that are added to others by their numbers, in order."""
+
+from aottrain.ops.native.shared import INTEGERS
+
+ROWS = (
+    INTEGERS
+    + """\
+extern "C" int omp_get_thread_num(void); extern "C" int omp_get_num_threads(void);
+struct Sizes { i64 count, rows, width, step, left_out; };
+// Row i begins at from + i * step; those numbered `left_out` are not added. 1, and nothing is written, where a number
+// is outside.
+extern "C" int add_rows(float* to, const i64* index, const float* from, const Sizes* n, int threads) {
+  i64 wrong = 0;
+  for (i64 i = 0; i < n->count; i++) wrong |= (u64)index[i] >= (u64)n->rows;
+  if (wrong) return 1;
+  #pragma omp parallel num_threads(threads)
+  {
+    // Each thread has some columns of all rows: each sum keeps its order, whatever their number.
+    const i64 thread = omp_get_thread_num(), all = omp_get_num_threads(), lines = (n->width + 15) / 16;
+    const i64 first = lines * thread / all * 16, last = lines * (thread + 1) / all * 16;
+    const i64 end = last < n->width ? last : n->width;
+    for (i64 i = 0; i < n->count; i++) {
+      if (index[i] == n->left_out) continue;
+      float* __restrict a = to + index[i] * n->width;
+      const float* __restrict b = from + i * n->step;
+      #pragma omp simd
+      for (i64 j = first; j < end; j++) a[j] += b[j];
+    }
+  }
+  return 0;
+}
+"""
+)

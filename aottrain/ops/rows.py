@@ -1,0 +1,64 @@
+"""Rows added to others by their numbers, on a CPU by a C++ function of our own.
+
+ATen calls an addition for each row. Sums are its own bit for bit: rows are added in their order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.ops.native.rows import ROWS
+from aottrain.toolchain.native import Source, require_all
+
+NATIVE = Source(ROWS, ("-fopenmp",))
+# Fewer elements are added by the calling thread.
+_PARALLEL_FROM = 16384
+
+
+def index_add_(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> Tensor:
+    """aten.index_add_ along dimension 0 of contiguous float32 rows (count, ...) to those of `into` that the int64 index
+    (count,) names. Raises IndexError, before anything is written."""
+    width = rows.numel() // max(index.numel(), 1)
+    _add(into, index, rows, (index.numel(), into.shape[0], width, width, -1))
+    return into
+
+
+def index_add(into: Tensor, dim: int, index: Tensor, rows: Tensor) -> Tensor:
+    """As `index_add_`, to a copy."""
+    return index_add_(into.clone(memory_format=torch.contiguous_format), dim, index, rows)
+
+
+def embedding_gradient(gradient: Tensor, index: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
+    """aten.embedding_dense_backward, not by frequency: float32 (*, width), int64 (*) -> (count, width)."""
+    width = gradient.shape[-1]
+    rows = gradient.reshape(-1, width)
+    rows = rows if rows.stride(1) == 1 else rows.contiguous()
+    out = gradient.new_zeros(count, width)
+    _add(out, index.contiguous(), rows, (index.numel(), count, width, rows.stride(0), padding))
+    return out
+
+
+def _add(into: Tensor, index: Tensor, rows: Tensor, sizes: tuple[int, ...]) -> None:
+    """sizes: as the C++ has them."""
+    threads = torch.get_num_threads() if rows.numel() >= _PARALLEL_FROM else 1
+    addresses = into.data_ptr(), index.data_ptr(), rows.data_ptr()
+    if _function()(*addresses, (ctypes.c_int64 * len(sizes))(*sizes), threads):
+        raise IndexError("index out of range in self")
+
+
+@cache
+def _function() -> Any:
+    (library,) = require_all([NATIVE])
+    function = library.functions.add_rows
+    function.argtypes = (*[ctypes.c_void_p] * 4, ctypes.c_int)
+    function.restype = ctypes.c_int
+    return function
+
+
+ADDED_ROWS: dict[str, Any] = {"own index_add": index_add, "own embedding_dense_backward": embedding_gradient}
+ADDED_IN_PLACE: dict[str, Any] = {"own index_add": index_add_}
