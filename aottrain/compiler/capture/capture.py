@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from aottrain.compat import flatten_values, tree_unflatten
+from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
     Region,
@@ -179,6 +179,8 @@ def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
 def _check_input(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor):
         raise UnsupportedError(f"{name} is a tensor subclass, {type(tensor).__name__}")
+    if is_wrapped(tensor):  # of a module, by functional_call
+        raise UnsupportedError(f"{name} is inside torch.func")
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} has layout {tensor.layout}")
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
