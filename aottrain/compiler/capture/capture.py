@@ -19,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from aottrain.compat import flatten_values, tree_unflatten
+from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
     Region,
@@ -29,6 +29,7 @@ from aottrain.compiler.capture.checkpoint_regions import (
     storages_of,
 )
 from aottrain.compiler.capture.dynamic import SymbolicSizes
+from aottrain.compiler.capture.fakes import fake_of
 from aottrain.compiler.capture.indexing import IndexingGradients
 from aottrain.compiler.capture.replaced_ops import MUTATION_RULES, PURE_VARIANTS, SIZE_RULES, hidden_writes
 from aottrain.compiler.capture.substitutes import contained, installed, swapping
@@ -178,6 +179,8 @@ def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
 def _check_input(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor):
         raise UnsupportedError(f"{name} is a tensor subclass, {type(tensor).__name__}")
+    if is_wrapped(tensor):  # of a module, by functional_call
+        raise UnsupportedError(f"{name} is inside torch.func")
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"{name} has layout {tensor.layout}")
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
@@ -200,29 +203,7 @@ def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
     """Fresh leaf fakes with the primals' metadata; they share nothing with the real tensors."""
     static = step.shape_env is None
     pairs = zip(step.primals, step.inputs, strict=True)
-    return [_fake(value, mode, static).requires_grad_(spec.requires_grad) for value, spec in pairs]
-
-
-def _fake(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
-    is_fake = isinstance(value, FakeTensor)
-    fake = _fake_again(value, mode, static) if is_fake else mode.from_tensor(value.detach(), static_shapes=True)
-    if not (value.requires_grad and value.is_leaf and value._is_view()):
-        return fake
-    with mode, torch.enable_grad():
-        return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
-
-
-def _fake_again(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
-    """Of a tensor that TorchDynamo has traced with."""
-    size, stride = list(value.shape), list(value.stride())
-    if static:
-        size, stride = [int(n) for n in size], [int(n) for n in stride]
-    with mode, torch.no_grad():
-        empty = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
-        if static or not value.storage_offset():
-            return empty
-        memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
-        return empty.set_(memory.untyped_storage(), value.storage_offset(), size, stride)
+    return [fake_of(value, mode, static).requires_grad_(spec.requires_grad) for value, spec in pairs]
 
 
 def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:

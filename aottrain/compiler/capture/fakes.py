@@ -8,14 +8,16 @@ norms on a CPU keep their statistics in float32.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aottrain.compat import FakeTensorMode, suggest_memory_format
+from aottrain.compat import FakeTensor, FakeTensorMode, suggest_memory_format
 from aottrain.errors import UnsupportedError
+from aottrain.ir.ops import packet_name
 
 aten = torch.ops.aten
 
@@ -126,6 +128,58 @@ _LOW = (torch.bfloat16, torch.float16)
 
 _SUBTRACTIONS = {aten.sub.Tensor, aten.sub_.Tensor, aten.sub.Scalar, aten.rsub.Tensor, aten.rsub.Scalar}
 
+# Types of a result for which eager has no kernel though fakes have one, by operator; found as the strides were.
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool})
+_BOOL = frozenset({torch.bool})
+_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_NO_KERNEL: dict[str, frozenset[torch.dtype]] = {
+    **dict.fromkeys(
+        (
+            "_softmax", "_softmax_backward_data", "_log_softmax", "_safe_softmax", "gelu", "silu", "mish", "hardswish",
+            "softplus", "log_sigmoid_forward", "glu", "_prelu_kernel", "addcdiv",
+        ),
+        _INTEGERS,
+    ),
+    **dict.fromkeys(
+        (
+            "abs", "addcmul", "ceil", "floor", "clamp", "fmod", "remainder", "relu", "max_pool2d_with_indices",
+        ),
+        _BOOL,
+    ),
+    **dict.fromkeys(("bitwise_not", "bitwise_and", "bitwise_or", "bitwise_xor"), _FLOATS),
+    "avg_pool2d": _INTEGERS - {torch.int64, torch.uint8},
+}  # fmt: skip
+
+
+@functools.cache
+def _without_kernel(func: Any) -> frozenset[torch.dtype]:
+    if func is aten.div.Tensor_mode or func is aten.div_.Tensor_mode:
+        return _BOOL  # divided without a mode booleans give floats
+    name = packet_name(func)
+    return _NO_KERNEL.get(name[:-1] if name.endswith("_") and name[:-1] in _NO_KERNEL else name, frozenset())
+
+
+@functools.cache
+def _dims_of(func: Any) -> tuple[int, ...]:
+    """Where among the arguments stand dimensions of the first one, `self`. Fakes count some that lie outside anew."""
+    if func.namespace != "aten" or packet_name(func).startswith("unsqueeze"):
+        return ()
+    names = ("dim", "dim1", "dim2") if packet_name(func) == "diagonal_scatter" else ("dim",)
+    arguments = func._schema.arguments
+    if not arguments or arguments[0].name != "self" or str(arguments[0].type) != "Tensor":
+        return ()
+    return tuple(i for i, one in enumerate(arguments) if one.name in names and str(one.type) == "int")
+
+
+def _check_dims(func: Any, args: Sequence[Any]) -> None:
+    """Raises the IndexError that kernels raise."""
+    for i in _dims_of(func):
+        rank = max(args[0].dim(), 1)
+        if i < len(args) and not -rank <= args[i] < rank:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-rank}, {rank - 1}], but got {args[i]})"
+            )
+
 
 class KernelFakes(FakeTensorMode):
     """A FakeTensorMode that corrects those results, and refuses what kernels refuse and fakes do not."""
@@ -134,7 +188,13 @@ class KernelFakes(FakeTensorMode):
         if func in _SUBTRACTIONS and any(isinstance(v, Tensor) and v.dtype == torch.bool for v in args):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
+        _check_dims(func, args)
+        if func is aten.as_strided.default or func is aten.as_strided_.default:
+            _check_extent(*args, **(kwargs or {}))
         out: Any = super().dispatch(func, types, args, kwargs or {})
+        refused = _without_kernel(func)
+        if refused and _first(out).dtype in refused:
+            raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")
         if func in _STATISTICS or func in _SAME_TYPE:
             out = self._typed(out, func, args)
         if func not in _RULES and func not in _CUDA_RULES:
@@ -158,6 +218,21 @@ class KernelFakes(FakeTensorMode):
             )
 
 
+def _check_extent(value: Tensor, size: Sequence[Any], stride: Sequence[Any], storage_offset: Any = None) -> None:
+    """Raises an error where a strided view would leave the memory of its tensor."""
+    start = value.storage_offset() if storage_offset is None else storage_offset
+    numbers = (*size, *stride, start, value.untyped_storage().nbytes())
+    if 0 in size or not all(isinstance(number, int) for number in numbers):
+        return
+    last = start + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
+    if (last + 1) * value.itemsize > value.untyped_storage().nbytes():
+        raise RuntimeError(f"setStorage: sizes {list(size)}, strides {list(stride)} leave the tensor's memory")
+
+
+def _first(out: Any) -> Tensor:
+    return out[0] if isinstance(out, tuple) else out
+
+
 def _laid_out(out: Any, func: Any, args: Sequence[Any]) -> Any:
     if not isinstance(out, Tensor) or out.dim() < 2:
         return out
@@ -168,3 +243,34 @@ def _laid_out(out: Any, func: Any, args: Sequence[Any]) -> Any:
     if out.stride() == strides:
         return out
     return torch.empty_strided(out.shape, strides, dtype=out.dtype, device=out.device)
+
+
+def fake_of(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
+    """A fresh leaf with a tensor's metadata; it shares nothing with it."""
+    is_fake = isinstance(value, FakeTensor)
+    fake = _fake_again(value, mode, static) if is_fake else _fake_of_real(value, mode)
+    if not (value.requires_grad and value.is_leaf and value._is_view()):
+        return fake
+    with mode, torch.enable_grad():
+        return aten.alias.default(fake)  # what is made of it under no_grad takes after its base
+
+
+def _fake_of_real(value: Tensor, mode: FakeTensorMode) -> Tensor:
+    fake = mode.from_tensor(value.detach(), static_shapes=True)
+    memory, num_bytes = fake.untyped_storage(), value.untyped_storage().nbytes()
+    if memory.nbytes() < num_bytes:  # of the first elements of a tensor torch's fake knows these alone
+        memory.resize_(num_bytes)
+    return fake
+
+
+def _fake_again(value: Tensor, mode: FakeTensorMode, static: bool) -> Tensor:
+    """Of a tensor that TorchDynamo has traced with."""
+    size, stride = list(value.shape), list(value.stride())
+    if static:
+        size, stride = [int(n) for n in size], [int(n) for n in stride]
+    with mode, torch.no_grad():
+        empty = torch.empty_strided(size, stride, dtype=value.dtype, device=value.device)
+        if static or not value.storage_offset():
+            return empty
+        memory = torch.empty(value.untyped_storage().nbytes(), dtype=torch.uint8, device=value.device)
+        return empty.set_(memory.untyped_storage(), value.storage_offset(), size, stride)

@@ -145,6 +145,20 @@ def functional_call_around(comp):
 
 
 @case
+def wrapped_parameters_of_a_compiled_module(comp):
+    m = mlp()
+    g = comp(m)
+    weights = {name: value.detach() for name, value in m.named_parameters()}
+    stacked = {name: torch.stack([value, value * 2]) for name, value in weights.items()}
+    x = normal(2, 3)
+
+    def loss(weights):
+        return functional_call(g, weights, (x,)).sum()
+
+    return grad(loss)(weights), vmap(loss)(stacked), vmap(grad(loss))(stacked), g(x), jacrev(loss)(weights)
+
+
+@case
 def grad_around(comp):
     g = comp(scalar)
     return grad(g)(normal(3)), grad(g)(normal(3, seed=1)), g(normal(3))

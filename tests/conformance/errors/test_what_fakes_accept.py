@@ -1,0 +1,118 @@
+"""Calls that eager refuses and torch's fakes do not: types without a kernel, dimensions that are not there, views that
+leave their memory. The error is eager's, also where kernels of our own could compute something."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import aottrain
+
+INDEX = torch.tensor([0])
+TYPES = {
+    "softmax": lambda x: F.softmax(x.int(), 0),
+    "gelu": lambda x: F.gelu(x.int()),
+    "gelu, unread": lambda x: (F.gelu(x.int()), x * 2)[1],
+    "silu": lambda x: F.silu(x.int()),
+    "mish": lambda x: F.mish(x.long()),
+    "hardswish": lambda x: F.hardswish(x.byte()),
+    "softplus": lambda x: F.softplus(x.int()),
+    "logsigmoid": lambda x: F.logsigmoid(x.short()),
+    "glu": lambda x: F.glu(x.int(), 0),
+    "prelu": lambda x: F.prelu(x.int(), torch.ones(1).int()),
+    "avg_pool2d": lambda x: F.avg_pool2d(x[None].int(), 2),
+    "addcdiv in place": lambda x: x.int().addcdiv_(x.int(), x.int()),
+    "relu of booleans": lambda x: (x > 0).relu(),
+    "relu of booleans, in place": lambda x: (x > 0).relu_() + 1,
+    "abs of booleans": lambda x: (x > 0).abs(),
+    "clamp of booleans": lambda x: torch.clamp(x > 0, x > 0, x > 0),
+    "floor of booleans": lambda x: (x > 0).floor(),
+    "fmod of booleans": lambda x: torch.fmod(x > 0, x > 0),
+    "remainder of booleans": lambda x: torch.remainder(x > 0, x > 0),
+    "truncated division of booleans": lambda x: torch.div(x > 0, x > 0, rounding_mode="trunc"),
+    "addcmul of booleans": lambda x: torch.addcmul(x > 0, x > 0, x > 0),
+    "max_pool2d of booleans": lambda x: F.max_pool2d(x[None] > 0, 2),
+    "bits of floats": lambda x: torch.bitwise_and(x, x),
+    "inverted bits of floats": lambda x: ~x,
+}
+DIMENSIONS = {
+    "softmax": lambda x: x.softmax(2),
+    "softmax of a negative one": lambda x: x.softmax(-4),
+    "select": lambda x: x.select(-4, 0),
+    "select of a sum": lambda x: x.sum(0).select(-2, 0),
+    "select_scatter": lambda x: x.select_scatter(x[0], 4, 0),
+    "slice_scatter": lambda x: x.slice_scatter(x[:1], -4, 0, 1),
+    "diagonal_scatter": lambda x: x.diagonal_scatter(x[0], 0, 0, 3),
+    "sort": lambda x: x.sort(4)[0],
+    "index_select of no dimensions": lambda x: x.sum().index_select(2, INDEX),
+    "cummin of no dimensions": lambda x: x.sum().cummin(3)[0],
+}
+MEMORY = {
+    "view of an input": lambda x: x.as_strided((2, 2), (100, 1)),
+    "computed from it": lambda x: x.as_strided((2, 2), (100, 1)) + 1,
+    "sum of it": lambda x: x.as_strided((2, 2), (100, 1)).sum(),
+    "unread": lambda x: (x.as_strided((2, 2), (100, 1)), x * 2)[1],
+    "of a view": lambda x: x[1:].flatten().as_strided((13,), (1,)) * 2,
+    "by its offset": lambda x: x.as_strided((2,), (1,), 15) * 2,
+    "of a computed tensor": lambda x: (x * 2).as_strided((17,), (1,)) + 1,
+}
+CASES = {
+    (kind, name): program
+    for kind, programs in (("types", TYPES), ("dimensions", DIMENSIONS), ("memory", MEMORY))
+    for name, program in programs.items()
+}
+
+
+def error_of(function):
+    try:
+        function(torch.ones(4, 4))
+    except Exception as error:
+        return type(error), str(error).split("\n")[0]
+    return None
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "options", [{"capture": "trace", "kernel": "cpp"}, {"kernel": "aten"}], ids=["trace", "dynamo"]
+)
+def test_is_an_error_as_in_eager(case, options):
+    torch._dynamo.reset()
+    wanted = error_of(CASES[case])
+    assert wanted is not None
+    compiled = aottrain.compile(CASES[case], **options)
+    for _ in range(2):
+        assert error_of(compiled) == wanted
+    assert compiled.report.graphs == []
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: x[:2].as_strided((4, 4), (4, 1)) * 2,
+        lambda x: x[1:].as_strided((12,), (1,)) * 2,
+        lambda x: x[2:].as_strided((0, 100), (100, 1)) + 1,
+        lambda x: F.avg_pool2d(x[None].long(), 2) + x.long().relu().sum(),
+        lambda x: (x > 0) & (x < 2) | ~(x > 1),
+        lambda x: torch.div(x > 0, x > 0) + x.unsqueeze(2).select(-3, 0).unsqueeze(-3).sum(),
+        lambda x: x.sum().sort(-1)[0] + x.sum().softmax(0),
+    ],
+)
+def test_what_eager_accepts_is_compiled(program):
+    compiled = aottrain.compile(program, capture="trace", kernel="aten")
+    assert torch.equal(compiled(torch.ones(4, 4)), program(torch.ones(4, 4)))
+    assert compiled.report.fallbacks == []
+
+
+def test_the_first_elements_of_a_tensor_have_all_its_memory():
+    def program(x):
+        return x.as_strided((10,), (1,)) * 2
+
+    compiled = aottrain.compile(program, capture="trace", kernel="aten")
+    memory = torch.arange(16.0)
+    for part in (memory[:4], memory[6:10], torch.arange(40.0)[20:24]):
+        assert torch.equal(compiled(part), program(part))
+    for part in (memory[8:12], torch.ones(4)):
+        with pytest.raises(RuntimeError, match="setStorage"):
+            compiled(part)
+    assert len(compiled.report.graphs) >= 1
