@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
 from aottrain.ir.units import format_count  # noqa: E402
-from aottrain.ops.lion import Lion  # noqa: E402
+from aottrain.ops.optimizers.lion import Lion  # noqa: E402
 from scripts.figures import record  # noqa: E402
 
 CLIP_NORM = 1.0

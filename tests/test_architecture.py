@@ -43,6 +43,7 @@ CLOCKS = {
     "aottrain/compiler/stages.py",
     "aottrain/metrics/mlflow_sink.py",
     "aottrain/metrics/throughput.py",
+    "aottrain/trainer/parallel/meeting.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",
     "aottrain/trainer/reliability/sentinel.py",

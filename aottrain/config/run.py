@@ -141,7 +141,7 @@ class OptimizerConfig:
     """How weights are updated."""
 
     name: str = setting("adamw", one_of=OPTIMIZER_FILES)
-    """Torch's AdamW or SGD, Lion as aottrain/ops/lion.py has it, or a class of one's own."""
+    """Torch's AdamW or SGD, Lion as aottrain/ops/optimizers/lion.py has it, or a class of one's own."""
     target: str | None = setting(None, form="package.module:Class")
     """A class of torch.optim.Optimizer; its step runs as it is, uncompiled; needed."""
     options: Any = setting(None, form=OPTIONS)

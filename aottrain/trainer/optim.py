@@ -19,8 +19,8 @@ from aottrain.config.targets import could_take, load_target, target_file
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng
-from aottrain.ops.lion import Lion
-from aottrain.ops.masters import HALVES, MasterWeights
+from aottrain.ops.optimizers.lion import Lion
+from aottrain.ops.optimizers.masters import HALVES, MasterWeights
 from aottrain.step import ClipsItself
 from aottrain.trainer.weights.groups import FACTOR, parameter_groups
 

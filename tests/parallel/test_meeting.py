@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from aottrain.trainer.parallel.meeting import fresh
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is without torch.distributed")
 SOON = timedelta(seconds=20)
 
 

@@ -15,8 +15,6 @@ from tests.compiler.link.test_peak import measured_peak
 from tests.parallel.sums import Odd, Plain, loss
 from tests.sampling import WHOLE
 
-pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is without torch.distributed")
-
 
 @pytest.fixture
 def world():

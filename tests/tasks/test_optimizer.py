@@ -9,7 +9,7 @@ import torch
 
 import aottrain
 from aottrain.errors import ConfigError
-from aottrain.ops.lion import Lion
+from aottrain.ops.optimizers.lion import Lion
 from aottrain.tasks import train
 from aottrain.tasks.building.build import build_job
 from aottrain.toolchain import native

@@ -11,7 +11,7 @@ from torch import nn
 
 from aottrain.config.run import LrScheduleConfig, OptimizerConfig
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.ops.lion import Lion
+from aottrain.ops.optimizers.lion import Lion
 from aottrain.step import StepResult
 from aottrain.trainer.loop import take_step
 from aottrain.trainer.meters import History

@@ -1,7 +1,7 @@
 """Optimizers whose whole step, with the gradients' norm and clipping, is one program of generated kernels.
 
-They are torch's own (and `ops.lion.Lion`) with another `step`: the same arguments, parameter groups, schedules,
-hooks and state, so checkpoints of either go on with the other.
+They are torch's own (and `ops.optimizers.lion.Lion`) with another `step`: the same arguments, parameter groups,
+schedules, hooks and state, so checkpoints of either go on with the other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aottrain.compiler.optimizers.formulas import ADAMW, LION
 from aottrain.compiler.optimizers.formulas import SGD as SGD_FORMULA
 from aottrain.compiler.optimizers.step import GeneratedStep
 from aottrain.errors import UnsupportedError
-from aottrain.ops import lion
+from aottrain.ops.optimizers import lion
 
 
 def _refuse(group: dict[str, Any], *options: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import Address, Compute, Constant, Instruction, KernelIR, Load, Parameter, Reduce, Store
 from aottrain.ir.kernels.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, verify_multi_tensor
-from aottrain.ops.masters import MASTER
+from aottrain.ops.optimizers.masters import MASTER
 
 F32, F64 = torch.float32, torch.float64
 # Columns of the tables that all optimizers have.

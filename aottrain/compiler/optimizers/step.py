@@ -13,7 +13,7 @@ from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step, state_dtype
 from aottrain.compiler.optimizers.plan import Member, Plan, check_parameter, segments_of
 from aottrain.ir.settings.choices import STEP_KERNELS
-from aottrain.ops.masters import HALVES, MASTER, restore_states
+from aottrain.ops.optimizers.masters import HALVES, MASTER, restore_states
 from aottrain.runtime.multi_tensor import TensorTables
 
 if TYPE_CHECKING:

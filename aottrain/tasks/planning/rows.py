@@ -23,7 +23,7 @@ from aottrain.explain.report import GraphReport
 from aottrain.ir.settings.budget import Budget, budget_text, parse_budget
 from aottrain.ir.settings.devices import Target
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.ops.masters import HALVES
+from aottrain.ops.optimizers.masters import HALVES
 from aottrain.tasks.building.build import build_batches, flops_per_sample, load_kernel, load_partition
 from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.planning.sharing import State, dtype_name, state_of, whole_step

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import TorchDispatchMode
-from aottrain.ops.masters import HALVES
+from aottrain.ops.optimizers.masters import HALVES
 
 _aten = torch.ops.aten
 # Operators that add up products or differences of their operands, forward and backward.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.errors import NumericsError
-from aottrain.ops.masters import MASTER
+from aottrain.ops.optimizers.masters import MASTER
 from aottrain.trainer.optim import PLAIN
 from aottrain.trainer.verify.rounding import distance, place_of, relative_norm
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from aottrain.ops.masters import HALVES
+from aottrain.ops.optimizers.masters import HALVES
 
 if TYPE_CHECKING:
     from aottrain.trainer.meters import History

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
-from aottrain.ops import lion
+from aottrain.ops.optimizers import lion
 
 SIZES: tuple[tuple[int, ...], ...] = ((1,), (63,), (4097,), (0,), (3, 5, 7), (70001,))
 # Name: our class, the reference, the arguments of both.

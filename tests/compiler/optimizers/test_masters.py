@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.ops.masters import MASTER, MasterWeights
+from aottrain.ops.optimizers.masters import MASTER, MasterWeights
 from aottrain.toolchain.native import find_compiler
 from tests.compiler.optimizers.optimizing import CASES, FUSED, gradients, in_groups, made
 from tests.numerics.comparison import assert_same

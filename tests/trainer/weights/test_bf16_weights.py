@@ -10,7 +10,7 @@ from torch import nn
 
 from aottrain.errors import ResumeError
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.ops.masters import MASTER
+from aottrain.ops.optimizers.masters import MASTER
 from aottrain.tasks import train
 from aottrain.tasks.building.build import build_job
 from aottrain.trainer.optim import build_optimizer, optimizer_state_bytes

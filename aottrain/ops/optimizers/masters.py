@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from aottrain.ops.lion import Lion
+from aottrain.ops.optimizers.lion import Lion
 
 # The state that holds a parameter of half precision in float32.
 MASTER = "master"
