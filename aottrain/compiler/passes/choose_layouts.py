@@ -236,7 +236,8 @@ class _Rewriting:
             return self._emit(node, args, node.kwargs)
         if (spread := _spread_number(node)) is not None:
             # One number for all elements, as a mean's gradient: in no layout until something reads it.
-            number = add_call(self.new[spread], node.target, (self.new[spread], *node.args[1:]), **node.kwargs)
+            kwargs: dict[str, Any] = dict(node.kwargs)
+            number = add_call(self.new[spread], node.target, (self.new[spread], *node.args[1:]), **kwargs)
             expanded = add_call(number, aten.expand.default, (number, list(required_spec(node).shape)))
             for new in (number, expanded):
                 copy_provenance(node, new)
