@@ -11,6 +11,7 @@ import pytest
 
 from aottrain.cli import main
 from aottrain.cli.jobs import SweepJob
+from aottrain.cli.sweeping import submitted
 from aottrain.cli.sweeping.search import Dimension, Search
 from aottrain.config.run import RunConfig, SweepConfig
 from tests.cli.test_cli import command, here, shipped  # noqa: F401
@@ -160,3 +161,17 @@ def test_a_search_that_goes_on_counts_what_its_journal_and_its_folders_have(tmp_
     assert search.next().job.number == 3
     asked = search.next()
     assert (asked.job.number, asked.job.overrides) == (4, {"a": "7"}) and search.next() is None
+
+
+def test_a_submitted_job_is_waited_for_and_what_it_raised_is_a_failure(monkeypatch, capsys):
+    def job(*done, result):
+        answers = iter(done)
+        return SimpleNamespace(done=lambda: next(answers), result=result, job_id=5, paths=SimpleNamespace(stderr="err"))
+
+    def fail():
+        raise RuntimeError("no result")
+
+    monkeypatch.setattr(submitted.time, "sleep", lambda seconds: None)
+    ended = submitted.Submitted(job(False, False, True, result=lambda: "3"))
+    assert ended.poll() is None and ended.wait() == 3 == ended.poll()
+    assert submitted.Submitted(job(True, result=fail)).wait() == 1 and "printed: err" in capsys.readouterr().out

@@ -14,10 +14,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from aottrain.config.devices import find_target
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.recipes import load_recipe, recipe_names, recipe_of
-from aottrain.config.run import RunConfig
+from aottrain.config.run import RecipeConfig, RunConfig
 from aottrain.config.schema import Range, build, find, leaves, setting, suggest
+from aottrain.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
@@ -168,3 +170,19 @@ def test_a_range_is_about_numbers():
     within = Range(low=2, below=5)
     assert [within.admits(value) for value in (1, 2, 4.5, 5)] == [False, True, True, False]
     assert all(within.admits(value) for value in (None, "6GiB", "auto", True, False))
+
+
+@pytest.mark.parametrize(("name", "target", "title"), [
+    ("llama", None, "llama"),
+    ("custom", "mine.model", "mine.model"),
+    ("custom", None, "custom"),
+    ("mine", "mine.model", "mine"),  # a file of one's own, which has a name
+])  # fmt: skip
+def test_what_a_recipe_is_called_where_it_is_shown(name, target, title):
+    assert RecipeConfig(name=name, target=target).title == title
+
+
+def test_a_file_of_rates_that_has_no_keys_is_refused(tmp_path):
+    (tmp_path / "device.yaml").write_text("- cuda\n- 1\n")
+    with pytest.raises(ConfigError, match=r"device=.*device.yaml: must be a file that task=measure wrote: keys with"):
+        find_target(str(tmp_path / "device.yaml"))

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from aottrain.cli import main
+from aottrain.config import effect
 from aottrain.config.documentation import keys
 from aottrain.config.effect import without_effect
 from aottrain.config.reading import read_config, read_model
@@ -176,3 +177,14 @@ def test_a_line_names_what_was_typed_and_why(line, wanted, tmp_path, monkeypatch
     assert main([*line.split(), "device=cpu"]) == 0
     printed = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: ")]
     assert printed == [f"warning: {text}" for text in wanted]
+
+
+@pytest.mark.parametrize(("total", "steps", "but"), [(None, 500, "the learning rate"), (9, 500, ""), (None, 1, "")])
+def test_a_comparison_takes_the_length_of_the_schedule_alone(total, steps, but):
+    config = RunConfig()
+    schedule = dataclasses.replace(config.lr_schedule, total_steps=total, warmup_steps=10)
+    config = dataclasses.replace(
+        config, task="compare", lr_schedule=schedule, trainer=dataclasses.replace(config.trainer, steps=steps)
+    )
+    (idle,) = [each for each in effect._of_compare(config) if each.keys == ("trainer.steps",)]
+    assert idle.but == but

@@ -370,6 +370,13 @@ def _(folder):
     read("images", npz(folder / "a.npz", x=pixels, y=labels), mean=(0.1, 0.2))
 
 
+@bad("idx: several files", "has several files of images (extra-images-idx3-ubyte, train-images-idx3-ubyte); name one")
+def _(folder):
+    for name in ("train", "extra"):
+        mnist(folder / "in", name, 30)
+    read("images", folder / "in")
+
+
 @bad("idx: another magic", "is no idx file: it begins with 010208")
 def _(folder):
     mnist(folder / "in", "train", 30)

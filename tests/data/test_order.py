@@ -48,3 +48,10 @@ def test_a_split_is_the_same_each_time_and_has_all():
     assert sorted([*train, *rest]) == list(range(1000)) and len(rest) == 100
     assert np.array_equal(fixed_split(1000, 100)[1], rest)
     assert 300 < rest.mean() < 700  # not one end
+
+
+def test_the_order_is_that_of_every_other_machine_and_version():
+    """A run that goes on sees what it would have seen; sizes that are powers of two, and those beside them."""
+    assert in_epochs(np.arange(8), 8, 7).tolist() == [3, 2, 0, 1, 4, 5, 7, 6]
+    assert in_epochs(np.arange(9), 9, 7).tolist() == [3, 2, 0, 8, 4, 5, 7, 6, 1]
+    assert fixed_split(16, 4)[1].tolist() == [0, 6, 10, 13]

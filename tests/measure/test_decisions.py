@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -247,3 +248,16 @@ def test_the_real_clock_tells_a_long_run_from_a_short_one():
     runs = {"short": Run(lambda: time.sleep(0.001)), "long": Run(lambda: time.sleep(0.02), units=2)}
     times, _ = in_turns(runs, CPU)
     assert times["short"].seconds < times["long"].seconds and times["long"].seconds >= 0.01
+
+
+def test_short_calls_are_timed_many_at_once(monkeypatch):
+    monkeypatch.setattr(stopwatch, "_seconds", lambda run, num_calls, device: 0.0001 * num_calls)
+    monkeypatch.setattr(stopwatch._Watch, "is_disturbed", lambda *_: False)
+    found, is_busy = in_turns({"short": Run(lambda: None, units=4.0)}, CPU)
+    assert not is_busy and found["short"].seconds == pytest.approx(0.000025)
+
+
+def test_whatever_takes_the_processor_from_a_thread_is_a_switch(monkeypatch):
+    used = SimpleNamespace(ru_nivcsw=3, ru_nvcsw=4)
+    monkeypatch.setattr(stopwatch, "resource", SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: used))
+    assert stopwatch._switches() == 7

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 import aottrain
 from aottrain.ir.tensor import tensor_spec
+from aottrain.metrics import memory
 from aottrain.metrics.memory import alive_tensors, distinct_bytes, eager_saved_bytes, peak_rss_bytes, watch_cpu_peak
 from aottrain.metrics.preserve import preserved, preserved_rng
 from aottrain.runtime import arena
@@ -146,5 +149,9 @@ def test_preserving_puts_gradients_buffers_and_streams_back_after_an_error():
     assert torch.equal(random, torch.get_rng_state())
 
 
-def test_the_resident_set_is_at_least_the_interpreter():
+def test_the_resident_set_is_at_least_the_interpreter(monkeypatch):
     assert peak_rss_bytes() > 20 * MIB
+    monkeypatch.setattr(memory.resource, "getrusage", lambda who: SimpleNamespace(ru_maxrss=7))
+    for platform, unit in (("linux", 1024), ("darwin", 1)):
+        monkeypatch.setattr(memory.sys, "platform", platform)
+        assert peak_rss_bytes() == 7 * unit

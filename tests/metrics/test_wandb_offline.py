@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from aottrain.explain.report import CompileReport
 from aottrain.metrics.guest import BENCH
 from aottrain.metrics.report_tables import tables
 from aottrain.metrics.wandb_sink import WandbSink
@@ -106,3 +108,10 @@ def test_a_run_of_another_engine_has_the_same_keys_and_a_fault_alerts(tmp_path):
     assert left.summary["bench/predicted_peak_bytes"] is None
     (alert,) = left.alerts
     assert alert.level == "ERROR" and "the loss is nan" in alert.text
+
+
+def test_where_no_memory_is_predicted_there_is_no_table_of_it():
+    (graph,) = example.report_with_timeline().graphs
+    report = CompileReport([dataclasses.replace(graph, timeline=None)])
+    assert tables(report).keys() == tables(example.report_with_timeline()).keys() - {"memory"}
+    assert tables(None) == tables(CompileReport([])) == {}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
+from aottrain.compiler.passes import split_losses
 from aottrain.compiler.schedule import demand, in_place, kernels, memory
-from aottrain.compiler.schedule.grouping import fusion, groups, units
+from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ops.losses import loss_head as loss_head_op
 from aottrain.runtime import arena
@@ -89,6 +90,14 @@ SCHEDULES.edit(
     demand.read_by,
     "return [operand for operand in operands if operand in read]",
     "return operands",
+)
+
+SCHEDULES.edit(
+    "nothing is computed where it is read",
+    "tests/compiler/schedule/grouping/test_inlining.py::test_the_bits_are_those_of_eager",
+    inlining.inline,
+    "if made and (",
+    "if len(made) > 99 and (",
 )
 
 ARENAS = Area("arenas")
@@ -233,6 +242,14 @@ HEADS.edit(
     loss_head._rewrite,
     "[node is not None for node in gradients.nodes]",
     "[True for node in gradients.nodes]",
+)
+
+HEADS.edit(
+    "rows that are ignored count",
+    "tests/compiler/schedule/test_losses.py::test_a_number_of_rows_alone_has_checked_targets",
+    split_losses._shares,
+    "aten.ne.Scalar, (target, ignore)",
+    "aten.ge.Scalar, (target, ignore)",
 )
 
 ATTENTION = Area("attention")

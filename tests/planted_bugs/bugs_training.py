@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
-from aottrain.data.tokens import token_files, tokenizer, windows
+from aottrain.data.tokens import packing, token_files, tokenizer, windows
 from aottrain.trainer import checkpoint
 from aottrain.trainer.reliability import identity
 from aottrain.trainer.verify import rounding, updates, verification
@@ -287,6 +287,14 @@ DATA.edit(
     "np.concatenate(arrays)",
     "arrays[0][1:]",
 )
+
+PACKED = TestsOf("tests/data/test_packing.py")
+ROWS, LOSS = (
+    PACKED.every_target_is_there_once_and_rows_are_full,
+    PACKED.the_loss_is_that_of_the_documents_alone_and_compiled_as_by_eager,
+)
+DATA.edit("each piece has a row of its own", ROWS, packing.packed, "above = rooms >> piece[1]", "above = 0")
+DATA.edit("a document sees the one before", LOSS, packing.Packed.read, "place:end] = place\n", "place:end] = 0\n")
 
 OPTIMIZERS = Area("optimizers")
 STEPS = TestsOf("tests/compiler/optimizers/test_optimizers.py")
