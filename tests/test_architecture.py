@@ -30,6 +30,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint/joint.py",
     "aottrain/compiler/joint/functional.py",
     "aottrain/compat.py",
+    "aottrain/compat_distributed.py",
     "aottrain/compat_dynamo.py",
     "aottrain/peers.py",
     "aottrain/trainer/reliability/profile.py",  # torch.cuda.memory's snapshots, which are documented under these names

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from aottrain.config.launch import place
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, show
+from aottrain.ir.settings.devices import is_specified
 
 _WAITS_S = 3.0  # by then torchrun has ended this process, where the first one has ended of the same
 
@@ -18,13 +19,24 @@ def misplaced(config: RunConfig) -> list[Mistake]:
     """What several processes cannot do together, or cannot be told to."""
     size, mode = place().size, config.parallel.name
     if size == 1:
-        return []
+        return _of_parts(config, config.parallel.world or 1) if config.task == "plan" else []
     mistakes = []
     if mode == "none":
         text = f"torchrun has started {size} processes, each of which would train alone; write parallel=ddp or shard"
         mistakes.append(Mistake("parallel", text, mode))
     if config.task != "train":
         mistakes.append(Mistake("task", "runs in one process: start it without torchrun", config.task))
+    if config.device.startswith("cuda:"):
+        mistakes.append(Mistake("device", "each of several processes takes its own; write device=cuda", config.device))
+    return mistakes + _of_parts(config, size)
+
+
+def _of_parts(config: RunConfig, size: int) -> list[Mistake]:
+    """What so many processes cannot be given parts of, here or where they are planned for."""
+    mistakes: list[Mistake] = []
+    if size == 1:
+        return mistakes
+    mode = config.parallel.name
     if mode == "shard" and config.engine.name not in ("aot", "eager"):
         mistakes.append(Mistake("engine", "parallel=shard takes aot or eager", config.engine.name))
     if mode == "shard" and config.optimizer.target is not None:
@@ -33,8 +45,9 @@ def misplaced(config: RunConfig) -> list[Mistake]:
     if config.data.batch_size % size:
         text = f"must be a multiple of the {size} processes, each of which takes its part of the batch"
         mistakes.append(Mistake("data.batch_size", text, show(config.data.batch_size)))
-    if config.device.startswith("cuda:"):
-        mistakes.append(Mistake("device", "each of several processes takes its own; write device=cuda", config.device))
+    if is_specified(config.device):
+        text = "plans for processes of this machine; write plan.world, of devices by their names"
+        mistakes.append(Mistake("parallel.world", text, show(size)))
     return mistakes
 
 

@@ -89,8 +89,11 @@ def idle(config: RunConfig) -> Iterator[Idle]:
         yield Idle(("sweep.trials", "sweep.objectives"), "sweep.search=all runs all combinations")
     if config.sweep.executor != "submitit":
         yield Idle(("sweep.options",), "sweep.executor=here takes none")
-    if place().size == 1:
+    is_planned = task == "plan" and config.parallel.world is not None
+    if place().size == 1 and not is_planned:
         yield Idle(("parallel",), "this is the only process; torchrun starts several")
+    elif not is_planned:
+        yield Idle(("parallel.world",), "torchrun has started the processes")
     yield from _of_bad_steps(config)
     yield from _of_saves(config)
     if config.resume is None:

@@ -353,6 +353,8 @@ class ParallelConfig:
     """Seconds that one collective takes whatever its bytes, for the plan; null measures it, or is 1e-4."""
     bandwidth: float | None = setting(None, above=0)
     """Bytes that a process takes in from the others in a second, for the plan; null measures it, or is 1e9."""
+    world: int | None = setting(None, low=2)
+    """Processes that task=plan plans for, of which none is started: what each holds and sends; null is one."""
     compare_every: int = setting(100, low=0)
     """Steps between two comparisons of the processes' weights, which must be the same bits; 0 is none."""
 

@@ -7,8 +7,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
@@ -20,7 +18,10 @@ from aottrain.ir.units import format_bytes, format_count, format_flops
 from aottrain.report import html
 from aottrain.tasks.building.build import build_job, raise_own_error
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
+from aottrain.trainer.engines import LossModule
 from aottrain.trainer.optim import optimizer_state_bytes
+from aottrain.trainer.parallel.link import assume_link
+from aottrain.trainer.parallel.world import imagined
 from aottrain.trainer.signals import interruptible
 
 # Long, and on the HTML page, or in a file of their own.
@@ -37,8 +38,9 @@ def run(config: RunConfig) -> int:
             return run_elsewhere(config)
     with interruptible():  # a compiler that runs ends with this process
         config = dataclasses.replace(config, engine=dataclasses.replace(config.engine, name="aot"))
-        with program_errors(config), as_deterministic_as_asked(config):
-            job = build_job(config)
+        with program_errors(config), as_deterministic_as_asked(config), imagined(config.parallel) as world:
+            link = assume_link(world, config.parallel)
+            job = build_job(config, world=world)
             compiled: Any = job.step.call  # type: ignore[attr-defined]  # engine aot: what aottrain.compile gave
             try:
                 compiled.prepare(*job.batches.at(1)[0])
@@ -47,7 +49,7 @@ def run(config: RunConfig) -> int:
                 raise
         num_bytes = optimizer_state_bytes(job.module, config.optimizer, config.trainer.precision)
         report = with_optimizer(compiled.report, num_bytes)
-        plan = describe(job.module, report, config)
+        plan = describe(job.module, report, config) | {"process": link}
         directory = Path(config.output_dir)
         decisions = json.dumps(report.decisions.to_dict(), indent=1)
         (directory / FILE).write_text(decisions + "\n", encoding="utf-8")
@@ -60,19 +62,19 @@ def run(config: RunConfig) -> int:
     return 0
 
 
-def describe(module: nn.Module, report: CompileReport, config: RunConfig) -> dict[str, Any]:
+def describe(module: LossModule, report: CompileReport, config: RunConfig) -> dict[str, Any]:
     """The plan as plain data: what plan.json holds. FLOPs are those of one optimizer step, all its micro-batches."""
     graph = report.graphs[-1]
-    parameters = list(module.parameters())
+    parameters = [(module.size_of(name), p) for name, p in module.model.named_parameters()]
     num_micro_batches = config.trainer.accumulate
     return {
         "recipe": config.recipe.title,
         "machine": graph.machine,
         "batch_size": config.data.batch_size,
         "num_micro_batches": num_micro_batches,
-        "num_parameters": sum(parameter.numel() for parameter in parameters),
-        "num_trained": sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
-        "parameter_bytes": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+        "num_parameters": sum(size for size, _ in parameters),
+        "num_trained": sum(size for size, parameter in parameters if parameter.requires_grad),
+        "parameter_bytes": sum(size * parameter.element_size() for size, parameter in parameters),
         "flops_per_step": {
             "forward": graph.forward_flops * num_micro_batches,
             "backward": graph.backward_flops * num_micro_batches,
@@ -96,6 +98,7 @@ def render(plan: dict[str, Any]) -> str:
             f"parameters      {format_count(plan['num_parameters'])}, {format_bytes(plan['parameter_bytes'])}{trained}",
             f"FLOPs per step  {flops}",
             f"times of        {plan['machine']}",
+            *([f"planned for     {plan['process']}"] if plan["process"] else []),
         ]
     )
 

@@ -58,3 +58,28 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(run, overrides, line):
     assert code == 2 and out in ("", first)
     mistakes = [text for text in err.splitlines() if re.search(line, text)]
     assert len(mistakes) == 1 and "Traceback" not in err
+
+
+@pytest.mark.parametrize(("mode", "share"), [("ddp", 1), ("shard", 4)])
+def test_processes_are_planned_for_of_which_none_is_started(run, tmp_path, mode, share):
+    more = ["recipe.model.num_layers=1", "data.batch_size=8", "parallel.world=4", "parallel.latency=1e-3"]
+    code, out, _ = run(f"parallel={mode}", "kernel=aten", *more)
+    assert code == 0 and "planned for     the first of 4 processes, 1.00 ms and 954 MiB/s between them" in out
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    calls = plan["graph"]["collectives"]["calls"]
+    assert "Collectives, by the cost model" in out and all(call["link_s"] >= 1e-3 for call in calls)
+    held = plan["graph"]["memory"]["parameters"]
+    assert plan["parameter_bytes"] <= share * held <= plan["parameter_bytes"] + 4 * 1024
+    received = sum(call["num_bytes"] for call in calls if call["is_sum"])
+    # Each takes in 3 of 4 parts of a sum that is cut, and of a whole sum twice as many.
+    assert received == pytest.approx(plan["parameter_bytes"] * 3 / 4 * (2 if mode == "ddp" else 1), rel=0.01)
+
+
+@pytest.mark.parametrize(("more", "line"), [
+    (["parallel=shard", "parallel.world=3"], "data.batch_size=2: must be a multiple of the 3 processes"),
+    (["parallel=shard", "parallel.world=2", "device=h100-sxm"], "parallel.world=2: plans for processes of"),
+    (["parallel=ddp", "parallel.world=1"], "parallel.world=1: must be a whole number >= 2"),
+])  # fmt: skip
+def test_processes_that_cannot_be_planned_for_are_refused(run, more, line):
+    code, _, err = run(*more)
+    assert code == 2 and line in err

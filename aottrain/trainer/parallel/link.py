@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from aottrain.config.run import RunConfig
+from aottrain.config.run import ParallelConfig, RunConfig
 from aottrain.ir.settings.decisions import BANDWIDTH, LATENCY, SOURCES, Decision, Record
 from aottrain.ir.units import format_bytes, format_seconds
 from aottrain.measure.decisions import deciding
@@ -31,6 +31,18 @@ def take_link(world: World, config: RunConfig, decisions: str | Record, device: 
     source = "parallel.latency, parallel.bandwidth" if found.decision is None else SOURCES[found.decision.source]
     rate = f"{format_seconds(latency_s)} and {format_bytes(int(bytes_per_s))}/s between them"
     return f"{world.size} processes, planned for {rate} ({source})"
+
+
+def assume_link(world: World, parallel: ParallelConfig) -> str:
+    """For plans of processes that are not there, as a line; "" for one: what the configuration does not give is the
+    fixed model's."""
+    default = Link()
+    found = Link(parallel.latency or default.latency_s, parallel.bandwidth or default.bytes_per_s, world.size)
+    set_link(found)
+    if world.size == 1:
+        return ""
+    rate = f"{format_seconds(found.latency_s)} and {format_bytes(int(found.bytes_per_s))}/s between them"
+    return f"the first of {world.size} processes, {rate} (parallel.latency, parallel.bandwidth, or the fixed model)"
 
 
 def _decided(world: World, decisions: str | Record, device: torch.device, known: Mapping[str, float]) -> Link:

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from aottrain.compat_distributed import imagined_processes
 from aottrain.config.launch import place
 from aottrain.errors import AottrainError, ParallelError
 from aottrain.trainer.parallel.meeting import fresh
 
 if TYPE_CHECKING:
-    from aottrain.config.run import RunConfig
+    from aottrain.config.run import ParallelConfig, RunConfig
 
 T = TypeVar("T")
 
@@ -235,6 +236,16 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
         lost = f"process {rank} has lost another one, which has ended or does not answer"
         raise ParallelError(f"{lost}: {text}") from error
     torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def imagined(parallel: ParallelConfig) -> Iterator[World]:
+    """Inside, this process is the first of `parallel.world`, to plan for; one alone where that is null."""
+    if parallel.world is None:
+        yield ALONE
+        return
+    with imagined_processes(parallel.world):
+        yield World(0, parallel.world, parallel.name)
 
 
 def is_of_connection(error: RuntimeError) -> bool:
