@@ -126,8 +126,8 @@ class _FrameLog:
         if not frame.limited:
             self._num_compiled += not frame.skipped
             self._num_skipped += frame.skipped
-            if frame.failed is not None:
-                self._eagerly(frame.failed.reason, line_at(frame.failed.file, frame.failed.line))
+            if (failed := frame.failed) is not None:
+                self._eagerly(failed.reason, line_at(failed.file, failed.line))
             for graph_break in frame.breaks:
                 add_graph_break(self._report, graph_break.reason, line_at(graph_break.file, graph_break.line))
             if frame.breaks and self._options.partition == "budget":
@@ -165,7 +165,6 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     frame_log = _FrameLog(options, report, calls)
     compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, frame_log)
     settings = _settings()
-
     def call(*args: Any, **kwargs: Any) -> Any:
         outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
         frame_log.begin()
@@ -190,6 +189,7 @@ def _settings() -> Any:
         skip_nnmodule_hook_guards=False,
         recompile_limit=RECOMPILE_LIMIT,
         error_on_nested_fx_trace=False,
+        allow_rnn=True,  # else it runs nn.RNN, GRU and LSTM eagerly
         reorderable_logging_functions={warnings.warn},  # after the graph instead of breaking it
     )
 
