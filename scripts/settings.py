@@ -2,7 +2,7 @@
 
 Each line of the matrix is an instruction set that ATen may use (ATEN_CPU_CAPABILITY: default, avx2, avx512) with oneDNN
 or without. What this processor has not is said and left out; generated kernels always use what it has. Exit code 1 if
-a test fails under any setting. Without arguments these tests are run, about ten minutes for each setting:
+a test fails under any setting. Unless arguments name others these tests are run, about ten minutes for each setting:
 {tests}
 """
 
@@ -43,10 +43,11 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS, help="instruction sets, instead of all")
     parser.add_argument("--onednn", nargs="+", choices=ONEDNN, default=ONEDNN)
     options, arguments = parser.parse_known_args()
-    failed = []
+    is_told = any((ROOT / argument.partition("::")[0]).exists() for argument in arguments)
+    failed, tests = [], () if is_told else TESTS
     for name, environment in settings(options.sets, options.onednn, processor_features()):
         print(f"=== {name}", flush=True)
-        command = [sys.executable, "-m", "pytest", "-q", *(arguments or TESTS)]
+        command = [sys.executable, "-m", "pytest", "-q", *tests, *arguments]
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode:
             failed.append(name)
     print("\n".join(f"failed: {name}" for name in failed) or "passed under every setting that this processor has")

@@ -164,12 +164,12 @@ def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: 
     calls = _Calls()
     frame_log = _FrameLog(options, report, calls)
     compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, frame_log)
-    settings = _settings()
+
     def call(*args: Any, **kwargs: Any) -> Any:
         outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
         frame_log.begin()
         try:
-            with settings, refusals_unlogged, seeding_shown(options.rng):
+            with _settings(), refusals_unlogged, seeding_shown(options.rng):
                 out = compiled(*args, **kwargs)
             frame_log.check_ran()
         finally:
