@@ -243,7 +243,7 @@ class Gathering(torch.nn.Module):
 def of_forward(count, ahead):
     with torch.no_grad():
         joint, parts = in_parts(Gathering(layers(count)), torch.randn(2, 8), group=None)
-    return parts.forward, place_flights(parts, ahead).forward
+    return parts.forward, place_flights(parts, ahead, joins=False).forward
 
 
 @pytest.mark.parametrize(("ahead", "most"), [(256, 2), (512, 3), (1 << 20, 3)])

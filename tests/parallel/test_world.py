@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aottrain.config.run import ParallelConfig
+from aottrain.config.run import ParallelConfig, RunConfig
 from aottrain.errors import ConfigError, ParallelError
 from aottrain.measure import links
 from aottrain.trainer.parallel import world as worlds
@@ -151,9 +151,11 @@ def test_places_go_on_from_piece_to_piece(monkeypatch):
 
 def test_plans_take_the_link_that_is_configured(monkeypatch):
     monkeypatch.setattr(links, "_known", [links.Link()])
-    assert take_link(ALONE, ParallelConfig(latency=1.0)) == "" and links.link() == links.Link()
-    line = take_link(World(0, 2), ParallelConfig(latency=0.001, bandwidth=2e9))
-    assert links.link() == links.Link(0.001, 2e9) and line.startswith("2 processes, planned for 1.00 ms and 1.86 GiB/s")
-    assert links.link().seconds(4_000_000_000) == pytest.approx(2.001)
-    take_link(World(0, 2), ParallelConfig(name="ddp"))
-    assert links.link() == links.Link()
+    def taken(world, **figures):
+        config = RunConfig(parallel=ParallelConfig(**figures))
+        return take_link(world, config, "default", torch.device("cpu"))
+
+    assert taken(ALONE, latency=1.0) == "" and links.link() == links.Link()
+    line = taken(World(0, 2), latency=0.001, bandwidth=2e9)
+    assert links.link() == links.Link(0.001, 2e9, 2)
+    assert line.startswith("2 processes, planned for 1.00 ms and 1.86 GiB/s")

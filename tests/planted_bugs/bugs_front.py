@@ -56,7 +56,7 @@ HERE.attribute(
     "a leaf's view taken for no view",
     PROGRAMS.leaf_that_is_a_view,
     CAPTURE,
-    "_fake",
+    "fake_of",
     lambda value, mode, static: mode.from_tensor(value.detach()),
     quick=True,
 )

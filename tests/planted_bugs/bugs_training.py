@@ -31,7 +31,7 @@ VERIFYING.edit(
 VERIFYING.edit(
     "elements that are small beside the largest do not count",
     RUNS.elements_that_are_small_beside_the_largest_count,
-    verification._compare,
+    verification.compare,
     "if not errors[what] <= tolerance or not explained_by_sums(distances[what], value, tolerance)",
     "if not errors[what] <= tolerance",
     quick=True,
@@ -60,14 +60,14 @@ VERIFYING.edit(
 VERIFYING.edit(
     "a wrong loss is let through",
     RUNS.a_wrong_step_is_named,
-    verification._compare,
+    verification.compare,
     "if not loss_error <= config.loss_tolerance + FACTOR * loss_noise:",
     "if loss_error < 0:",
 )
 VERIFYING.edit(
     "gradients beyond the tolerance are let through",
     RUNS.a_wrong_step_is_named,
-    verification._compare,
+    verification.compare,
     "for what in beyond:",
     "for what in ():",
     quick=True,
@@ -75,7 +75,7 @@ VERIFYING.edit(
 VERIFYING.edit(
     "the step is compared with itself",
     (RUNS.a_wrong_step_is_named, RUNS.other_random_numbers_are_a_difference),
-    verification._compare,
+    verification.compare,
     "eager = reference.run(reference.micro_batches)",
     "eager = compiled",
 )
@@ -298,6 +298,7 @@ DATA.edit("a document sees the one before", LOSS, packing.Packed.read, "place:en
 
 OPTIMIZERS = Area("optimizers")
 STEPS = TestsOf("tests/compiler/optimizers/test_optimizers.py")
+COPIES = TestsOf("tests/compiler/optimizers/test_masters.py")
 ERRORS = STEPS.the_error_is_no_larger_than_torchs
 OPTIMIZERS.edit(
     "AdamW without the correction of its first mean",
@@ -360,8 +361,22 @@ OPTIMIZERS.edit(
     "clipped gradients are not rounded to their type",
     STEPS.a_clipped_gradient_is_rounded_as_if_it_had_been_written,
     formulas._update,
-    'values["gradient"] = b.cast(b.cast(clipped, segment.dtype), kind)',
-    'values["gradient"] = b.cast(clipped, kind)',
+    '"gradient": b.cast(b.cast(clipped, segment.dtype), kind)}',
+    '"gradient": b.cast(clipped, kind)}',
+)
+OPTIMIZERS.edit(
+    "a float32 copy begins from its rounding at each step",
+    COPIES.copies_are_trained_as_float32_and_parameters_are_their_rounding,
+    formulas._update,
+    '"parameter": old[MASTER]}',
+    '"parameter": old["parameter"]}',
+)
+OPTIMIZERS.edit(
+    "loaded copies are as torch has rounded them",
+    COPIES.copies_are_trained_as_float32_and_parameters_are_their_rounding,
+    step.GeneratedStep.load_state_dict,
+    "if self.master_weights:",
+    "if False:",
 )
 OPTIMIZERS.edit(
     "autograd does not hear of the update",

@@ -117,4 +117,4 @@ def test_a_recipe_makes_its_own_data_unless_other_is_named(on_images):
 
 def test_a_sample_of_what_is_written_needs_a_codec():
     recipe = SimpleNamespace(generate=None)
-    assert sampler(recipe, SimpleNamespace(), torch.nn.Identity(), 0, None) is None
+    assert sampler(recipe, SimpleNamespace(), torch.nn.Identity(), 0, None, "fp32") is None
