@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -18,9 +20,9 @@ class Loss:
     def __init__(self, owner: Loser):
         self._owner = weakref.ref(owner)
 
-    def __call__(self, _: Any) -> None:
+    def __call__(self, _: Any, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         owner = self._owner()
-        if owner is not None:
+        if owner is not None and not is_ending():  # then modules are taken apart, and there are no names left
             owner.lose()
 
 
