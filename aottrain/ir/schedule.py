@@ -28,6 +28,9 @@ OUT_VARIANTS: dict[Any, Any] = {
 IN_PLACE: dict[Any, Any] = {aten.index_add.default: aten.index_add_.default}
 
 # Attention that is a function of our own from the start.
+# Functions of our own that stand in for a call of ATen's, as `Schedule.libraries` names them.
+OWN_CUMSUM, OWN_LOGCUMSUMEXP = "own cumsum", "own logcumsumexp"
+OWN_INDEX_ADD, OWN_EMBEDDING_GRADIENT = "own index_add", "own embedding_dense_backward"
 WRITTEN = ("aottrain.written_attention.default", "aottrain.written_attention_backward.default")
 
 
@@ -129,11 +132,11 @@ def is_own_attention(library: str) -> bool:
 
 
 def is_own_scan(library: str) -> bool:
-    return library in ("own cumsum", "own logcumsumexp")
+    return library in (OWN_CUMSUM, OWN_LOGCUMSUMEXP)
 
 
 def adds_rows(library: str) -> bool:
-    return library in ("own index_add", "own embedding_dense_backward")
+    return library in (OWN_INDEX_ADD, OWN_EMBEDDING_GRADIENT)
 
 
 def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:

@@ -130,3 +130,10 @@ def is_injective(view: torch.Tensor) -> bool:
             return False
         reach += stride * (size - 1)
     return True
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * max(int(size), 1))
+    return tuple(reversed(strides)) if shape else ()

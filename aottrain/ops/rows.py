@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.ir.schedule import OWN_EMBEDDING_GRADIENT, OWN_INDEX_ADD
 from aottrain.ops.native.rows import ROWS
 from aottrain.toolchain.native import Source, require_all
 
@@ -60,5 +61,5 @@ def _function() -> Any:
     return function
 
 
-ADDED_ROWS: dict[str, Any] = {"own index_add": index_add, "own embedding_dense_backward": embedding_gradient}
-ADDED_IN_PLACE: dict[str, Any] = {"own index_add": index_add_}
+ADDED_ROWS: dict[str, Any] = {OWN_INDEX_ADD: index_add, OWN_EMBEDDING_GRADIENT: embedding_gradient}
+ADDED_IN_PLACE: dict[str, Any] = {OWN_INDEX_ADD: index_add_}

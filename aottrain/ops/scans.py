@@ -1,6 +1,7 @@
-"""Scans along a dimension that is not the innermost, on a CPU by a C++ function of our own.
+"""Running sums along a dimension, on a CPU by a C++ function of our own.
 
-ATen walks along the dimension for one neighbour after the other, in scalar arithmetic. Here neighbours are in vectors.
+ATen walks along the dimension for one neighbour, or row, after the other, in scalar arithmetic. Here they are in
+vectors.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.ir.schedule import OWN_CUMSUM, OWN_LOGCUMSUMEXP
 from aottrain.ops.native.scans import SCANS as _TEXT
 from aottrain.toolchain.native import Source, require_all
 
@@ -45,4 +47,4 @@ def _functions() -> dict[str, Any]:
     return functions
 
 
-SCANS: dict[str, Any] = {f"own {name}": partial(scan, name) for name in ("cumsum", "logcumsumexp")}
+SCANS: dict[str, Any] = {OWN_CUMSUM: partial(scan, "cumsum"), OWN_LOGCUMSUMEXP: partial(scan, "logcumsumexp")}

@@ -19,8 +19,8 @@ from aottrain.config.targets import could_take, load_target, target_file
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng
-from aottrain.ops.optimizers.lion import Lion
-from aottrain.ops.optimizers.masters import HALVES, MasterWeights
+from aottrain.ops.optimizers.lion import Lion, reads_found_inf
+from aottrain.ops.optimizers.masters import HALVES, MasterWeights, wide_bytes
 from aottrain.step import ClipsItself
 from aottrain.trainer.weights.groups import FACTOR, parameter_groups
 
@@ -97,20 +97,18 @@ def hyperparameters(config: OptimizerConfig) -> dict[str, Any]:
 
 # torch's optimizers count their steps in a float32 tensor.
 _STEP_BYTES = 4
-_MASTER_BYTES = 4  # of an element of a float32 copy
 
 
 def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]) -> int:
     """What the optimizer will hold for as long as it lives, known before its first step: moments, and the number of
     steps, of which AdamW has one for each parameter. What another class holds is seen at steps that are tried."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    masters = 0
+    num_bytes, masters = sum(parameter.numel() * parameter.element_size() for parameter in trained), 0
     if precision == BF16_WEIGHTS:
-        masters = sum(_MASTER_BYTES * parameter.numel() for parameter in trained if parameter.dtype in HALVES)
-        trained = [_wide(parameter) for parameter in trained]
-    num_bytes = sum(parameter.numel() * parameter.element_size() for parameter in trained)
+        num_bytes, masters = wide_bytes(trained), wide_bytes(each for each in trained if each.dtype in HALVES)
     if config.target is not None:
-        return masters + _state_bytes_of_target(trained, config)
+        copies = [_without_memory(each) if masters and each.dtype in HALVES else each for each in trained]
+        return masters + _state_bytes_of_target(copies, config)
     if config.name == "lion":
         return masters + num_bytes
     if config.name == "adamw":
@@ -118,9 +116,9 @@ def optimizer_state_bytes(model: nn.Module, config: OptimizerConfig, precision: 
     return masters + (num_bytes if config.momentum > 0 else 0)
 
 
-def _wide(parameter: nn.Parameter) -> Tensor:
-    """What states are like: the float32 copy of one in half precision, without its memory."""
-    return torch.empty_like(parameter, dtype=torch.float32, device="meta") if parameter.dtype in HALVES else parameter
+def _without_memory(parameter: nn.Parameter) -> Tensor:
+    """The float32 copy of one in half precision."""
+    return torch.empty_like(parameter, dtype=torch.float32, device="meta")
 
 
 def _state_bytes_of_target(trained: Sequence[Tensor], config: OptimizerConfig) -> int:
@@ -229,7 +227,7 @@ def clip_and_update(
 
 def leaves_steps_out(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it reads `found_inf`, as `update` says: ours, Lion, torch's fused ones and those over copies do."""
-    return isinstance(optimizer, Lion | ClipsItself) or getattr(optimizer, "_step_supports_amp_scaling", False)
+    return isinstance(optimizer, ClipsItself) or reads_found_inf(optimizer)
 
 
 def update(optimizer: torch.optim.Optimizer, *needed: torch.Tensor) -> None:

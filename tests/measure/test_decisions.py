@@ -23,14 +23,6 @@ CPU = torch.device("cpu")
 needs_onednn = pytest.mark.skipif(choose_library() is None, reason="this build of torch has no oneDNN")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
-    cache.forget_tables()
-    yield tmp_path
-    cache.forget_tables()
-
-
 class Libraries(Clock):
     """Both libraries' products by name, each as long as it is told."""
 

@@ -11,7 +11,6 @@ from aottrain.ir.settings.decisions import Decision, record_from
 from aottrain.measure import links
 from aottrain.measure.decisions import deciding
 from aottrain.measure.links import Link, decide_link, figures, link, set_link
-from aottrain.toolchain import cache
 from tests.measure.clocks import Clock
 
 KEY = "2 processes by gloo"
@@ -27,14 +26,6 @@ class Words:
 
     def say(self, what):
         self.said.append(what)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
-    cache.forget_tables()
-    yield tmp_path
-    cache.forget_tables()
 
 
 @pytest.fixture

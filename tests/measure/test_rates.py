@@ -19,14 +19,6 @@ aten = torch.ops.aten
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("AOTTRAIN_CACHE_DIR", str(tmp_path))
-    cache.forget_tables()
-    yield tmp_path
-    cache.forget_tables()
-
-
 @pytest.fixture
 def clock(monkeypatch):
     monkeypatch.setattr(rates, "_SIDES", {"cpu": {1: 16}})

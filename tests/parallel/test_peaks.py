@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import aottrain
+from aottrain.compat_distributed import imagined_processes
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import World
@@ -18,11 +18,8 @@ from tests.sampling import WHOLE
 
 @pytest.fixture
 def world():
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield World(0, 2, "shard")
-    dist.destroy_process_group()
+    with imagined_processes(2):
+        yield World(0, 2, "shard")
 
 
 @pytest.mark.parametrize(("made", "kernel", "plan", "num_gathers"), [

@@ -17,6 +17,7 @@ from aottrain.ir.graph import (
     copy_meta,
     copy_provenance,
     info,
+    required_spec,
     set_value,
     spec_of,
     value_of,
@@ -35,6 +36,13 @@ def add_call(like: fx.Node, target: Any, arguments: tuple[Any, ...], name: str |
     copy_provenance(like, node)
     set_value(node, fake_result(target, arguments, kwargs))
     return node
+
+
+def cast(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
+    """The value in this type, by a call as `add_call` makes it where it is of another."""
+    if required_spec(value).dtype is dtype:
+        return value
+    return add_call(like, aten._to_copy.default, (value,), dtype=dtype)
 
 
 def copy_into(graph: fx.Graph, node: fx.Node, operand: Callable[[fx.Node], fx.Node]) -> fx.Node:

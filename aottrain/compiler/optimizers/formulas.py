@@ -103,10 +103,6 @@ class Segment:
     dtype: torch.dtype
     states: tuple[str, ...]
 
-    @property
-    def state_dtype(self) -> torch.dtype:
-        return state_dtype(self.dtype, self.states)
-
 
 def state_dtype(dtype: torch.dtype, states: Sequence[str]) -> torch.dtype:
     """Of the states of a parameter of this type."""
@@ -202,7 +198,8 @@ def _update(formula: Formula, number: int, segment: Segment) -> Stage:
     kind = computing(segment.dtype)
     gradient = b.parameter("gradient", segment.dtype, Base.LIST)
     buffers = {"parameter": b.parameter("parameter", segment.dtype, Base.LIST, written=True)}
-    buffers |= {name: b.parameter(name, segment.state_dtype, Base.LIST, written=True) for name in segment.states}
+    stored = state_dtype(segment.dtype, segment.states)
+    buffers |= {name: b.parameter(name, stored, Base.LIST, written=True) for name in segment.states}
     prepared = b.parameter("prepared", F64, Base.ROW, len(formula.prepared))
     values = {name: b.cast(b.load(prepared, column), kind) for column, name in enumerate(formula.prepared)}
     skip = b.test("ne", values["skip"], b.constant(0, kind))

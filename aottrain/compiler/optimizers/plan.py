@@ -223,9 +223,5 @@ def _strides(tensor: Tensor) -> tuple[int, ...]:
     return tensor.stride()
 
 
-def _kind(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
-    return tensor.dtype, tensor.device
-
-
 def _options(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": tensor.dtype, "device": tensor.device}

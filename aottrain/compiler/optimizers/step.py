@@ -13,6 +13,7 @@ from aottrain.compiler.link.multi_tensor import link_multi_tensor
 from aottrain.compiler.optimizers.formulas import Formula, Segment, optimizer_step, state_dtype
 from aottrain.compiler.optimizers.plan import Member, Plan, check_parameter, segments_of
 from aottrain.ir.settings.choices import STEP_KERNELS
+from aottrain.ops.optimizers.lion import loss_of
 from aottrain.ops.optimizers.masters import HALVES, MASTER, restore_states
 from aottrain.runtime.multi_tensor import TensorTables
 
@@ -90,10 +91,7 @@ class GeneratedStep(_Base):
                 run([], 0, len(program.stages))  # no block has elements, but Triton compiles what it launches
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         with torch.no_grad():
             self._step()
         return loss

@@ -31,6 +31,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import packet_name
 from aottrain.ir.sizes.expressions import Size, SizeExpression
+from aottrain.ir.tensor import contiguous_strides
 
 aten = torch.ops.aten
 
@@ -184,10 +185,3 @@ def _numbers(graph: fx.Graph, sizes: Sequence[Size]) -> list[Any]:
         else size
         for size in sizes
     ]
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.append(strides[-1] * max(int(size), 1))
-    return tuple(reversed(strides)) if shape else ()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
 from aottrain.ops.losses.nll import MEAN, NONE
@@ -58,7 +58,7 @@ def _split(node: fx.Node) -> None:
         else:
             loss, number = (add_call(node, aten.sum.dim_IntList, (each, [0])) for each in (rows, shares))
             results = [add_call(node, aten.div.Tensor, (loss, number)) if reduction == MEAN else loss, number]
-        results = [_cast(each, dtype) for each, dtype in zip(results, (loss_type, total_type), strict=True)]
+        results = [cast(each, each, dtype) for each, dtype in zip(results, (loss_type, total_type), strict=True)]
         for user in list(node.users):
             position: Any = user.args[1]
             result = laid_out_as(results[position], user)
@@ -71,14 +71,9 @@ def _shares(rows: fx.Node, target: Any, weight: Any, ignore: Any) -> fx.Node:
     wide = required_spec(rows).dtype
     counted = add_call(rows, aten.ne.Scalar, (target, ignore))
     if weight is None:
-        return _cast(counted, wide)
+        return cast(counted, counted, wide)
     picked = add_call(rows, aten.mul.Tensor, (target, counted))
-    share = _cast(add_call(rows, aten.index_select.default, (weight, 0, picked)), wide)
+    share = add_call(rows, aten.index_select.default, (weight, 0, picked))
+    share = cast(share, share, wide)
     ignored = add_call(rows, aten.eq.Scalar, (target, ignore))
     return add_call(rows, aten.masked_fill.Scalar, (share, ignored, 0))
-
-
-def _cast(value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    return (
-        value if required_spec(value).dtype is dtype else add_call(value, aten._to_copy.default, (value,), dtype=dtype)
-    )

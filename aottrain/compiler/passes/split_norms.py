@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
+from aottrain.compiler.graphs.rewriting import add_call, cast, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, required_spec, spec_of, value_of
 from aottrain.ops.norms import channel_dims
@@ -59,7 +59,7 @@ def _split_forward(graph: fx.Graph, node: fx.Node) -> None:
     spec, wide, count = required_spec(x), _wide(x), _count(x)
     with graph.inserting_before(node):
         if not training:
-            mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
+            mean, rstd = cast(node, running_mean, wide), _rstd(node, running_var, eps)
             _replace(node, [add_call(node, own.batch_normalize.default, (x, mean, rstd, weight, bias))])
             return
         if count < 2 or value_of(node)[1].dtype is not wide:
@@ -83,7 +83,7 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
         if not training:
             if not isinstance(running_mean, fx.Node) or not isinstance(running_var, fx.Node):
                 return
-            mean, rstd = _cast(node, running_mean, wide), _rstd(node, running_var, eps)
+            mean, rstd = cast(node, running_mean, wide), _rstd(node, running_var, eps)
         if not all(isinstance(value, fx.Node) and required_spec(value).dtype is wide for value in (mean, rstd)):
             return
         total, product = _items(node, add_call(node, own.batch_norm_sums.default, (gradient, x, mean, rstd)), 2)
@@ -100,20 +100,14 @@ def _split_backward(graph: fx.Graph, node: fx.Node) -> None:
         for i, example in enumerate(value_of(node)):
             result = results[i]
             if result is not None and example is not None:
-                results[i] = _cast(node, result, example.dtype)
+                results[i] = cast(node, result, example.dtype)
     _replace(node, results)
 
 
 def _rstd(node: fx.Node, variance: fx.Node, eps: Any) -> fx.Node:
     """Of the running variance."""
-    shifted = add_call(node, aten.add.Scalar, (_cast(node, variance, _wide(node.all_input_nodes[0])), eps))
+    shifted = add_call(node, aten.add.Scalar, (cast(node, variance, _wide(node.all_input_nodes[0])), eps))
     return add_call(node, aten.rsqrt.default, (shifted,))
-
-
-def _cast(like: fx.Node, value: fx.Node, dtype: torch.dtype) -> fx.Node:
-    return (
-        value if required_spec(value).dtype is dtype else add_call(like, aten._to_copy.default, (value,), dtype=dtype)
-    )
 
 
 def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
@@ -131,7 +125,7 @@ def _split_group_norm(graph: fx.Graph, node: fx.Node) -> None:
         for parameter, op in ((weight, aten.mul.Tensor), (bias, aten.add.Tensor)):
             if parameter is not None:
                 out = add_call(node, op, (out, rows.channels(parameter)))
-        out = _cast(node, _viewed(node, out, required_spec(x).shape), required_spec(x).dtype)
+        out = cast(node, _viewed(node, out, required_spec(x).shape), required_spec(x).dtype)
         statistics = [_viewed(node, value, (batch, groups)) for value in (mean, rstd)]
     _replace(node, [out, *statistics])
 
@@ -165,7 +159,7 @@ def _split_group_norm_backward(graph: fx.Graph, node: fx.Node) -> None:
         for i, example in enumerate(value_of(node)):
             result = results[i]
             if result is not None and example is not None:
-                results[i] = _cast(node, result, example.dtype)
+                results[i] = cast(node, result, example.dtype)
     _replace(node, results)
 
 
@@ -185,11 +179,11 @@ class _Rows:
         shape = self.batch, self.groups, self.num_channels // self.groups, self.rest
         if not _is_contiguous(value):
             value = add_call(self.node, aten.clone.default, (value,), memory_format=torch.contiguous_format)
-        return _cast(self.node, _viewed(self.node, value, shape), self.dtype)
+        return cast(self.node, _viewed(self.node, value, shape), self.dtype)
 
     def channels(self, parameter: fx.Node) -> fx.Node:
         shape = 1, self.groups, self.num_channels // self.groups, 1
-        return _viewed(self.node, _cast(self.node, parameter, self.dtype), shape)
+        return _viewed(self.node, cast(self.node, parameter, self.dtype), shape)
 
     def normal(self, value: fx.Node, mean: fx.Node, rstd: fx.Node) -> fx.Node:
         distance = add_call(self.node, aten.sub.Tensor, (value, mean))

@@ -9,11 +9,13 @@ import torch
 from torch import fx
 
 from aottrain.ir.graph import calls, spec_of
+from aottrain.ir.schedule import OWN_CUMSUM, OWN_LOGCUMSUMEXP
+from aottrain.ir.tensor import contiguous_strides
 from aottrain.toolchain.native import find_compiler
 
 aten = torch.ops.aten
 
-_OWN: dict[Any, str] = {aten.cumsum.default: "own cumsum", aten.logcumsumexp.default: "own logcumsumexp"}
+_OWN: dict[Any, str] = {aten.cumsum.default: OWN_CUMSUM, aten.logcumsumexp.default: OWN_LOGCUMSUMEXP}
 # So many neighbours, or rows, fill a vector of float64.
 _FEWEST = 8
 _REASON = "neighbours are added up in vectors, which ATen does one by one"
@@ -36,12 +38,8 @@ def _is_plain(node: fx.Node) -> bool:
         return False
     if {spec.dtype, own.dtype} != {torch.float32} or spec.device.type != "cpu" or not spec.shape or not spec.numel:
         return False
-    if any(each.stride != _contiguous(spec.shape) for each in (spec, own)):
+    if any(each.stride != contiguous_strides(spec.shape) for each in (spec, own)):
         return False
     dim %= len(spec.shape)
     inner, outer = math.prod(spec.shape[dim + 1 :]), math.prod(spec.shape[:dim])
     return inner >= _FEWEST or (inner == 1 and outer >= _FEWEST and node.target is aten.logcumsumexp.default)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))

@@ -9,6 +9,14 @@ import torch
 from torch import Tensor
 
 
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What an optimizer's `step` returns: what the closure that it is given computes."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 class Lion(torch.optim.Optimizer):
     """Steps by the sign of a mean of gradients, with decoupled weight decay.
 
@@ -32,10 +40,7 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         found_inf = getattr(self, "found_inf", None)
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -57,3 +62,9 @@ def _update(parameter: Tensor, state: dict[str, Tensor], group: dict[str, Any], 
         new, new_mean = torch.where(left_out, parameter, new), torch.where(left_out, mean, new_mean)
     parameter.copy_(new)
     mean.copy_(new_mean)
+
+
+def reads_found_inf(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether its step leaves itself out where the tensor `found_inf`, which is set on it, is not 0: Lion's and those
+    of torch's fused optimizers."""
+    return isinstance(optimizer, Lion) or bool(getattr(optimizer, "_step_supports_amp_scaling", False))

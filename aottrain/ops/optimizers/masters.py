@@ -7,17 +7,28 @@ the model has its rounding (Micikevicius et al., "Mixed Precision Training", ICL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from aottrain.ops.optimizers.lion import Lion
+from aottrain.ops.optimizers.lion import loss_of, reads_found_inf
 
 # The state that holds a parameter of half precision in float32.
 MASTER = "master"
 HALVES = (torch.bfloat16, torch.float16)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float32 where it is of half precision, else itself; without its history."""
+    value = tensor.detach()
+    return value.float() if value.dtype in HALVES else value
+
+
+def wide_bytes(tensors: Iterable[Tensor]) -> int:
+    """Of `wide` of each."""
+    return sum(tensor.numel() * (4 if tensor.dtype in HALVES else tensor.element_size()) for tensor in tensors)
 
 
 class MasterWeights(torch.optim.Optimizer):
@@ -36,10 +47,9 @@ class MasterWeights(torch.optim.Optimizer):
             if parameter.dtype in HALVES
         }
         self.inner = make([{**group, "params": [self._of(p) for p in group["params"]]} for group in groups])
-        reads_found_inf = isinstance(self.inner, Lion) or getattr(self.inner, "_step_supports_amp_scaling", False)
         pairs = zip(self.inner.param_groups, groups, strict=True)
         super().__init__([{**inner, "params": group["params"]} for inner, group in pairs], {})
-        self._step_supports_amp_scaling = reads_found_inf
+        self._step_supports_amp_scaling = reads_found_inf(self.inner)
         for parameter, master in self._masters.items():
             self.state[parameter][MASTER] = master.data
 
@@ -48,10 +58,7 @@ class MasterWeights(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         self._hand_over()
         if hasattr(self, "found_inf"):
             self.inner.found_inf = self.found_inf

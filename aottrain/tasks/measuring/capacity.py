@@ -13,6 +13,7 @@ from aottrain.errors import SMALLER, CapacityError, OutOfMemoryError, allocator_
 from aottrain.ir.units import format_bytes
 from aottrain.measure.calls import free_bytes
 from aottrain.metrics.memory import total_bytes
+from aottrain.ops.optimizers.masters import wide_bytes
 from aottrain.trainer.optim import optimizer_state_bytes
 
 
@@ -28,8 +29,9 @@ def check_weights(build: Callable[[], nn.Module], config: RunConfig, device: tor
     except Exception:  # a model may need real numbers to be built: then what it needs is seen when it is
         return
     needed = sum(tensor.numel() * tensor.element_size() for tensor in (*parameters, *model.buffers()))
-    trained = sum(tensor.numel() * tensor.element_size() for tensor in parameters if tensor.requires_grad)
-    needed += trained if config.trainer.ema is None else 2 * trained
+    trained = [tensor for tensor in parameters if tensor.requires_grad]
+    needed += sum(tensor.numel() * tensor.element_size() for tensor in trained)
+    needed += 0 if config.trainer.ema is None else wide_bytes(trained)
     needed += optimizer_state_bytes(model, config.optimizer, config.trainer.precision)
     _refuse_beyond(total_bytes(device), needed, device, "weights, gradients and optimizer state take")
 

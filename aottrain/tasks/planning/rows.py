@@ -23,7 +23,7 @@ from aottrain.explain.report import GraphReport
 from aottrain.ir.settings.budget import Budget, budget_text, parse_budget
 from aottrain.ir.settings.devices import Target
 from aottrain.metrics.memory import distinct_bytes
-from aottrain.ops.optimizers.masters import HALVES
+from aottrain.ops.optimizers.masters import wide_bytes
 from aottrain.tasks.building.build import build_batches, flops_per_sample, load_kernel, load_partition
 from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.planning.sharing import State, dtype_name, state_of, whole_step
@@ -142,11 +142,10 @@ def _without_memory(build: Any) -> nn.Module:
 
 def _state(config: RunConfig, module: LossModule, micro_batches: Any) -> State:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    averages = config.trainer.ema is not None  # of weights in half precision in float32
     gradients = sum(parameter.numel() * parameter.element_size() for parameter in trained)
     others = distinct_bytes(tensor for batch in micro_batches[1:] for tensor in batch)
     others += gradients if len(micro_batches) > 1 else 0
-    others += sum(4 * p.numel() if p.dtype in HALVES else p.numel() * p.element_size() for p in trained) * averages
+    others += wide_bytes(trained) if config.trainer.ema is not None else 0
     precision = config.trainer.precision
     return state_of(module, optimizer_state_bytes(module, config.optimizer, precision), others, precision)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from aottrain.ops.optimizers.masters import HALVES
+from aottrain.ops.optimizers.masters import wide
 
 if TYPE_CHECKING:
     from aottrain.trainer.meters import History
@@ -26,7 +26,7 @@ class Averages:
     def __init__(self, model: nn.Module, decay: float):
         self.parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         # In float32 beside a parameter in half precision, where a small part of a difference would be lost.
-        self.values = {name: _wide(parameter).clone() for name, parameter in self.parameters.items()}
+        self.values = {name: wide(parameter).clone() for name, parameter in self.parameters.items()}
         self._own: dict[str, Tensor] = {}
         self.num_updates = 0
         self._average = get_ema_multi_avg_fn(decay)
@@ -41,7 +41,7 @@ class Averages:
     @torch.no_grad()
     def update(self) -> None:
         """After a step."""
-        values, parameters = list(self.values.values()), [_wide(each) for each in self.parameters.values()]
+        values, parameters = list(self.values.values()), [wide(each) for each in self.parameters.values()]
         if self.num_updates:
             self._average(values, parameters, self.num_updates)
         else:
@@ -83,8 +83,3 @@ class Averages:
         for name, value in self.values.items():
             value.copy_(state["values"][name])
         self.num_updates = state["num_updates"]
-
-
-def _wide(parameter: Tensor) -> Tensor:
-    value = parameter.detach()
-    return value.float() if value.dtype in HALVES else value
