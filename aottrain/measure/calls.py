@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from aottrain.compat import disable_autocast, disable_modes, profiling
-from aottrain.ir.ops import OpKind, op_info
+from aottrain.ir.ops import OpKind, op_info, packet_name
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.values import PLAIN_TYPES
 from aottrain.toolchain.cache import processor
 
 # Ops of other libraries may have effects that their schemas do not tell.
 _NAMESPACES = ("aten", "aottrain", "prims")
+_PIVOTED = frozenset({"linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
 _BLOCK = 1 << 16
 _CGROUP = Path("/sys/fs/cgroup")
 _alone = threading.Lock()
@@ -80,9 +81,11 @@ class OpCall:
         return 2 * needed <= free_bytes(self.device)
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
-        """Made-up inputs: numbers between 0 and 1; zeros for integers, which are valid wherever one is an index."""
-        return [_materialized(value) for value in self.args], {
-            name: _materialized(value) for name, value in self.kwargs.items()
+        """Made-up inputs: numbers between 0 and 1; for integers zeros, which are valid wherever one is an index, but
+        ones where LAPACK counts rows from 1, and ATen refuses another number."""
+        integer = int(packet_name(self.target) in _PIVOTED)
+        return [_materialized(value, integer) for value in self.args], {
+            name: _materialized(value, integer) for name, value in self.kwargs.items()
         }
 
 
@@ -175,15 +178,15 @@ def _extent(spec: TensorSpec) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=False))
 
 
-def _materialized(value: Any) -> Any:
+def _materialized(value: Any, integer: int) -> Any:
     if isinstance(value, (list, tuple)):
-        return [_materialized(item) for item in value]
-    return _made_tensor(value) if isinstance(value, TensorSpec) else value
+        return [_materialized(item, integer) for item in value]
+    return _made_tensor(value, integer) if isinstance(value, TensorSpec) else value
 
 
-def _made_tensor(spec: TensorSpec) -> torch.Tensor:
+def _made_tensor(spec: TensorSpec, integer: int) -> torch.Tensor:
     count = _extent(spec)
-    memory = torch.zeros(count, dtype=spec.dtype, device=spec.device)
+    memory = torch.full((count,), integer, dtype=spec.dtype, device=spec.device)
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
         # One block of random numbers, again and again: drawing gigabytes would take longer than most ops.
         generator = torch.Generator(spec.device).manual_seed(0)

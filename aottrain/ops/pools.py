@@ -45,10 +45,15 @@ def max_pool_gradient(
     ceil_mode: bool,
     channels_last: bool,
 ) -> Tensor:
-    """The gradient of `max_pool_taps`' operand, whose height and width are `size`."""
+    """The gradient of `max_pool_taps`' operand, whose height and width are `size`.
+
+    Taps that `max_pool_taps` never gives, in the padding, count as the nearest element: ATen adds to memory that is not
+    the image's where an index is outside of it.
+    """
     rows, columns = _starts(taps, step, pad)
     wide = taps.to(torch.int64)
-    index = (wide // window[1] + rows) * size[1] + wide % window[1] + columns
+    row, column = (wide // window[1] + rows).clamp(0, size[0] - 1), (wide % window[1] + columns).clamp(0, size[1] - 1)
+    index = row * size[1] + column
     like = _like(gradient, size, channels_last)
     return aten.max_pool2d_with_indices_backward(gradient, like, window, step, pad, [1, 1], ceil_mode, index)
 

@@ -241,3 +241,12 @@ def test_the_most_that_was_there_at_once_counts_but_for_what_stays():
     events = [*marks, *(event("[memory]", at, num_bytes=size) for at, size in changes.items())]
     record = SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events))
     assert workspaces._peaks(record, torch.device("cpu")) == {0: 60, 1: 0, 2: 60, 3: 0}
+
+
+def test_integers_of_made_up_inputs_are_such_as_the_call_takes():
+    """LAPACK counts rows from 1, and ATen refuses a pivot of 0."""
+    factors, pivots = spec(4, 4), spec(4, dtype=torch.int32)
+    (_, made, _), _ = call(aten.linalg_lu_solve.default, factors, pivots, spec(4, 2)).arguments()
+    assert made.tolist() == [1] * 4
+    (_, made), _ = call(aten.embedding.default, spec(1, 8), spec(4, dtype=torch.int64)).arguments()
+    assert made.tolist() == [0] * 4

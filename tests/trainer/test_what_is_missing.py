@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,15 @@ def test_of_many_such_files_the_first_are_named_and_the_rest_counted(tiny, tmp_p
 
 def test_the_built_in_text_needs_no_line():
     assert load_text(None, held_out=0.1, context=16, vocab_size=256).notes == ()
+
+
+@pytest.mark.parametrize("available", [19_900_000, 20_100_000])
+def test_averages_of_weights_in_half_precision_count_in_float32(tiny, monkeypatch, available):
+    """Of a weight: 2 bytes, its gradient 2, the average 4, the optimizer's copy 4 and its moments 8."""
+    monkeypatch.setattr(capacity, "total_bytes", lambda device: available)
+    config = tiny(trainer={"precision": "bf16_weights", "ema": 0.9})
+    refused = pytest.raises(CapacityError, match="take 19.1 MiB") if available < 20_000_000 else nullcontext()
+    with refused:
+        capacity.check_weights(
+            lambda: torch.nn.Linear(1000, 1000, bias=False, dtype=torch.bfloat16), config, torch.device("cpu")
+        )
