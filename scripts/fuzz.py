@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from aottrain.errors import ConfigError  # noqa: E402
 from aottrain.ir.settings.choices import CAPTURES, GENERATED  # noqa: E402
-from aottrain.runtime.triton_launch import check_device  # noqa: E402
+from aottrain.runtime.cuda.triton_launch import check_device  # noqa: E402
 from tests.numerics import dynamic_fuzzing  # noqa: E402
 from tests.numerics.fuzz_checking import WRONG, check, legal, minimised  # noqa: E402
 from tests.numerics.fuzzing import generate  # noqa: E402

@@ -194,7 +194,7 @@ def cells(result: Result) -> tuple[str, ...]:
 
 
 def main() -> int:
-    from aottrain.config.recipes import recipe_names
+    from aottrain.config.extensions.recipes import recipe_names
     from aottrain.config.run import CompareConfig
 
     known = [name for name in recipe_names() if name != "hf"]

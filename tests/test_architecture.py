@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("aottrain", "recipes", "scripts", "conf")
 MAX_FILE_LINES = 400
+MAX_MODULES = 12
 MAX_FUNCTION_LINES = 80
 LONG_FUNCTION_LINES = 40
 
@@ -180,6 +182,12 @@ def long_files(root: Path) -> list[str]:
     return [f"{path.relative_to(root)}: {lines} lines" for path, lines in lengths if lines > MAX_FILE_LINES]
 
 
+def full_folders(root: Path) -> list[str]:
+    """What stands beside `__init__.py`, one subject for each folder."""
+    modules = Counter(path.parent for path in files(root, "aottrain") if path.name != "__init__.py")
+    return [f"{path.relative_to(root)}: {count} modules" for path, count in modules.items() if count > MAX_MODULES]
+
+
 def function_lengths(root: Path) -> list[tuple[int, str]]:
     lengths = []
     for path in files(root, *CODE):
@@ -293,6 +301,7 @@ CHECKS = (
     forbidden_torch_uses,
     unnamed_encodings,
     long_files,
+    full_folders,
     long_functions,
     unfinished_work,
     machine_paths,
@@ -396,11 +405,20 @@ def skeleton(root: Path) -> None:
         write(root / "aottrain" / f"{module}.py", "")
     for module in ("config/run", "ops/random/mode", "trainer/loop"):
         write(root / "aottrain" / f"{module}.py", "")
-    write(root / "aottrain/runtime/triton_launch.py", "import triton")
+    write(root / "aottrain/runtime/cuda/triton_launch.py", "import triton")
     write(root / "aottrain/cli/__init__.py", "")
     write(root / "aottrain/cli/compose.py", "import hydra")
     write(root / "aottrain/ir/verify.py", "import aottrain.compat")
     write(root / "recipes/__init__.py", "")
+
+
+def test_a_folder_with_a_module_too_many_is_caught(tmp_path):
+    for number in range(MAX_MODULES):
+        write(tmp_path / f"aottrain/trainer/module{number}.py", "")
+    write(tmp_path / "aottrain/trainer/__init__.py", "")
+    assert not full_folders(tmp_path)
+    write(tmp_path / "aottrain/trainer/one_more.py", "")
+    assert full_folders(tmp_path) == [f"aottrain/trainer: {MAX_MODULES + 1} modules"]
 
 
 def test_the_wheel_has_every_package():

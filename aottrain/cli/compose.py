@@ -28,11 +28,11 @@ from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_li
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
+from aottrain.config.extensions.recipes import recipe_of
+from aottrain.config.extensions.targets import KINDS, is_open
 from aottrain.config.reading import absolute_paths, read_config, read_model
-from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
-from aottrain.config.targets import KINDS, is_open
 
 PLUGINS = {"hydra/launcher": "basic", "hydra/sweeper": "basic"}
 INSTEAD = {

@@ -12,11 +12,11 @@ from typing import Any
 from aottrain.cli.lock import is_taken
 from aottrain.config.choices import DATA_KINDS, PATH_NEEDED, RUN_TASKS, TOKENIZERS
 from aottrain.config.devices import find_target
+from aottrain.config.extensions.recipes import kinds_taken, makes_batches, not_taken, recipe_of
+from aottrain.config.extensions.targets import KINDS, load_target
 from aottrain.config.folders import has_checkpoint, no_checkpoint
-from aottrain.config.recipes import kinds_taken, makes_batches, not_taken, recipe_of
 from aottrain.config.run import DataConfig, OptimizerConfig, RunConfig
 from aottrain.config.schema import Mistake, command_line
-from aottrain.config.targets import KINDS, load_target
 from aottrain.errors import ConfigError
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, read_record
 from aottrain.ir.settings.devices import is_file, is_specified

@@ -17,9 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from aottrain.cli.values import FOREIGN, directory_of, is_within, one_line, override, resolved, text_of, value_at
 from aottrain.config.choices import GLOBAL_GROUPS, RUN_TASKS, TOKENIZERS
+from aottrain.config.extensions.targets import KINDS, is_open, is_well_formed
 from aottrain.config.folders import has_checkpoint
 from aottrain.config.schema import command_line, find, leaves, show
-from aottrain.config.targets import KINDS, is_open, is_well_formed
 from aottrain.errors import ConfigError
 
 if TYPE_CHECKING:

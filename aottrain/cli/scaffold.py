@@ -7,9 +7,9 @@ import keyword
 from collections.abc import Sequence
 from pathlib import Path
 
-from aottrain.config.recipes import recipe_names
+from aottrain.config.extensions.recipes import recipe_names
+from aottrain.config.extensions.targets import is_well_formed
 from aottrain.config.schema import command_line
-from aottrain.config.targets import is_well_formed
 from aottrain.errors import ConfigError
 
 USAGE = "new recipe NAME"

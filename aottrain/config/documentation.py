@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.recipes import recipe_file
+from aottrain.config.extensions.recipes import recipe_file
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Range, allowed_values, join
 

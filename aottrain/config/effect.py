@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from aottrain.config.choices import RUN_TASKS
+from aottrain.config.extensions.recipes import makes_batches, writes_text
 from aottrain.config.launch import place
-from aottrain.config.recipes import makes_batches, writes_text
 from aottrain.config.run import DataConfig, RunConfig
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from aottrain.config.choices import RUN_TASKS, TOKENIZERS
+from aottrain.config.extensions.own_code import shown
+from aottrain.config.extensions.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
+from aottrain.config.extensions.targets import KINDS, Kind, is_well_formed
 from aottrain.config.folders import is_address
-from aottrain.config.own_code import shown
-from aottrain.config.recipes import lacks_for_data, program_errors, recipe_names, recipe_of
 from aottrain.config.run import DEVICES as DEVICE_FORMS
 from aottrain.config.run import ParetoConfig, PartitionConfig, RunConfig
 from aottrain.config.schema import Mistake, build, join, show, suggest
-from aottrain.config.targets import KINDS, Kind, is_well_formed
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.ir.settings.budget import ALLOWED, parse_budget
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED

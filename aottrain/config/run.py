@@ -36,8 +36,8 @@ from aottrain.config.choices import (
     TOKENIZERS,
     TORCH_BACKENDS,
 )
+from aottrain.config.extensions.targets import KINDS
 from aottrain.config.schema import setting
-from aottrain.config.targets import KINDS
 from aottrain.config.tasks import (
     CompareConfig,
     EvalConfig,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from aottrain.config.choices import BYTES, DATA_KINDS
-from aottrain.config.recipes import kinds_taken, not_taken
+from aottrain.config.extensions.recipes import kinds_taken, not_taken
 from aottrain.data.arrays import load_arrays
 from aottrain.data.batches import Source
 from aottrain.data.image_files import load_images

@@ -28,7 +28,7 @@ from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
 from aottrain.tasks.measuring.worker import LOG_FILE, last_line, run_apart
 from aottrain.trainer.progress import Status
-from aottrain.trainer.signals import interruptible
+from aottrain.trainer.reliability.signals import interruptible
 
 Summary = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aottrain.config.recipes import program_errors, recipe_of
+from aottrain.config.extensions.recipes import program_errors, recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.report import CompileReport
@@ -21,7 +21,7 @@ from aottrain.tasks.building.loading import load_weights, newest_of_run
 from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked
 from aottrain.trainer.evaluation import TOP, Scored, Tally, bits_per_byte, evaluating, mean_loss, perplexity
 from aottrain.trainer.job import Job
-from aottrain.trainer.signals import interruptible
+from aottrain.trainer.reliability.signals import interruptible
 
 FILE = "eval.json"
 # What the table shows, by its key in eval.json: the name, and how the number is written.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aottrain.config.recipes import program_errors, recipe_of
+from aottrain.config.extensions.recipes import program_errors, recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError, OutputError
 from aottrain.tasks.building.loading import able_recipes, load_weights, newest_of_run

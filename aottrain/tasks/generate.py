@@ -7,9 +7,9 @@ from types import ModuleType
 
 import torch
 
-from aottrain.config.recipes import program_errors, recipe_of, writes_text
+from aottrain.config.extensions.recipes import program_errors, recipe_of, writes_text
+from aottrain.config.extensions.targets import could_take
 from aottrain.config.run import RunConfig
-from aottrain.config.targets import could_take
 from aottrain.data.batches import Codec
 from aottrain.errors import ConfigError
 from aottrain.tasks.building.build import build_batches, chosen_device

@@ -19,7 +19,7 @@ from aottrain.measure.stopwatch import in_turns
 from aottrain.measure.workspaces import product_workspace_bytes
 from aottrain.metrics.memory import total_bytes
 from aottrain.tasks.building.build import chosen_device
-from aottrain.trainer.signals import interruptible
+from aottrain.trainer.reliability.signals import interruptible
 
 FILE = "device.yaml"
 _ATTENTION = "attention"

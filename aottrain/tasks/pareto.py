@@ -36,7 +36,7 @@ from aottrain.tasks.measuring.pareto_points import (
 from aottrain.tasks.measuring.runs_in_turns import RunError, TimedRun, timed_training
 from aottrain.tasks.measuring.worker import run_apart
 from aottrain.trainer.progress import Status
-from aottrain.trainer.signals import interruptible
+from aottrain.trainer.reliability.signals import interruptible
 
 HEADER = ("name", "predicted peak", "measured peak", "prediction off by", "step (median)", "speed", "saved", "remark")
 

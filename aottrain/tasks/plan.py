@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.recipes import program_errors
+from aottrain.config.extensions.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import UnsupportedError
 from aottrain.explain.figures import with_optimizer
@@ -22,7 +22,7 @@ from aottrain.trainer.engines import LossModule
 from aottrain.trainer.optim import optimizer_state_bytes
 from aottrain.trainer.parallel.link import assume_link
 from aottrain.trainer.parallel.world import imagined
-from aottrain.trainer.signals import interruptible
+from aottrain.trainer.reliability.signals import interruptible
 
 # Long, and on the HTML page, or in a file of their own.
 LONG = {"forward_text", "backward_text", "after", "live", "decisions"}

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import COMPILING_ENGINES
+from aottrain.config.extensions.recipes import program_errors
+from aottrain.config.extensions.targets import named_again
 from aottrain.config.folders import CHECKPOINTS
-from aottrain.config.recipes import program_errors
 from aottrain.config.run import RunConfig
-from aottrain.config.targets import named_again
 from aottrain.counted import counts_told
 from aottrain.errors import CheckpointError, OutputError, RecipeError, UnsupportedError
 from aottrain.explain.figures import train_graph
@@ -44,7 +44,7 @@ from aottrain.trainer.preparing import prepare, restore
 from aottrain.trainer.progress import Status
 from aottrain.trainer.reliability.identity import Changes, check_identity, identity
 from aottrain.trainer.reliability.saving import copy_bytes
-from aottrain.trainer.signals import interruptible
+from aottrain.trainer.reliability.signals import interruptible
 
 Say = Callable[[str], None]
 

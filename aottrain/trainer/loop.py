@@ -32,9 +32,9 @@ from aottrain.trainer.reliability.profile import StepProfile
 from aottrain.trainer.reliability.rollback import BadStepError, Copy
 from aottrain.trainer.reliability.saving import Saving, state_of
 from aottrain.trainer.reliability.sentinel import Sentinel
+from aottrain.trainer.reliability.signals import Stop, graceful_stop
 from aottrain.trainer.reliability.spikes import Window
 from aottrain.trainer.reliability.undo import BeforeStep, Undo
-from aottrain.trainer.signals import Stop, graceful_stop
 from aottrain.trainer.verify.checking import verify
 from aottrain.trainer.verify.verification import Verification
 from aottrain.trainer.weights.lora import unreached

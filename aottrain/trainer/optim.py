@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from aottrain.compat import tree_flatten
 from aottrain.config.choices import BF16_WEIGHTS, PRECISIONS
-from aottrain.config.own_code import brief, error_text
-from aottrain.config.targets import could_take, load_target, target_file
+from aottrain.config.extensions.own_code import brief, error_text
+from aottrain.config.extensions.targets import could_take, load_target, target_file
 from aottrain.errors import ConfigError, RecipeError
 from aottrain.metrics.memory import distinct_bytes
 from aottrain.metrics.preserve import preserved_rng

@@ -10,7 +10,7 @@ import pytest
 
 from aottrain.cli import main
 from aottrain.config.choices import ENGINES, OPTIMIZERS, PARTITIONS, TASKS
-from aottrain.config.recipes import recipe_names
+from aottrain.config.extensions.recipes import recipe_names
 
 
 @pytest.fixture

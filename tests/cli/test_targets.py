@@ -14,7 +14,7 @@ import yaml
 
 from aottrain.cli import main
 from aottrain.config.choices import RUN_TASKS
-from aottrain.config.targets import KINDS
+from aottrain.config.extensions.targets import KINDS
 from aottrain.errors import ResumeError
 from aottrain.ir.settings.decisions import read_record
 from aottrain.trainer.checkpoint import load

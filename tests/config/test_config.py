@@ -15,8 +15,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from aottrain.config.devices import find_target
+from aottrain.config.extensions.recipes import load_recipe, recipe_names, recipe_of
 from aottrain.config.reading import read_config, read_model
-from aottrain.config.recipes import load_recipe, recipe_names, recipe_of
 from aottrain.config.run import RecipeConfig, RunConfig
 from aottrain.config.schema import Range, build, find, leaves, setting, suggest
 from aottrain.errors import ConfigError

@@ -18,7 +18,7 @@ from aottrain.compiler.partition.strategies import _STRATEGIES
 from aottrain.config import choices as own_choices
 from aottrain.config import run
 from aottrain.config.documentation import head_of, keys, model_keys, sections
-from aottrain.config.recipes import recipe_names
+from aottrain.config.extensions.recipes import recipe_names
 from aottrain.explain.summary import _CAPTURES
 from aottrain.ir.settings import choices
 from aottrain.trainer.optim import PLAIN

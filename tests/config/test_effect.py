@@ -15,8 +15,8 @@ from aottrain.cli import main
 from aottrain.config import effect
 from aottrain.config.documentation import keys
 from aottrain.config.effect import without_effect
+from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.reading import read_config, read_model
-from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import find
 from aottrain.tasks import compare, pareto

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import aottrain
 from aottrain.cli import main
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.data.tokens.packing import IGNORED, packed, packed_source
 from aottrain.errors import ConfigError
 from aottrain.trainer.checkpoint import load

@@ -11,7 +11,7 @@ import torch
 from aottrain.config.run import ParallelConfig
 from aottrain.trainer.parallel.together import agree
 from aottrain.trainer.parallel.world import World
-from aottrain.trainer.signals import Interrupted, graceful_stop
+from aottrain.trainer.reliability.signals import Interrupted, graceful_stop
 
 JOB = SimpleNamespace(world=World(0, 2, "shard"))
 

@@ -11,7 +11,8 @@ from aottrain.compiler.codegen.cpp import render as cpp
 from aottrain.compiler.codegen.cpp import segments as cpp_segments
 from aottrain.compiler.codegen.cpp import text as cpp_text
 from aottrain.compiler.codegen.cpp import tiles as cpp_tiles
-from aottrain.compiler.lowering import activations, arithmetic, indexing, norms, reductions, rules
+from aottrain.compiler.lowering import indexing, norms, reductions, rules
+from aottrain.compiler.lowering.elementwise import activations, arithmetic
 from tests.planted_bugs.planting import Area
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_{}[{}]"

@@ -11,7 +11,8 @@ from torch import fx
 from aottrain.compat import CAN_UNPACK_ONE
 from aottrain.compiler.joint import replay
 from aottrain.compiler.link import linking
-from aottrain.compiler.lowering import pointwise, rules
+from aottrain.compiler.lowering import rules
+from aottrain.compiler.lowering.elementwise import pointwise
 from aottrain.ir import graph
 from aottrain.ops.random import mode as rng
 from aottrain.ops.random import philox

@@ -12,7 +12,7 @@ import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from aottrain.config.recipes import load_recipe, recipe_names
+from aottrain.config.extensions.recipes import load_recipe, recipe_names
 from tests.recipes.training import SMALL, assert_engines_train_alike, small, trained
 
 SIZES = Path(__file__).resolve().parents[2] / "conf" / "size"

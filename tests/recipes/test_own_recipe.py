@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from aottrain.cli import main
-from aottrain.config import own_code, recipes
+from aottrain.config.extensions import own_code, recipes
 from aottrain.config.reading import read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from tests.recipes.training import assert_engines_train_alike
 
 resnet = load_recipe("resnet")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import aottrain
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.trainer.engines import LossModule
 
 Trained = tuple[list[float], dict[str, torch.Tensor]]

@@ -18,7 +18,7 @@ import aottrain
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.errors import UnsupportedError
-from aottrain.runtime import triton_launch
+from aottrain.runtime.cuda import triton_launch
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 from tests.runtime.test_on_a_gpu import Block, train

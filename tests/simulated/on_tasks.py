@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.tasks import plan, train
 from tests.sampling import WHOLE
 from tests.simulated.steps import made_of, run_step

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.runtime.triton_launch import load_module
+from aottrain.runtime.cuda.triton_launch import load_module
 from aottrain.toolchain import cache, native
 from aottrain.toolchain.native import Source, find_compiler, load_all
 

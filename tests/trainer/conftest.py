@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import LoggerConfig, RecipeConfig, RunConfig
 from aottrain.metrics.sinks import CsvSink
 from aottrain.tasks.building.build import build_job

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.peers import torch_backend
 from aottrain.trainer.blocks import checkpointed, repeated_modules

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
 from aottrain.trainer import loop
 from aottrain.trainer.console import copied_to, say_at_once, shown
 from aottrain.trainer.progress import Progress, Status
-from aottrain.trainer.signals import STOPPING, Interrupted
+from aottrain.trainer.reliability.signals import STOPPING, Interrupted
 
 
 class Terminal:

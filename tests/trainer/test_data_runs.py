@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import DataConfig, RecipeConfig
 from aottrain.data.batches import MadeBatches
 from aottrain.errors import CheckpointError, ConfigError

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import RecipeConfig
 from aottrain.errors import CheckpointError, ConfigError, NumericsError, UnsupportedError
 from aottrain.explain.report import CompileReport, Fallback

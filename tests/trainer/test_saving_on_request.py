@@ -15,7 +15,7 @@ from aottrain.errors import CheckpointError
 from aottrain.tasks import train
 from aottrain.trainer import loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load
-from aottrain.trainer.signals import NOTHING_TO_SAVE, graceful_stop, interruptible
+from aottrain.trainer.reliability.signals import NOTHING_TO_SAVE, graceful_stop, interruptible
 from tests.trainer.test_run import same
 
 ROOT = Path(__file__).resolve().parents[2]

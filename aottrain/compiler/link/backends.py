@@ -32,7 +32,7 @@ from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes, within
 from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.units import format_bytes
 from aottrain.measure.decisions import planned_for
-from aottrain.runtime.triton_launch import check_device
+from aottrain.runtime.cuda.triton_launch import check_device
 from aottrain.toolchain.cache import was_said
 from aottrain.toolchain.native import compiler_obstacle
 

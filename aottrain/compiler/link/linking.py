@@ -35,7 +35,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import OpKind, uses_generator
 from aottrain.peers import inductor_kernel
-from aottrain.runtime.cuda_graphs import RECORDERS, RecordedRunner
+from aottrain.runtime.cuda.cuda_graphs import RECORDERS, RecordedRunner
 from aottrain.runtime.executor import Runner, aten_runner, laid_out
 from aottrain.runtime.failures import signalling
 from aottrain.runtime.faults import Faults

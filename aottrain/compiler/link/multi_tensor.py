@@ -14,8 +14,8 @@ from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_te
 from aottrain.compiler.link.programs import FLAGS
 from aottrain.ir.kernels.kernel import Parameter
 from aottrain.ir.kernels.multi_tensor import BLOCK, Base, MultiTensorIR, Over, Stage, at_count
+from aottrain.runtime.cuda.triton_launch import multi_tensor_run
 from aottrain.runtime.multi_tensor import Run, TensorTables, cpp_run
-from aottrain.runtime.triton_launch import multi_tensor_run
 from aottrain.toolchain.native import Source, require_all
 
 Lists = Sequence[Sequence[Tensor | None]]

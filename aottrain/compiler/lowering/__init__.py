@@ -4,15 +4,13 @@ Fusion reads from the rules what may share a loop nest. Kernels are built from t
 """
 
 from aottrain.compiler.lowering import (
-    activations,
-    arithmetic,
+    elementwise,
     extrema,
     gathering,
     indexing,
     losses,
     norm_parts,
     norms,
-    pointwise,
     pooling,
     random,
     reductions,
@@ -23,6 +21,5 @@ __all__ = ["Builder", "Operand", "Output", "Rule", "rules_for"]
 
 # Each registers its ops when it is imported.
 _TABLES = (
-    activations, arithmetic, extrema, gathering, indexing, losses, norm_parts, norms, pointwise, pooling,
-    random, reductions,
+    elementwise, extrema, gathering, indexing, losses, norm_parts, norms, pooling, random, reductions,
 )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering.pointwise import mixed
+from aottrain.compiler.lowering.elementwise.pointwise import mixed
 from aottrain.compiler.lowering.reductions import reduce_all
 from aottrain.compiler.lowering.rules import (
     Builder,

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from aottrain.config.extensions.recipes import makes_batches, recipe_of
+from aottrain.config.extensions.targets import load_target
 from aottrain.config.launch import place
-from aottrain.config.recipes import makes_batches, recipe_of
 from aottrain.config.run import DataConfig, RunConfig
-from aottrain.config.targets import load_target
 from aottrain.data.ahead import ReadAhead
 from aottrain.data.batches import Batches, MadeBatches, PreparedBatches, SourceBatches
 from aottrain.data.examples import ExampleBatches, split

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import nn
 
+from aottrain.config.extensions.recipes import load_recipe, recipe_names
 from aottrain.config.folders import CHECKPOINTS
-from aottrain.config.recipes import load_recipe, recipe_names
 from aottrain.errors import ConfigError, ResumeError
 from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load_model
 

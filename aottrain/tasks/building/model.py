@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from aottrain.config.choices import BF16_WEIGHTS, RUN_TASKS
-from aottrain.config.recipes import recipe_of
+from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import RecipeError
 from aottrain.tasks.building.loading import load_weights, newest_of_run

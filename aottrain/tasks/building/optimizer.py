@@ -53,7 +53,7 @@ def _obstacle(kernel: str, device: torch.device) -> str:
         from aottrain.toolchain.native import compiler_obstacle
 
         return compiler_obstacle()
-    from aottrain.runtime.triton_launch import check_device
+    from aottrain.runtime.cuda.triton_launch import check_device
 
     try:
         check_device(device)

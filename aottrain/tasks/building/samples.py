@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aottrain.config.choices import BF16_WEIGHTS
-from aottrain.config.recipes import writes_text
+from aottrain.config.extensions.recipes import writes_text
 from aottrain.data.batches import Codec
 from aottrain.errors import OutputError
 from aottrain.trainer.console import shown

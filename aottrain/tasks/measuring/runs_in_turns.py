@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from aottrain.config.recipes import program_errors
+from aottrain.config.extensions.recipes import program_errors
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError
 from aottrain.metrics.sinks import write_summary

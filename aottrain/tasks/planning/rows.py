@@ -16,7 +16,7 @@ from aottrain.compiler.absent.planning import PlannedStep, TracedStep, plan_step
 from aottrain.compiler.absent.step_time import StepTime
 from aottrain.compiler.options import CompileOptions, check_options
 from aottrain.compiler.partition.stored import stored_plan
-from aottrain.config.recipes import recipe_of
+from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.run import RunConfig
 from aottrain.errors import BudgetError, ConfigError
 from aottrain.explain.report import GraphReport

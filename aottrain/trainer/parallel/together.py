@@ -13,7 +13,7 @@ from aottrain.trainer.checkpoint import CheckpointFolder, Loaded, find, load, ra
 from aottrain.trainer.job import Job
 from aottrain.trainer.meters import StepMeter
 from aottrain.trainer.parallel.world import World
-from aottrain.trainer.signals import Stop
+from aottrain.trainer.reliability.signals import Stop
 
 if TYPE_CHECKING:
     from aottrain.config.run import ParallelConfig

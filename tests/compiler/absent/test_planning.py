@@ -9,7 +9,7 @@ import torch
 import aottrain
 from aottrain.compiler.absent.planning import plan_step, trace_step
 from aottrain.compiler.options import check_options
-from aottrain.config.recipes import load_recipe, makes_batches, recipe_names
+from aottrain.config.extensions.recipes import load_recipe, makes_batches, recipe_names
 from aottrain.toolchain.native import compiler_obstacle
 from aottrain.trainer.engines import LossModule
 from tests.sampling import WHOLE

@@ -19,7 +19,7 @@ from aottrain.tasks import train
 from aottrain.trainer import checkpoint, loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load
 from aottrain.trainer.reliability.saving import Copier, Saving, copy_bytes
-from aottrain.trainer.signals import Interrupted
+from aottrain.trainer.reliability.signals import Interrupted
 from tests.trainer.test_run import same
 from tests.trainer.test_saving_on_request import SMALL, WRITTEN, signalling
 

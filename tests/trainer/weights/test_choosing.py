@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from aottrain.cli import main
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import OptimizerConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.checkpoint import load

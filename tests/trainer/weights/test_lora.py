@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from aottrain.cli import main
-from aottrain.config.recipes import load_recipe
+from aottrain.config.extensions.recipes import load_recipe
 from aottrain.config.run import AdapterConfig, OptimizerConfig
 from aottrain.errors import ConfigError
 from aottrain.trainer.checkpoint import load

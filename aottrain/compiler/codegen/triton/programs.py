@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aottrain.compiler.codegen.triton.render import render_code, render_triton
 from aottrain.ir.schedule import KernelCall
-from aottrain.runtime.triton_launch import Launch, triton_launch
+from aottrain.runtime.cuda.triton_launch import Launch, triton_launch
 
 
 def link_triton(kernels: Sequence[KernelCall]) -> dict[str, Launch]:

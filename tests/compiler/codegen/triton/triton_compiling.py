@@ -13,7 +13,7 @@ from aottrain.compiler.codegen.triton.render import render_triton
 from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Segment, optimizer_step
 from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.kernels.multi_tensor import Base, Over
-from aottrain.runtime.triton_launch import load_module
+from aottrain.runtime.cuda.triton_launch import load_module
 from tests.compiler.codegen.triton.triton_kernels import (
     ANGLES,
     BF16,

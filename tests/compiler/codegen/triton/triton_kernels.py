@@ -27,7 +27,7 @@ from aottrain.ir.kernels.kernel import (
     verify_kernel,
 )
 from aottrain.ops.random.philox import philox_words
-from aottrain.runtime.triton_launch import triton_launch
+from aottrain.runtime.cuda.triton_launch import triton_launch
 from tests.numerics.tolerance import RTOL_ATOL, sum_error
 from tests.sampling import crossed
 

@@ -18,8 +18,8 @@ from aottrain.compiler.codegen.evaluation import evaluate
 from aottrain.compiler.codegen.triton.render import render_triton
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.runtime.cuda.triton_launch import triton_launch
 from aottrain.runtime.launch import scheduled_runner
-from aottrain.runtime.triton_launch import triton_launch
 from tests.compiler.lowering import lowering_rows
 from tests.compiler.lowering.lowering_cases import covering
 from tests.compiler.lowering.lowering_runs import differences, plan

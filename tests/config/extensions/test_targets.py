@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
+from aottrain.config.extensions.recipes import recipe_of
+from aottrain.config.extensions.targets import KINDS, is_open, load_target, named_again
 from aottrain.config.reading import read_config
-from aottrain.config.recipes import recipe_of
 from aottrain.config.run import RecipeConfig
-from aottrain.config.targets import KINDS, is_open, load_target, named_again
 from aottrain.errors import ConfigError
 
 

@@ -1,6 +1,6 @@
 """Recipes: found by name or by `recipe.target`, imported, and held against what a recipe must have.
 
-A recipe is a person's own program; see aottrain/config/targets.py for which one is imported.
+A recipe is a person's own program; see aottrain/config/extensions/targets.py for which one is imported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from aottrain.config.choices import DATA_KINDS
-from aottrain.config.own_code import import_error_text, own_errors, shown
-from aottrain.config.targets import KINDS, could_take, load_target, target_file
+from aottrain.config.extensions.own_code import import_error_text, own_errors, shown
+from aottrain.config.extensions.targets import KINDS, could_take, load_target, target_file
 from aottrain.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from aottrain.compiler.lowering.pointwise import at_least, at_most, mixed
+from aottrain.compiler.lowering.elementwise.pointwise import at_least, at_most, mixed
 from aottrain.compiler.lowering.rules import (
     Builder,
     Operand,

@@ -11,9 +11,9 @@ pytest.importorskip("triton", reason="the package triton is not installed")
 
 from aottrain.compiler.optimizers.formulas import SGD, Segment, optimizer_step
 from aottrain.ir.kernels.multi_tensor import BLOCK
-from aottrain.runtime import triton_launch
+from aottrain.runtime.cuda import triton_launch
+from aottrain.runtime.cuda.triton_launch import _Prepared
 from aottrain.runtime.multi_tensor import TensorTables
-from aottrain.runtime.triton_launch import _Prepared
 
 
 class Kernel:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.runtime import cuda_graphs
-from aottrain.runtime.cuda_graphs import MAX_RECORDINGS, WARM_UP_CALLS
+from aottrain.runtime.cuda import cuda_graphs
+from aottrain.runtime.cuda.cuda_graphs import MAX_RECORDINGS, WARM_UP_CALLS
 from tests.numerics.comparison import assert_same
 from tests.runtime.recorders import Again, Broken
 

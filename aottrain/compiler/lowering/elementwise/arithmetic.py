@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aottrain.compiler.lowering.pointwise import mixed
+from aottrain.compiler.lowering.elementwise.pointwise import mixed
 from aottrain.compiler.lowering.rules import Builder, Rule, Values, argument, arguments, lowers, spec
 
 

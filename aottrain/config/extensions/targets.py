@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from aottrain.config.own_code import import_error_text, shown
+from aottrain.config.extensions.own_code import import_error_text, shown
 from aottrain.config.schema import suggest
 from aottrain.errors import ConfigError
 

@@ -1,0 +1,1 @@
+"""What a user brings: recipes, and classes and functions of their own that a configuration names."""
