@@ -28,9 +28,12 @@ sys.path.insert(0, str(ROOT))
 from aottrain.compat import TorchDispatchMode  # noqa: E402
 from aottrain.explain.tables import table  # noqa: E402
 from aottrain.ir.ops import OpKind, op_info  # noqa: E402
+from aottrain.ir.schedule import OWN_BIASED_PRODUCT, OWN_PRODUCT  # noqa: E402
 from aottrain.ir.units import format_bytes  # noqa: E402
 from aottrain.ops.attention import attention, attention_backward  # noqa: E402
-from aottrain.ops.products import PRODUCTS, choose_library  # noqa: E402
+from aottrain.ops.products.libraries import PRODUCTS  # noqa: E402
+from aottrain.ops.products.onednn import has_onednn  # noqa: E402
+from aottrain.ops.products.pieces import has_tiles  # noqa: E402
 from scripts.bench_models import MODELS  # noqa: E402
 
 ATEN, CHANNELS_LAST, OURS = "ATen", "ATen, channels_last", "aottrain"
@@ -62,10 +65,12 @@ class Call:
     def _others(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         tensors = [x for x in self.args if isinstance(x, Tensor)]
         single = all(x.dtype == torch.float32 for x in tensors)
-        if self.name == "mm" and single and choose_library() is not None:
-            yield from ((name, partial(PRODUCTS[name], *self.args)) for name in ("onednn", "onednn transposed"))
-        elif self.name == "addmm" and single and self.args[0].dim() == 1 and choose_library() is not None:
-            yield "onednn", partial(PRODUCTS["onednn with bias"], *self.args[:3])
+        if self.name == "mm" and single:
+            names = ("onednn", "onednn transposed") * has_onednn() + (OWN_PRODUCT,) * has_tiles()
+            yield from ((name, partial(PRODUCTS[name], *self.args)) for name in names)
+        elif self.name == "addmm" and single and self.args[0].dim() == 1:
+            names = ("onednn with bias",) * has_onednn() + (OWN_BIASED_PRODUCT,) * has_tiles()
+            yield from ((name.removesuffix(" with bias"), partial(PRODUCTS[name], *self.args[:3])) for name in names)
         elif self.name.startswith("convolution") and tensors[0].dim() == 4:
             last = partial(torch.Tensor.contiguous, memory_format=torch.channels_last)
             args = [last(x) if isinstance(x, Tensor) and x.dim() == 4 else x for x in self.args]

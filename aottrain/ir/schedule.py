@@ -13,6 +13,7 @@ from torch import fx
 from aottrain.ir.graph import info, spec_of, storage_root, value_of
 from aottrain.ir.kernels.attention import scratch_floats
 from aottrain.ir.kernels.kernel import KernelIR, scratch_bytes
+from aottrain.ir.kernels.tiles import product_scratch_bytes
 
 aten = torch.ops.aten
 
@@ -27,10 +28,11 @@ OUT_VARIANTS: dict[Any, Any] = {
 # Those that may write their result over their first operand, and the overload that does so.
 IN_PLACE: dict[Any, Any] = {aten.index_add.default: aten.index_add_.default}
 
-# Attention that is a function of our own from the start.
 # Functions of our own that stand in for a call of ATen's, as `Schedule.libraries` names them.
 OWN_CUMSUM, OWN_LOGCUMSUMEXP = "own cumsum", "own logcumsumexp"
 OWN_INDEX_ADD, OWN_EMBEDDING_GRADIENT = "own index_add", "own embedding_dense_backward"
+OWN_PRODUCT, OWN_BIASED_PRODUCT = "own product", "own product with bias"
+# Attention that is a function of our own from the start.
 WRITTEN = ("aottrain.written_attention.default", "aottrain.written_attention_backward.default")
 
 
@@ -92,7 +94,7 @@ class Schedule:
         """What a library call can write to planned memory: its result, or the items of its tuple."""
         if call in self.placed or (call.target in OUT_VARIANTS and call not in self.libraries):
             return (call,)
-        if is_own_scan(self.library(call)):
+        if is_own_scan(self.library(call)) or is_own_product(self.library(call)):
             return (call,)
         return items_in_rows(call) if is_own_attention(self.library(call)) else ()
 
@@ -135,6 +137,10 @@ def is_own_scan(library: str) -> bool:
     return library in (OWN_CUMSUM, OWN_LOGCUMSUMEXP)
 
 
+def is_own_product(library: str) -> bool:
+    return library in (OWN_PRODUCT, OWN_BIASED_PRODUCT)
+
+
 def adds_rows(library: str) -> bool:
     return library in (OWN_INDEX_ADD, OWN_EMBEDDING_GRADIENT)
 
@@ -152,7 +158,8 @@ def scratch_of(schedule: Schedule, call: KernelCall | fx.Node) -> int:
     if isinstance(call, KernelCall):
         return scratch_bytes(call.kernel) * torch.get_num_threads()
     library = schedule.library(call)
-    return copied_bytes(call, library) if is_own_attention(library) and schedule.written(call) else 0
+    computes = is_own_attention(library) or is_own_product(library)
+    return copied_bytes(call, library) if computes and schedule.written(call) else 0
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -164,7 +171,7 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
 def copied_bytes(node: fx.Node, library: str) -> int:
     """What is copied for a product by oneDNN: a left operand that is not contiguous, a right one that is a part of a
     matrix. A product by its transpose copies its right operand so, and once that copy is gone its result, into the
-    layout that its readers expect. Of attention what the threads compute in."""
+    layout that its readers expect. Of attention and products of our own what the threads compute in."""
     if not library or is_own_scan(library) or adds_rows(library):
         return 0
     operands = [spec for source in node.args if isinstance(source, fx.Node) and (spec := spec_of(source)) is not None]
@@ -174,6 +181,8 @@ def copied_bytes(node: fx.Node, library: str) -> int:
         floats = scratch_floats(query.shape[2], key.shape[2], query.shape[3], backward)
         return 4 * floats * torch.get_num_threads()
     left, right = operands[-2:]
+    if is_own_product(library):
+        return product_scratch_bytes(left.shape[0], left.shape[1], right.shape[1], torch.get_num_threads())
     if library == "onednn transposed":
         left, right = right, left  # transposed, which leaves a dense one dense
         result = spec_of(node)

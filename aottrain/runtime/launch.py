@@ -16,12 +16,20 @@ from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.graph import info, is_size, module_of, placeholders, results, source_of, spec_of, value_of
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.ops import OpKind
-from aottrain.ir.schedule import IN_PLACE, OUT_VARIANTS, KernelCall, MemoryPlan, Schedule, touched_by
+from aottrain.ir.schedule import (
+    IN_PLACE,
+    OUT_VARIANTS,
+    KernelCall,
+    MemoryPlan,
+    Schedule,
+    is_own_product,
+    touched_by,
+)
 from aottrain.ir.sizes.polynomials import is_open
 from aottrain.ir.tensor import TensorSpec, sizes_text
 from aottrain.ops.attention import ATTENTIONS
 from aottrain.ops.convolutions import convolve_into
-from aottrain.ops.products import PRODUCTS
+from aottrain.ops.products.libraries import PRODUCTS
 from aottrain.ops.rows import ADDED_IN_PLACE, ADDED_ROWS
 from aottrain.ops.scans import SCANS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
@@ -163,7 +171,10 @@ def _placed_call(
     written = schedule.written(call)
     lines = [line for node in written for line in _allocate(node, node in planned, node in residuals, names)]
     arguments = call_text(call, names).split("(", 1)[1][:-1]
-    if call in written:
+    if is_own_product(schedule.library(call)):
+        function, out = schedule.library(call).replace(" ", "_"), f"out={call.name}, scratch={scratch or None}"
+        names[function] = PRODUCTS[schedule.library(call)]
+    elif call in written:
         function, out = str(call.target).replace(".", "_") + "_out", f"out={call.name}"
         into = convolve_into if call in schedule.placed else OUT_VARIANTS.get(call.target)
         names[function] = into or SCANS[schedule.library(call)]

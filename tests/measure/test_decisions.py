@@ -14,8 +14,8 @@ from aottrain.measure import rates, stopwatch
 from aottrain.measure.decisions import deciding
 from aottrain.measure.rates import DEFAULT_RATES, rates_for
 from aottrain.measure.stopwatch import Run, in_turns
-from aottrain.ops import products
-from aottrain.ops.products import choose_library
+from aottrain.ops.products import libraries
+from aottrain.ops.products.libraries import choose_library
 from aottrain.toolchain import cache
 from tests.measure.clocks import Clock
 
@@ -31,7 +31,7 @@ class Libraries(Clock):
         self.order = []
         self.times = {ATEN: 0.002, ONEDNN: 0.001}
         runs = {name: Run(lambda name=name: self.order.append(name)) for name in self.times}
-        monkeypatch.setattr(products, "_runs", lambda: runs)
+        monkeypatch.setattr(libraries, "_runs", lambda: runs)
         monkeypatch.setattr(rates, "_SIDES", {"cpu": {1: 16}})
         monkeypatch.setattr(rates, "_COPIED_BYTES", {"cpu": 1000})
         self.seconds = lambda _: self.times[self.order[-1]] if self.order else 0.001

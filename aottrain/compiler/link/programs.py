@@ -18,10 +18,19 @@ from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
 from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
 from aottrain.ir.kernels.open_sizes import size_names
-from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, adds_rows, is_own_attention, is_own_scan
+from aottrain.ir.schedule import (
+    KernelCall,
+    MemoryPlan,
+    Schedule,
+    adds_rows,
+    is_own_attention,
+    is_own_product,
+    is_own_scan,
+)
 from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes
 from aottrain.ops.attention import native_source
 from aottrain.ops.losses.loss_head import NATIVE
+from aottrain.ops.products.pieces import NATIVE as TILES
 from aottrain.ops.rows import NATIVE as ROWS
 from aottrain.ops.scans import NATIVE as SCANS
 from aottrain.runtime.executor import Runner
@@ -107,6 +116,8 @@ def _own_sources(planned: Sequence[Planned]) -> list[Source]:
                 sources[native_source(value_of(node)[0].dtype)] = None
             elif is_own_scan(plan.library(node)):
                 sources[SCANS] = None
+            elif is_own_product(plan.library(node)):
+                sources[TILES] = None
             elif adds_rows(plan.library(node)):
                 sources[ROWS] = None
     return list(sources)

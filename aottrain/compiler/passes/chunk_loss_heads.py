@@ -17,10 +17,11 @@ from torch import fx
 from aottrain.compiler.graphs.rewriting import add_call, laid_out_as
 from aottrain.compiler.graphs.simplification import copy_graph, remove_dead_code
 from aottrain.ir.graph import JointGraph, calls, info, marks_of, module_of, required_spec, source_of, spec_of
+from aottrain.ir.settings.decisions import ATEN
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_bytes
 from aottrain.ops.losses import loss_head as _op  # defines the op
-from aottrain.ops.products import multiplies_by_onednn
+from aottrain.ops.products.libraries import chosen_library
 
 aten = torch.ops.aten
 
@@ -260,7 +261,7 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
         if layer.transposed:
             weight = add_call(new[layer.product], aten.t.default, (weight,), "loss_head_weight")
         types = head.softmax_dtype, dtype
-        rule = (*types, head.chunk, has_gradient, _by_onednn(required_spec(hidden)))
+        rule = (*types, head.chunk, has_gradient, _library(required_spec(hidden)))
         arguments = (hidden, weight, bias, loss.args[1], loss.args[3], loss.args[4], *rule)
         op = torch.ops.aottrain.linear_cross_entropy.default
         fused = add_call(new[layer.product], op, arguments, "loss_head")
@@ -285,9 +286,9 @@ def _rewrite(graph: fx.Graph, head: LossHead, layer: Layer, new: dict[fx.Node, f
         result.replace_all_uses_with(scaled)
 
 
-def _by_onednn(hidden: TensorSpec) -> bool:
-    """Whether its products are oneDNN's: decided once, for each run of the program."""
-    return hidden.device.type == "cpu" and hidden.dtype is torch.float32 and multiplies_by_onednn()
+def _library(hidden: TensorSpec) -> str:
+    """What does its products: decided once, for each run of the program."""
+    return chosen_library() if hidden.device.type == "cpu" and hidden.dtype is torch.float32 else ATEN
 
 
 def _untransposed(node: fx.Node) -> fx.Node:

@@ -1,4 +1,4 @@
-"""choose_products: which library does each matrix product, and why; placed_convolutions: those that take memory."""
+"""choose_products: what does each matrix product, and why; placed_convolutions: those that take memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from torch import fx
 
 from aottrain.ir.graph import calls, spec_of
-from aottrain.ir.schedule import copied_bytes
-from aottrain.ir.settings.decisions import ATEN, ONEDNN, SOURCES, Decision
+from aottrain.ir.schedule import OWN_BIASED_PRODUCT, OWN_PRODUCT, copied_bytes
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, SOURCES, Decision
 from aottrain.ir.sizes.polynomials import open_sizes
 from aottrain.ops.convolutions import can_convolve_into
-from aottrain.ops.products import choose_library
+from aottrain.ops.products.libraries import choose_library
 
 aten = torch.ops.aten
 
@@ -22,10 +22,12 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default)
 _SMALLEST_FLOPS = 1 << 20
 # Below so many terms of a sum, the copies that a transposed product needs take longer than what it saves.
 _MANY_TERMS = 1024
+# By how long packing and multiplying took: so that packing is less than a third of both.
+_LEAST_SIDE, _FEWEST_TERMS = 48, 32
 
 
 def choose_products(graph: fx.Graph, may_copy: bool = True) -> dict[fx.Node, tuple[str, str]]:
-    """For each product that oneDNN does: how (a key of `ops.products.PRODUCTS`), and the reason.
+    """For each product that ATen does not do: how (a key of `ops.products.libraries.PRODUCTS`), and the reason.
 
     may_copy: also where it needs memory for a copy of an operand.
     """
@@ -39,9 +41,11 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
     if not candidates:
         return choices
     decision = choose_library()
-    if decision is None or decision.choice != ONEDNN:
+    if decision is None or decision.choice not in (ONEDNN, OWN):
         return choices
     reason = _reason(decision)
+    if decision.choice == OWN:
+        return {node: (_own_name(node), reason) for node in candidates if may_copy and _is_worth_packing(node)}
     for node in candidates:
         if node.target is aten.addmm.default:
             choices[node] = "onednn with bias", reason
@@ -52,11 +56,16 @@ def _chosen(candidates: Sequence[fx.Node], may_copy: bool) -> dict[fx.Node, tupl
     return {node: how for node, how in choices.items() if may_copy or not copied_bytes(node, how[0])}
 
 
+def _own_name(node: fx.Node) -> str:
+    return OWN_BIASED_PRODUCT if node.target is aten.addmm.default else OWN_PRODUCT
+
+
 def _reason(decision: Decision) -> str:
+    name = "oneDNN" if decision.choice == ONEDNN else "a function of our own, in pieces of bfloat16,"
     if not decision.times:
-        return f"oneDNN multiplies, {SOURCES[decision.source]}"
-    speed = decision.times[ATEN].seconds / decision.times[ONEDNN].seconds
-    return f"oneDNN multiplies {speed:.2f} times as fast as aten.mm, {SOURCES[decision.source]}"
+        return f"{name} multiplies, {SOURCES[decision.source]}"
+    speed = decision.times[ATEN].seconds / decision.times[str(decision.choice)].seconds
+    return f"{name} multiplies {speed:.2f} times as fast as aten.mm, {SOURCES[decision.source]}"
 
 
 def _has_elements(node: fx.Node) -> bool:
@@ -81,6 +90,16 @@ def _is_plain(node: fx.Node) -> bool:
         return True
     bias = operands[0]
     return bias is not None and bias.shape == (columns,) and bias.stride == (1,) and not node.kwargs
+
+
+def _is_worth_packing(node: fx.Node) -> bool:
+    """Each operand is packed once for so many rows or columns of the other, and lies in rows or in columns."""
+    own, operands = spec_of(node), [spec_of(source) for source in node.args if isinstance(source, fx.Node)]
+    left, right = operands[-2:]
+    assert own is not None and left is not None and right is not None
+    if any(spec.symbolic is not None or 1 not in spec.stride for spec in (own, left, right)):
+        return False
+    return 1 / own.shape[0] + 1 / own.shape[1] <= 1 / _LEAST_SIDE and left.shape[1] >= _FEWEST_TERMS
 
 
 def _is_tall_transposed(node: fx.Node) -> bool:

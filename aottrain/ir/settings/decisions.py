@@ -41,7 +41,7 @@ PRODUCTS, ONE_OP = "products and softmax", "one op"
 Choice = str | float | None | Mapping[str, float]
 # Of each kind of question what an answer may be: these names, or what a function admits.
 _ANSWERS: dict[str, tuple[str, ...] | Callable[[Any], bool]] = {
-    "products": (ATEN, ONEDNN),
+    "products": (ATEN, ONEDNN, OWN),
     "layouts": (AS_GIVEN, CHANNELS_LAST),
     "attention": (ATEN, OWN),
     "written attention": (PRODUCTS, ONE_OP),

@@ -20,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aottrain.ir.kernels.tiles import product_scratch_bytes
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN
 from aottrain.ops.native.shared import FLOATS, INTEGERS
-from aottrain.ops.products import product
+from aottrain.ops.products.onednn import product
+from aottrain.ops.products.pieces import own_product
 from aottrain.toolchain.native import Source, load
 
 aten = torch.ops.aten
@@ -31,7 +34,7 @@ MEAN, SUM = 1, 2  # ATen's numbers for reductions
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define(
     "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor target, int reduction, int ignore_index, "
-    "ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] output_mask, bool by_onednn=False) -> "
+    'ScalarType softmax_dtype, ScalarType loss_dtype, int chunk, bool[] output_mask, str library="ATen") -> '
     "(Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -47,12 +50,12 @@ def _linear_cross_entropy(
     loss_dtype: torch.dtype,
     chunk: int,
     output_mask: Sequence[bool],
-    by_onednn: bool = False,
+    library: str = ATEN,
 ) -> tuple[Tensor, ...]:
     """hidden (rows, width), weight (classes, width), bias (classes) or None, target (rows) of class numbers.
 
     reduction: MEAN over the rows whose target is not ignore_index, or SUM. chunk: rows at a time. output_mask: which
-    gradients to compute, of hidden, weight and bias. by_onednn: that library multiplies, float32 on a CPU alone.
+    gradients to compute, of hidden, weight and bias. library: which multiplies; float32 on a CPU has more than ATEN.
     Returns the loss and the number of rows that count, both 0-dim of loss_dtype, and the three gradients, those of
     weight and bias in float32 at least; one that is not computed has no elements. Raises IndexError for a target that
     is no class.
@@ -60,16 +63,16 @@ def _linear_cross_entropy(
     rows = len(hidden)
     counted = (target != ignore_index).sum().to(loss_dtype)
     losses = torch.empty(rows, dtype=loss_dtype, device=hidden.device)
-    sums = _Gradients(hidden, weight, output_mask)
+    shape = min(chunk, rows), len(weight)
+    scratch = _scratch(shape, hidden.shape[1]) if library == OWN else None
+    sums = _Gradients(hidden, weight, output_mask, library, scratch)
     rule = _native_rule(hidden, target, softmax_dtype, loss_dtype) or _triton_rule(hidden, target, loss_dtype)
     rule = rule or _aten_rule
-    sums.by_onednn = by_onednn
-    shape = min(chunk, rows), len(weight)
-    memory = None if by_onednn else torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+    memory = None if library == ONEDNN else torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
     with torch.no_grad():
         for start in range(0, rows, chunk):
             part = slice(start, min(start + chunk, rows))
-            logits = _logits(hidden[part], weight, bias, memory)
+            logits = _logits(hidden[part], weight, bias, memory, scratch)
             row_arguments = _Rows(target[part], reduction, ignore_index, counted, softmax_dtype, any(output_mask))
             sums.add(part, rule(logits, losses[part], row_arguments))
         total = losses.sum(dtype=torch.float64)
@@ -77,27 +80,41 @@ def _linear_cross_entropy(
     return loss, counted, *sums.results()
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor | None) -> Tensor:
-    """Of some rows: in `memory`, or where oneDNN does it, which takes no memory, in its own."""
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, memory: Tensor | None, scratch: Tensor | None
+) -> Tensor:
+    """Of some rows: in `memory`, or where oneDNN does it, which takes no memory, in its own. scratch: of a product of
+    our own."""
     if memory is None:
         return product(hidden, weight.t(), bias)
+    if scratch is not None:
+        return own_product(hidden, weight.t(), bias, out=memory[: len(hidden)], scratch=scratch)
     if bias is None:
         return torch.mm(hidden, weight.t(), out=memory[: len(hidden)])
     return torch.addmm(bias, hidden, weight.t(), out=memory[: len(hidden)])
 
 
+def _scratch(shape: tuple[int, int], width: int) -> Tensor:
+    """What the products of our own of a chunk compute in, one after the other. shape: of its logits."""
+    (rows, classes), threads = shape, torch.get_num_threads()
+    products = (rows, width, classes), (rows, classes, width), (classes, rows, width)
+    return torch.empty(max(product_scratch_bytes(*sizes, threads) for sizes in products), dtype=torch.uint8)
+
+
 class _Gradients:
     """The three gradients while they grow. What is summed over chunks is summed in float32 at least."""
 
-    def __init__(self, hidden: Tensor, weight: Tensor, output_mask: Sequence[bool]):
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, output_mask: Sequence[bool], library: str, scratch: Tensor | None
+    ):
         self._inputs = hidden, weight
+        self._library, self._scratch = library, scratch
         self._output_mask = output_mask
         self._sum_dtype = torch.promote_types(hidden.dtype, torch.float32)
         shape = hidden.shape if output_mask[0] else (0,)
         self.hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
         self.weight = self._zeros(*weight.shape) if output_mask[1] else self._zeros(0)
         self.bias = self._zeros(len(weight) if output_mask[2] else 0)
-        self.by_onednn = False
         self._transposed = self._zeros(0)
         narrow = output_mask[1] and self._sum_dtype != hidden.dtype
         self._product = torch.empty(weight.shape, dtype=hidden.dtype, device=hidden.device) if narrow else None
@@ -107,8 +124,8 @@ class _Gradients:
         if gradient is None:
             return
         hidden, weight = self._inputs
-        if self.by_onednn:
-            self._add_by_onednn(part, gradient)
+        if self._library != ATEN:
+            (self._add_by_onednn if self._library == ONEDNN else self._add_by_own)(part, gradient)
             return
         if self._output_mask[0]:
             torch.mm(gradient, weight, out=self.hidden[part])
@@ -131,6 +148,16 @@ class _Gradients:
             self._transposed = new if part.start == 0 else self._transposed.add_(new)
             if part.stop == len(hidden):
                 self.weight.copy_(self._transposed.t())
+        if self._output_mask[2]:
+            self.bias.add_(gradient.sum(0))
+
+    def _add_by_own(self, part: slice, gradient: Tensor) -> None:
+        hidden, weight = self._inputs
+        if self._output_mask[0]:
+            own_product(gradient, weight, out=self.hidden[part], scratch=self._scratch)
+        if self._output_mask[1]:
+            adds = part.start > 0
+            own_product(gradient.t(), hidden[part], out=self.weight, adds=adds, scratch=self._scratch)
         if self._output_mask[2]:
             self.bias.add_(gradient.sum(0))
 
@@ -307,7 +334,7 @@ def _(
     loss_dtype: torch.dtype,
     chunk: int,
     output_mask: Sequence[bool],
-    by_onednn: bool = False,
+    library: str = ATEN,
 ) -> tuple[Tensor, ...]:
     number = hidden.new_empty((), dtype=loss_dtype)
     shapes = hidden.shape, weight.shape, (len(weight),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aottrain.ops import products
+from aottrain.ops.products import onednn as products
 
 if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
     pytest.skip("this build of torch has no oneDNN", allow_module_level=True)

@@ -1,0 +1,275 @@
+"""The C++ of `ops.products.pieces`: float32 matrix products by a processor's bfloat16 tiles (Intel's AMX).
+
+Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision Computations",
+ARITH 2019. A float32 number is the sum of three pieces of bfloat16, without a rounding. Of the nine products of their
+pieces six are summed, in float32; what is left out is below 2^-22 of the product. Two pieces, rounded, and three
+products leave out up to 2^-15 of it, of either sign.
+
+Numbers that are infinite or NaN have no such pieces: they are found while packing, and the call says so. Pieces below
+the smallest normal number count as 0.
+"""
+
+from string import Template
+
+from aottrain.ir.kernels.tiles import DEEP, PIECES, SIDE, STEP, WIDE
+
+_TEXT = Template("""\
+#include <cstdint>
+#include <cstring>
+typedef int64_t i64;
+enum : i64 { SIDE = $SIDE, STEP = $STEP, WIDE = $WIDE, DEEP = $DEEP, HALF = 16, TILE = HALF * STEP };
+// Element (i, k), where i is a row of the left operand or a column of the right one. One of the steps is 1.
+struct Operand { const float* first; i64 count, terms, step, term_step; };
+static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
+#if defined(__AMX_BF16__) && defined(__AVX512DQ__)
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+extern "C" int omp_get_thread_num(void);
+static inline __mmask16 upto(i64 n) { return n >= HALF ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
+// A piece: the upper 16 bits. Of three pieces each is what fits, and their sum exact; of two it is rounded to nearest.
+template <int P> static inline __m512i high(__m512 x) {
+  __m512i u = _mm512_castps_si512(x);
+  if (P == 2) {
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    u = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+  }
+  return _mm512_and_si512(u, _mm512_set1_epi32((int)0xFFFF0000));
+}
+// Of infinities and NaNs.
+static inline __mmask16 unbounded(__m512 x) { return _mm512_fpclass_ps_mask(x, 0x99); }
+// Of these too, and of numbers that are rounded to infinity.
+static inline __mmask16 large(__m512 x) {
+  const __m512i size = _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7FFFFFFF));
+  return _mm512_cmpge_epi32_mask(size, _mm512_set1_epi32(0x7F7F8000));
+}
+// Sixteen rows of sixteen numbers of 32 bits.
+static inline void transpose(__m512i r[HALF]) {
+  __m512i t[HALF];
+  for (int i = 0; i < 8; i++) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 2; j++) {
+      r[4 * i + 2 * j] = _mm512_unpacklo_epi64(t[4 * i + j], t[4 * i + 2 + j]);
+      r[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(t[4 * i + j], t[4 * i + 2 + j]);
+    }
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 2; j++) {
+      t[8 * j + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0x88);
+      t[8 * j + 4 + i] = _mm512_shuffle_i32x4(r[8 * j + i], r[8 * j + 4 + i], 0xdd);
+    }
+  for (int i = 0; i < 8; i++) {
+    r[i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0x88);
+    r[8 + i] = _mm512_shuffle_i32x4(t[i], t[8 + i], 0xdd);
+  }
+}
+// For each of P pieces a tile of 16 rows or columns from i on, and STEP terms from k on, two terms in 32 bits.
+// right: a row of the tile has 16 columns and a pair of terms, as the right operand of a product of tiles; else it has
+// one row, and 16 pairs.
+template <int P, bool right>
+static inline __mmask16 pack(const Operand& x, i64 i, i64 k, uint16_t* out) {
+  __m512i r[P][HALF];
+  __mmask16 bad = 0;
+  const bool along = x.term_step == 1;
+  for (int row = 0; row < HALF; row++) {
+    __m512 a, b;
+    if (along) {
+      const float* p = x.first + (i + row) * x.step + k;
+      const i64 left = i + row < x.count ? x.terms - k : 0;
+      a = _mm512_maskz_loadu_ps(upto(left), p);
+      b = _mm512_maskz_loadu_ps(upto(left - HALF), p + HALF);
+    } else {
+      const float* p = x.first + (k + 2 * row) * x.term_step + i;
+      const i64 left = x.terms - k - 2 * row;
+      a = _mm512_maskz_loadu_ps(left > 0 ? upto(x.count - i) : 0, p);
+      b = _mm512_maskz_loadu_ps(left > 1 ? upto(x.count - i) : 0, p + x.term_step);
+    }
+    bad |= unbounded(a) | unbounded(b);
+    for (int piece = 0; piece < P; piece++) {
+      const __m512i u = high<P>(a), v = high<P>(b);
+      if (along) {
+        const __m256i first = _mm512_cvtepi32_epi16(_mm512_srli_epi32(u, 16));
+        const __m256i second = _mm512_cvtepi32_epi16(_mm512_srli_epi32(v, 16));
+        r[piece][row] = _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1);
+      } else {
+        r[piece][row] = _mm512_or_si512(_mm512_srli_epi32(u, 16), v);
+      }
+      a = _mm512_sub_ps(a, _mm512_castsi512_ps(u));
+      b = _mm512_sub_ps(b, _mm512_castsi512_ps(v));
+      if (P == 2) bad |= unbounded(a) | unbounded(b);  // a number was rounded to infinity
+    }
+  }
+  for (int piece = 0; piece < P; piece++) {
+    if (along == right) transpose(r[piece]);
+    for (int row = 0; row < HALF; row++) _mm512_storeu_si512(out + piece * 2 * TILE + row * STEP, r[piece][row]);
+  }
+  return bad;
+}
+// Of SIDE rows or columns: of each piece two tiles.
+template <int P, bool right>
+static inline int pack_block(const Operand& x, i64 i, i64 k, uint16_t* out) {
+  return (pack<P, right>(x, i, k, out) | pack<P, right>(x, i + HALF, k, out + TILE)) != 0;
+}
+#define LEFT(p) { _tile_loadd(4, a + (p) * 2 * TILE, 64); _tile_loadd(5, a + (p) * 2 * TILE + TILE, 64); }
+#define RIGHT(p) { _tile_loadd(6, b + (p) * 2 * TILE, 64); _tile_loadd(7, b + (p) * 2 * TILE + TILE, 64); }
+#define MULTIPLY \\
+  { _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7); }
+#define CORNERS(move) \\
+  { move(0, out, 4 * step); move(1, out + HALF, 4 * step); \\
+    move(2, out + HALF * step, 4 * step); move(3, out + HALF * step + HALF, 4 * step); }
+// SIDE x SIDE of the result, from `num` steps of packed terms.
+template <int P>
+static inline void block(const uint16_t* a, const uint16_t* b, i64 num, float* out, i64 step, bool adds) {
+  if (adds) CORNERS(_tile_loadd)
+  else { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
+  for (i64 k = 0; k < num; k++, a += 2 * P * TILE, b += 2 * P * TILE) {
+    LEFT(0) RIGHT(0) MULTIPLY
+    if (P == 3) { RIGHT(2) MULTIPLY }
+    RIGHT(1) MULTIPLY
+    LEFT(1)
+    if (P == 3) MULTIPLY
+    RIGHT(0) MULTIPLY
+    if (P == 3) { LEFT(2) MULTIPLY }
+  }
+  CORNERS(_tile_stored)
+}
+// The same at the border, where fewer rows or columns are the result's.
+template <int P>
+static void border(const uint16_t* a, const uint16_t* b, i64 num, float* out, i64 step, bool adds, i64 rows,
+                   i64 columns) {
+  float part[SIDE * SIDE];
+  for (i64 r = 0; adds && r < rows; r++) memcpy(part + r * SIDE, out + r * step, columns * sizeof(float));
+  block<P>(a, b, num, part, SIDE, adds);
+  for (i64 r = 0; r < rows; r++) memcpy(out + r * step, part + r * SIDE, columns * sizeof(float));
+}
+struct __attribute__((packed)) Config { uint8_t palette, start, none[14]; uint16_t bytes[16]; uint8_t rows[16]; };
+// A thread's tiles, all of 16 rows of 64 bytes, and after it those that it had before.
+struct Tiles {
+  Config before;
+  Tiles() {
+    _tile_storeconfig(&before);
+    Config own{};
+    own.palette = 1;
+    for (int t = 0; t < 8; t++) { own.bytes[t] = 64; own.rows[t] = HALF; }
+    _tile_loadconfig(&own);
+  }
+  ~Tiles() { if (before.palette) _tile_loadconfig(&before); else _tile_release(); }
+};
+static int scan(const Operand& x, int threads) {
+  const bool along = x.term_step == 1;
+  const i64 lines = along ? x.count : x.terms, length = along ? x.terms : x.count, step = along ? x.step : x.term_step;
+  int bad = 0;
+  #pragma omp parallel for num_threads(threads) reduction(| : bad)
+  for (i64 i = 0; i < lines; i++) {
+    __mmask16 found = 0;
+    for (i64 j = 0; j < length; j += HALF)
+      found |= large(_mm512_maskz_loadu_ps(upto(length - j), x.first + i * step + j));
+    bad |= found != 0;
+  }
+  return bad;
+}
+template <int P>
+static int run(const Operand& left, const Operand& right, const float* bias, float* out, i64 out_step, bool adds,
+               uint16_t* shared, uint16_t* each, i64 each_size, i64 tall, int threads) {
+  const i64 panels = (left.count + tall - 1) / tall, size = 2 * P * TILE;
+  int bad = 0;
+  #pragma omp parallel num_threads(threads) reduction(| : bad)
+  {
+    const Tiles tiles;
+    uint16_t* const own = each + omp_get_thread_num() * each_size;
+    for (i64 term = 0; term < left.terms; term += DEEP)
+      for (i64 column = 0; column < right.count; column += WIDE) {
+        const i64 num = (least(DEEP, left.terms - term) + STEP - 1) / STEP;
+        const i64 wide = (least(WIDE, right.count - column) + SIDE - 1) / SIDE;
+        const bool last = term + DEEP >= left.terms, more = adds || term > 0;
+        #pragma omp for schedule(static)
+        for (i64 j = 0; j < wide; j++)
+          for (i64 k = 0; k < num; k++)
+            bad |= pack_block<P, true>(right, column + j * SIDE, term + k * STEP, shared + (j * num + k) * size);
+        #pragma omp for schedule(dynamic)
+        for (i64 panel = 0; panel < panels; panel++) {
+          const i64 first = panel * tall, blocks = (least(tall, left.count - first) + SIDE - 1) / SIDE;
+          for (i64 i = 0; i < blocks; i++)
+            for (i64 k = 0; k < num; k++)
+              bad |= pack_block<P, false>(left, first + i * SIDE, term + k * STEP, own + (i * num + k) * size);
+          for (i64 j = 0; j < wide; j++)
+            for (i64 i = 0; i < blocks; i++) {
+              const i64 row = first + i * SIDE, start = column + j * SIDE;
+              const i64 rows = least(SIDE, left.count - row), columns = least(SIDE, right.count - start);
+              const uint16_t *a = own + i * num * size, *b = shared + j * num * size;
+              float* place = out + row * out_step + start;
+              if (rows == SIDE && columns == SIDE) block<P>(a, b, num, place, out_step, more);
+              else border<P>(a, b, num, place, out_step, more, rows, columns);
+              if (bias && last)
+                for (i64 r = 0; r < rows; r++)
+                  for (i64 c = 0; c < columns; c++) place[r * out_step + c] += bias[start + c];
+            }
+        }
+      }
+  }
+  return bad;
+}
+// Whether this process may use tiles: Linux gives their memory to those that ask.
+extern "C" int allowed(void) {
+  static const int answer = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+  return answer;
+}
+static int refuses(void) { return !allowed(); }
+#else
+// On a processor without tiles the same sums, by plain arithmetic: for tests.
+template <int P> static inline float piece_of(float x, int piece) {
+  uint32_t bits;
+  float part = 0;
+  for (int i = 0; i <= piece; i++) {
+    x -= part;
+    memcpy(&bits, &x, 4);
+    if (P == 2) bits += 0x7FFFu + (bits >> 16 & 1u);
+    bits &= 0xFFFF0000u;
+    memcpy(&part, &bits, 4);
+  }
+  return part;
+}
+static int scan(const Operand& x, int) {
+  for (i64 i = 0; i < x.count; i++)
+    for (i64 k = 0; k < x.terms; k++) {
+      uint32_t bits;
+      memcpy(&bits, x.first + i * x.step + k * x.term_step, 4);
+      if ((bits & 0x7FFFFFFFu) >= 0x7F7F8000u) return 1;
+    }
+  return 0;
+}
+template <int P>
+static int run(const Operand& left, const Operand& right, const float* bias, float* out, i64 out_step, bool adds,
+               uint16_t*, uint16_t*, i64, i64, int threads) {
+  if (scan(left, 1) || scan(right, 1)) return 1;
+  #pragma omp parallel for num_threads(threads)
+  for (i64 i = 0; i < left.count; i++)
+    for (i64 j = 0; j < right.count; j++) {
+      float sum = adds ? out[i * out_step + j] : 0;
+      for (i64 k = 0; k < left.terms; k++)
+        for (int p = 0; p < P; p++)
+          for (int q = 0; p + q < P; q++)
+            sum += piece_of<P>(left.first[i * left.step + k * left.term_step], p) *
+                   piece_of<P>(right.first[j * right.step + k * right.term_step], q);
+      out[i * out_step + j] = bias ? sum + bias[j] : sum;
+    }
+  return 0;
+}
+extern "C" int allowed(void) { return 0; }
+static int refuses(void) { return 0; }
+#endif
+// out (+)= left right + bias, or 1 where an operand is not finite, or the system gives no tiles: then `out` is as it
+// was where it adds, and else anything. sizes: rows, terms, columns, the steps of the left operand's rows and terms, of
+// the right one's terms and columns, of out's rows. shared, each: memory for what is packed; tall: rows of a panel.
+extern "C" int product(const float* left, const float* right, const float* bias, float* out, const i64* sizes,
+                       int pieces, int adds, uint16_t* shared, uint16_t* each, i64 each_size, i64 tall, int threads) {
+  const Operand a{left, sizes[0], sizes[1], sizes[3], sizes[4]}, b{right, sizes[2], sizes[1], sizes[6], sizes[5]};
+  if (refuses() || (adds && (scan(a, threads) || scan(b, threads)))) return 1;
+  const auto function = pieces == $PIECES ? run<$PIECES> : run<2>;
+  return function(a, b, bias, out, sizes[7], adds, shared, each, each_size, tall, threads);
+}
+""")
+
+TILES = _TEXT.substitute(SIDE=SIDE, STEP=STEP, WIDE=WIDE, DEEP=DEEP, PIECES=PIECES)

@@ -1,0 +1,60 @@
+"""What multiplies float32 matrices fastest on this processor: ATen's own choice, oneDNN, or tiles of bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from aottrain.ir.schedule import OWN_BIASED_PRODUCT, OWN_PRODUCT
+from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, Decision, Timing
+from aottrain.measure.decisions import decide
+from aottrain.measure.stopwatch import Run
+from aottrain.measure.timings import timed
+from aottrain.ops.products.onednn import biased_product, has_onednn, product, product_by_transpose
+from aottrain.ops.products.pieces import has_tiles, own_biased_product, own_product
+
+# Of the product that they are compared by: large enough to be bound by arithmetic, done in milliseconds.
+_SIDES = (512, 256, 1024)
+_CPU = torch.device("cpu")
+_FASTER = 1.05
+
+# By the names that a schedule has for them.
+PRODUCTS: dict[str, Any] = {
+    "onednn": product,
+    "onednn transposed": product_by_transpose,
+    "onednn with bias": biased_product,
+    OWN_PRODUCT: own_product,
+    OWN_BIASED_PRODUCT: own_biased_product,
+}
+
+
+def choose_library() -> Decision | None:
+    """Which of ATEN, ONEDNN and OWN multiplies. None where there is nothing but ATen's own choice."""
+    if not (has_onednn() or has_tiles()):
+        return None
+    return decide("products", "float32", ATEN, partial(timed, "products", "float32", _runs, _CPU), fastest)
+
+
+def chosen_library() -> str:
+    decision = choose_library()
+    return ATEN if decision is None else str(decision.choice)
+
+
+def fastest(times: Mapping[str, Timing]) -> str:
+    """ATEN where no other is clearly faster."""
+    best = min(times, key=lambda name: times[name].seconds)
+    return best if times[ATEN].seconds > _FASTER * times[best].seconds else ATEN
+
+
+def _runs() -> dict[str, Run]:
+    rows, inner, columns = _SIDES
+    a, b = torch.ones(rows, inner), torch.ones(inner, columns)
+    runs = {ATEN: Run(partial(torch.mm, a, b))}
+    if has_onednn():
+        runs[ONEDNN] = Run(partial(product, a, b))
+    if has_tiles():
+        runs[OWN] = Run(partial(own_product, a, b))
+    return runs

@@ -1,0 +1,90 @@
+"""Float32 matrix products by a processor's bfloat16 tiles (AMX), by a C++ function of our own: `ops.native.tiles`.
+
+Each number is the sum of three pieces of bfloat16. The result's error is that of float32 arithmetic: against float64
+about as large as ATen's. Where `torch.set_float32_matmul_precision` allows "high" or "medium", two pieces are taken,
+as PyTorch describes these: half of the work, and about 16 bits of a product. The order of sums hangs on the number of
+terms alone: a result is the same, bit for bit, with any number of threads, and in a batch of any size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aottrain.errors import CompilerError
+from aottrain.ir.kernels.tiles import PIECES, left_bytes, panel_rows, product_scratch_bytes, right_bytes
+from aottrain.ops.native.tiles import TILES
+from aottrain.toolchain.cache import processor
+from aottrain.toolchain.native import Source, find_compiler, require_all
+
+NATIVE = Source(TILES, ("-fopenmp", "-std=c++17"))
+
+
+@cache
+def has_tiles() -> bool:
+    """Whether this processor has tiles, and the system and the C++ compiler let this process use them."""
+    if "amx_bf16" not in processor().split() or find_compiler() is None:
+        return False
+    try:
+        return bool(_library().allowed())
+    except CompilerError:
+        return False
+
+
+def own_product(
+    left: Tensor,
+    right: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+    adds: bool = False,
+    scratch: Tensor | None = None,
+) -> Tensor:
+    """left @ right (+ bias, one number per column): (m, k), (k, n) -> (m, n), float32.
+
+    out: memory for the result, whose rows' elements lie beside each other; adds: to what is in it. It computes in
+    `scratch`, of `product_scratch_bytes`, or in fresh memory. An operand that is not finite is ATen's to multiply.
+    """
+    if left.stride(0) != 1 and left.stride(1) != 1:
+        left = left.contiguous()
+    if right.stride(0) != 1 and right.stride(1) != 1:
+        right = right.contiguous()
+    (rows, terms), columns, threads = left.shape, right.shape[1], torch.get_num_threads()
+    if out is None:
+        out = torch.empty(rows, columns)
+    if scratch is None:
+        scratch = torch.empty(product_scratch_bytes(rows, terms, columns, threads), dtype=torch.uint8)
+    shared, each = right_bytes(columns, terms), left_bytes(rows, terms, threads)
+    pieces = PIECES if torch.get_float32_matmul_precision() == "highest" else 2
+    sizes = (ctypes.c_int64 * 8)(rows, terms, columns, *left.stride(), *right.stride(), out.stride(0))
+    start = scratch.data_ptr()
+    addresses = left.data_ptr(), right.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr()
+    memory = start, start + shared, each // 2, panel_rows(rows, threads)
+    if _library().product(*addresses, sizes, pieces, adds, *memory, threads):
+        return _by_aten(left, right, bias, out, adds)
+    return out
+
+
+def own_biased_product(bias: Tensor, left: Tensor, right: Tensor, **memory: Any) -> Tensor:
+    """bias + left @ right, as addmm has its arguments."""
+    return own_product(left, right, bias, **memory)
+
+
+def _by_aten(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor, adds: bool) -> Tensor:
+    if adds:
+        return out.addmm_(left, right) if bias is None else out.addmm_(left, right).add_(bias)
+    return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
+
+
+@cache
+def _library() -> Any:
+    (library,) = require_all([NATIVE])
+    functions = library.functions
+    pointer, integer, long = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+    functions.product.argtypes = (*[pointer] * 5, integer, integer, pointer, pointer, long, long, integer)
+    functions.product.restype = functions.allowed.restype = integer
+    return functions
