@@ -69,6 +69,22 @@ def test_a_right_step_passes_and_leaves_no_trace(module):
     assert torch.equal(random, torch.get_rng_state())
 
 
+def test_products_are_compared_whole(module):
+    """Where PyTorch may leave out bits of float32 products, eager leaves out others on a CPU."""
+    seen = []
+
+    def alter(module, result):
+        seen.append(torch.get_float32_matmul_precision())
+        return result
+
+    torch.set_float32_matmul_precision("high")
+    try:
+        check(module, alter)
+        assert torch.get_float32_matmul_precision() == "high" and seen == ["highest"]
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 def test_other_random_numbers_are_a_difference(module):
     eager = ModuleStep("aot", module, tokens_per_batch=0, shares=module.shares)
     with pytest.raises(NumericsError, match="loss"):

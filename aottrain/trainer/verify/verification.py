@@ -112,9 +112,24 @@ def run_compiled(step: TrainStep, module: nn.Module, micro_batches: Sequence[Bat
         ran_eagerly.append(result.ran_eagerly or (False,) * len(micro_batches))
         return result.loss
 
-    with preserved(module):
+    with preserved(module), _in_whole_float32(module):
         outcome = _outcome(loss, module)
     return Outcome(outcome.loss, outcome.values, ran_eagerly[0])
+
+
+@contextmanager
+def _in_whole_float32(module: nn.Module) -> Iterator[None]:
+    """On a CPU eager's products and ours leave out different bits where torch.set_float32_matmul_precision lets them:
+    what is compared are whole ones."""
+    before = torch.get_float32_matmul_precision()
+    if before == "highest" or any(parameter.device.type != "cpu" for parameter in module.parameters()):
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def verify_outcome(
@@ -135,7 +150,8 @@ def verify_outcome(
     draws = [nullcontext if eagerly else eager_draws for eagerly in compiled.ran_eagerly]
     reference = Reference(step_number, module, micro_batches, draws, config)
     try:
-        return compare(compiled, reference)
+        with _in_whole_float32(module):
+            return compare(compiled, reference)
     except NumericsError as error:
         if len(micro_batches) == 1 or module.world.size > 1:
             raise
