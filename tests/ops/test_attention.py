@@ -10,6 +10,7 @@ import torch
 from aottrain.ir.kernels.attention import BLOCKS, scratch_floats
 from aottrain.ops.attention import attention, attention_backward
 from aottrain.toolchain.native import find_compiler
+from tests.numerics.attention_types import DTYPES, in_bfloat16
 from tests.numerics.tolerance import sum_error
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -68,7 +69,7 @@ def check_exactness(inputs, *rule):
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_is_as_exact_as_aten(shape, dtype, causal):
     check_exactness(made(shape, dtype), causal, 0.3)
@@ -76,7 +77,11 @@ def test_is_as_exact_as_aten(shape, dtype, causal):
 
 # Of batch, heads, queries and keys those that a mask has; the others are broadcast.
 @pytest.mark.parametrize("dims", [(0, 1, 2, 3), (0, 3), (1, 2, 3), (2, 3), (0, 1, 2), ()])
-@pytest.mark.parametrize("types", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("types", [
+    (torch.float32,) * 2,
+    pytest.param((torch.bfloat16,) * 2, marks=in_bfloat16),
+    pytest.param((torch.bfloat16, torch.float32), marks=in_bfloat16),
+])  # fmt: skip
 @pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[4], SHAPES[-1]])
 def test_with_a_mask(shape, types, dims):
     batch, heads, _, queries, keys, _ = shape

@@ -22,6 +22,7 @@ from aottrain.ir.settings.decisions import ATEN, OWN, Decision, Timing
 from aottrain.measure.decisions import Timed
 from aottrain.metrics.memory import watch_cpu_peak
 from aottrain.toolchain.native import find_compiler
+from tests.numerics.attention_types import DTYPES, in_bfloat16
 from tests.numerics.tolerance import RTOL_ATOL
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
@@ -66,7 +67,7 @@ def library_calls(call):
     return call.report.graphs[0].library_calls
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_are_as_exact_as_those_of_eager(faster, dtype):
     model, call = compiled()
     x = torch.randn(2, 70, 64)
@@ -80,6 +81,7 @@ def test_gradients_are_as_exact_as_those_of_eager(faster, dtype):
         assert (a - c).abs().max() <= 1.5 * (b - c).abs().max() + 4 * unit
 
 
+@in_bfloat16
 def test_each_is_decided_on_its_own(monkeypatch):
     known = {True: Decision("attention", "", OWN, "measured"), False: Decision("attention", "", ATEN, "measured")}
     monkeypatch.setattr(attention, "_decision", lambda node: known[node.target is attention._BACKWARD])
@@ -94,7 +96,7 @@ def test_stays_where_nothing_is_measured():
     assert library_calls(call)[FORWARD] == library_calls(call)[BACKWARD] == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_mask_is_added(faster, dtype):
     model, call = compiled(masked=True)
     x = torch.randn(2, 70, 64)
@@ -111,6 +113,7 @@ def test_takes_no_memory_that_a_budget_counts(faster):
     assert library_calls(call).get(FORWARD, 0) >= 1 and library_calls(call)[BACKWARD] == 1
 
 
+@in_bfloat16
 def test_the_reference_is_atens(faster):
     model, call = compiled(kernel="aten")
     x = torch.randn(2, 70, 64)
