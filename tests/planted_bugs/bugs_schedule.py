@@ -10,6 +10,7 @@ from aottrain.compiler.schedule import demand, in_place, kernels, memory
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ops.losses import loss_head as loss_head_op
+from aottrain.ops.products import pieces
 from aottrain.runtime import arena
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -313,4 +314,28 @@ LAYOUTS.edit(
     layouts._strides,
     "return channels * height * width, 1, channels * width, channels",
     "return channels * height * width, height * width, width, 1",
+)
+
+PRODUCTS = Area("products")
+PIECES = TestsOf("tests/ops/products/test_pieces.py")
+PRODUCTS.edit(
+    "a product of what is not finite is left as it is",
+    PIECES.what_is_not_finite_is_aten_s,
+    pieces.own_product,
+    "return _by_aten(left, right, bias, out, adds)",
+    "pass",
+)
+PRODUCTS.edit(
+    "a loss head's weight has the gradient of its last rows",
+    PIECES.the_loss_head_s_products,
+    loss_head_op._Gradients._add_by_own,
+    "adds = part.start > 0",
+    "adds = False",
+)
+PRODUCTS.edit(
+    "what products compute in is not counted",
+    TestsOf("tests/compiler/schedule/test_own_products.py").the_predicted_peak_counts_what_they_compute_in,
+    ir_schedule.copied_bytes,
+    "if is_own_product(library):",
+    "if is_own_product(library):\n        return 0\n    if False:",
 )
