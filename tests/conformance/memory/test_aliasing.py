@@ -603,6 +603,17 @@ def views_of_an_input_whose_elements_share_memory(comp):
     return out
 
 
+@case(close="what comes from several results is added up result by result")
+def views_of_a_computed_input_with_gaps(comp):
+    out = []
+    for start in (0, 1):
+        base = leaf(5, 8)
+        results = comp(lambda x: (x.t(), x[1:], x.sin()))((base * 2)[:, start::3])
+        sum(result.pow(2).sum() for result in results).backward()
+        out.append((results, base.grad))
+    return out
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)
