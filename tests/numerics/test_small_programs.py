@@ -158,6 +158,13 @@ test_hook_between_results = runs(
 )
 test_branch_on_a_value = runs("torch.cond(x0.sum() > 0, torch.sin, torch.cos, (x0,))", wanted=EAGER)
 test_generator_state = runs("x0 + torch.randn(4)")
+test_full_extremum = runs("(x0 * 1).max() * float('inf')")
+test_view_of_overlapping_leaf = runs(
+    "x0.t(); x0 * 2",
+    setup=("x0 = values((4,), torch.float32, 1).expand(4, 4).detach().requires_grad_()",),
+    tangents=("own", "own"),
+    wanted=EAGER,
+)
 test_infinity = runs("v0 = x0.masked_fill(x0 > 0, float('-inf'))", "v0.softmax(1)")
 
 

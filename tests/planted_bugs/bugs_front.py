@@ -43,6 +43,16 @@ HERE.attribute(
     "views cut off from gradients unseen", PROGRAMS.view_under_no_grad, analysis, "_is_cut_off", lambda *_: False
 )
 HERE.attribute(
+    "views of leaves whose elements share memory put together by as_strided",
+    PROGRAMS.view_of_overlapping_leaf,
+    analysis,
+    "is_injective",
+    lambda view: True,
+)
+HERE.attribute(
+    "a full extremum's gradient is a product", PROGRAMS.full_extremum, joint, "spread_as_eager", lambda graph: None
+)
+HERE.attribute(
     "backward traced under the caller's autocast",
     PROGRAMS.autocast_backward,
     joint,

@@ -38,7 +38,7 @@ from aottrain.errors import UnsupportedError, none_caught, note_refusal
 from aottrain.ir.graph import InputKind, InputSpec, Mark, Marks, set_in_backward, set_marks, set_provenance
 from aottrain.ir.ops import hidden_mutation, op_info, uses_generator
 from aottrain.ir.sizes.expressions import hint
-from aottrain.ir.tensor import tensor_spec
+from aottrain.ir.tensor import is_injective, tensor_spec
 from aottrain.ops.checks import checked_value
 from aottrain.ops.random.eager_draws import eager_draw
 from aottrain.ops.random.mode import PhiloxMode
@@ -208,7 +208,8 @@ def fake_primals(step: CapturedStep, mode: FakeTensorMode) -> list[Tensor]:
 
 def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable[int]) -> list[Tensor]:
     """What the user's code gets for the leaves: those of `cloned` that are no leaves to the caller are copied first, so
-    that they may be mutated, and gradients are still taken with respect to the value that came in."""
+    that they may be mutated, and gradients are still taken with respect to the value that came in. But for those whose
+    elements share memory: no op may write to them, and a copy has other strides."""
     copied = set(cloned)
     for value, real in zip(leaves, step.primals, strict=True):
         if not isinstance(real, FakeTensor):
@@ -216,9 +217,19 @@ def enter_primals(step: CapturedStep, leaves: Sequence[Tensor], cloned: Iterable
             vars(value).update({**vars(real), "_is_param": isinstance(real, nn.Parameter)})
     with torch.enable_grad():  # under no_grad, too, a view of what requires a gradient requires one
         return [
-            value.clone() if i in copied and value.requires_grad and not step.is_leaf[i] else value
+            _copy(value) if i in copied and value.requires_grad and not step.is_leaf[i] else value
             for i, value in enumerate(leaves)
         ]
+
+
+def _copy(value: Tensor) -> Tensor:
+    """With the same strides, of which the views that the program returns have theirs: a clone closes gaps."""
+    if not is_injective(value):
+        return value
+    copy = value.clone()
+    if copy.stride() == value.stride():
+        return copy
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
 class CaptureMode(PhiloxMode):

@@ -357,6 +357,10 @@ def _view(source: ResultSource, index: int, value: Tensor, base: Tensor) -> Outp
         raise UnsupportedError(
             "an output is a view of which gradients reach less than it shows: under no_grad, or by as_strided"
         )
+    if value.requires_grad and not is_injective(base):  # as_strided, by which it is put together, shares gradients out
+        raise UnsupportedError(
+            "an output is a view of a tensor whose elements share memory, through which gradients go"
+        )
     # From where the base starts: TorchDynamo's programs serve inputs at any offset in their memory.
     start = value.storage_offset() * value.itemsize - base.storage_offset() * base.itemsize
     geometry = tuple(map(size_of, value.shape)), tuple(map(size_of, value.stride())), size_of(start // value.itemsize)

@@ -19,6 +19,7 @@ from aottrain.compiler.capture.recording import Recorder
 from aottrain.compiler.capture.substitutes import CUSTOM_FUNCTION
 from aottrain.compiler.capture.torch_settings import autocast_cache
 from aottrain.compiler.joint.analysis import Analysis
+from aottrain.compiler.joint.extrema import spread_as_eager
 from aottrain.compiler.joint.links import LinkedTensors, linked_signature
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import GraphSignature, InputKind, InputSpec, JointGraph, OutputKind, OutputSpec, placeholders
@@ -86,6 +87,7 @@ def trace_joint(step: CapturedStep, analysis: Analysis, linked: bool = False) ->
                 graph, constants = module.graph, dict(module.named_buffers())
         except AssertionError as error:
             raise _explain(error) from error
+    spread_as_eager(graph)
     lifted = _lift_constants(graph, constants, fake_mode)
     _move_after_primals(graph, len(step.sizes))
     signature = linked_signature(_signature(step, analysis, target_indices, specs, lifted), len(links))

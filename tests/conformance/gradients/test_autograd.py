@@ -813,6 +813,21 @@ def parameters_differentiated_through_update(comp):
     return grads(w)
 
 
+@case
+def gradient_of_a_full_extremum(comp):
+    """Zeros beside a negative, an infinite or an undefined share, in memory of the gradient's own."""
+    out = []
+    for share in (-1.5, float("inf"), float("nan"), -0.0):
+        for function in (torch.max, torch.min, torch.median, torch.nanmedian):
+            x = normal(4, 3).round().t().requires_grad_()
+            result = comp(lambda x, function=function: function(x * 1))(x)
+            result.backward(torch.full((), share))
+            out += [result, x.grad]
+    x = torch.tensor([[1.0, float("nan")], [float("nan"), 3.0]], requires_grad=True)
+    comp(lambda x: x.max())(x).backward(torch.tensor(-2.0))
+    return out, x.grad
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)

@@ -587,6 +587,33 @@ def writes_behind_autograds_back(comp):
     return x, y, z, names, first, torch.autograd.grad(y.sum() + z.sum(), [b, c])
 
 
+@case
+def views_of_an_input_whose_elements_share_memory(comp):
+    weight = normal(3, 4)
+
+    def f(x):
+        return x.t(), x[1:], x.sin()
+
+    out = []
+    for x in (normal(3, 1).expand(3, 4), normal(5).as_strided((3, 4), (0, 1)), normal(6).unfold(0, 4, 1)):
+        x = x.detach().requires_grad_()
+        transposed, rows, sines = comp(f)(x)
+        ((transposed * weight.t()).sum() + (rows * weight[1:]).sum() + sines.sum()).backward()
+        out.append((transposed, rows, x.grad))
+    return out
+
+
+@case(close="what comes from several results is added up result by result")
+def views_of_a_computed_input_with_gaps(comp):
+    out = []
+    for start in (0, 1):
+        base = leaf(5, 8)
+        results = comp(lambda x: (x.t(), x[1:], x.sin()))((base * 2)[:, start::3])
+        sum(result.pow(2).sum() for result in results).backward()
+        out.append((results, base.grad))
+    return out
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)

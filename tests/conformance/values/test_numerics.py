@@ -806,6 +806,18 @@ def variance_of_one_dimension_less(comp):
     return out, grads(x, var)
 
 
+@case
+def gradients_of_activations_at_nan_and_infinity(comp):
+    """In as many numbers as fill vectors: the last few beside them eager computes by another rule."""
+    out = []
+    for function in (F.elu, F.celu, F.selu, F.hardswish, F.hardtanh, F.relu6, F.silu, F.softplus, F.leaky_relu):
+        x = torch.tensor([float("nan"), float("inf"), -float("inf"), -1.5]).repeat(64).requires_grad_()
+        result = comp(function)(x)
+        result.backward(torch.full_like(x, -2.0))
+        out += [result, x.grad]
+    return out
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
 def test_equals_eager(case, frontend):
     check(case, frontend)

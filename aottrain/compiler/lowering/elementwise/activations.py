@@ -174,7 +174,8 @@ def _elu_backward(node: fx.Node) -> Rule | None:
             slope = b.compute("mul", power, b.constant(alpha * scale, dtype))
         low = b.compute("mul", g, b.compute("mul", slope, b.constant(inner, dtype)))
         high = b.compute("mul", g, b.constant(scale, dtype))
-        return b.compute("where", b.compare("le", y, b.constant(0, dtype)), low, high)  # a NaN lies high
+        # A NaN stays one, as in eager's vectors; its single numbers, the last of a tensor, let the gradient pass.
+        return b.compute("where", b.compare("gt", y, b.constant(0, dtype)), high, low)
 
     return mixed(node, (gradient, saved), formula)
 
