@@ -15,6 +15,7 @@ from aottrain.report.highlight import highlight
 from aottrain.report.page import Column, folded, heading, joined, long_table, mono
 
 NUM_ROWS = 12
+_SAME = 1.005  # a ratio up to which two figures are written alike
 NUM_TEXTS = 60  # kernels whose code is on the page: those that move most
 
 
@@ -59,13 +60,16 @@ def _kernels(graph: GraphReport, *, texts: bool) -> str:
 
 
 def _times(record: KernelRecord) -> str:
-    """What it moves over that."""
-    return f"moves {record.total_bytes / record.needed_bytes:.3g}x" if record.needed_bytes else ""
+    """What it moves over that, where it is more."""
+    ratio = record.total_bytes / record.needed_bytes if record.needed_bytes else 0.0
+    return f"moves {ratio:.3g}x" if ratio > _SAME else ""
 
 
 def _whole(graph: GraphReport) -> str:
-    """The same of the program, library calls and all."""
-    return f" The whole program, library calls among it: {traffic_text(graph)}." if graph.traffic is not None else ""
+    """The same of the program, library calls and all. Of many saved values its least is known no better than what is
+    moved: then nothing is said."""
+    told = graph.traffic is not None and graph.traffic.least < graph.traffic.moved
+    return f" The whole program, library calls among it: {traffic_text(graph)}." if told else ""
 
 
 def _texts(records: Sequence[KernelRecord]) -> str:

@@ -3,9 +3,12 @@ kernel what it moves beside what it must."""
 
 import copy
 import gc
+import json
 import pickle
 import re
 import weakref
+from dataclasses import replace
+from html import unescape as html_text
 
 import pytest
 import torch
@@ -15,9 +18,12 @@ import aottrain
 from aottrain.compiler import reporting
 from aottrain.explain.pictures import Pictures
 from aottrain.explain.records import Diagram
+from aottrain.explain.report import CompileReport
+from aottrain.explain.traffic import Traffic
 from aottrain.report import html
 from aottrain.report.charts import byte_text, byte_ticks
 from aottrain.report.page import heading, in_order, page
+from aottrain.report.runs import plots
 from aottrain.report.runs.drawing.pages import render
 from aottrain.report.runs.folders import collect
 from aottrain.report.style import CSS
@@ -119,7 +125,10 @@ def test_each_kernel_is_told_what_it_moves_and_what_it_must(compiled):
     between = [record for record in graph.kernel_records if record.needed_bytes < record.total_bytes]
     assert between  # a column sum of what another kernel made
     text = html.render(compiled)
-    assert 'data-label="at least"' in text and "The whole program, library calls among it" in text
+    assert 'data-label="at least"' in text and "moves 1x" not in text and re.search(r"moves [\d.]+x", text)
+    for least, told in ((60, True), (100, False)):  # of many saved values no less is known than what is moved
+        of = replace(graph, traffic=Traffic(lambda least=least: (100, least)))
+        assert ("The whole program, library calls among it" in html.render(CompileReport([of]))) is told
 
 
 def test_a_kernel_between_library_calls_needs_all_that_it_moves():
@@ -145,6 +154,17 @@ def test_what_goes_from_kernel_to_kernel_is_not_needed():
     assert sum(len(record.names) for record in records) > 1
     least = 2 * 64 * 128 * 4  # what is given and what comes out
     assert sum(record.needed_bytes for record in records) == least < sum(record.total_bytes for record in records)
+
+
+def test_where_the_bandwidth_was_not_measured_that_is_said(tmp_path):
+    run = write_run(tmp_path / "run")
+    rows = [{"name": "forward_kernel_0", "calls": 1, "seconds": 1e-3, "bytes": 2**20}]
+    for rate, told in ((None, True), (2**33, False)):
+        profile = {"steps": 1, "seconds": 1e-3, "bytes_per_s": rate, "rows": rows}
+        (run / "profile.json").write_text(json.dumps(profile), encoding="utf-8")
+        document = render(collect([run]))
+        assert ("no shares of the memory's bandwidth" in html_text(document)) is told
+        assert ("of memory's" in html_text(document)) is not told
 
 
 def test_pictures_are_made_when_they_are_read_and_once(monkeypatch):
@@ -176,3 +196,14 @@ def test_what_pictures_are_made_from_is_let_go_of():
     del program
     gc.collect()
     assert gone() is None
+
+
+def test_plots_have_titles_units_and_grids_behind_their_bars(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(plots, "_save", lambda axes, path: drawn.setdefault(path.stem, axes) and path)
+    plots.write_plots(collect([write_comparison(tmp_path)]).runs, tmp_path)
+    titles = {name: axes.get_title(loc="left") for name, axes in drawn.items()}
+    assert titles["train_loss"] == "Loss by step" and titles["peak_bytes"] == "Peak memory of each run"
+    assert drawn["peak_bytes"].get_xlabel() == "peak memory (MiB)"
+    assert [text.get_text() for text in drawn["peak_bytes"].texts] == ["150", "100", "50"]
+    assert all(axes.get_axisbelow() for axes in drawn.values()) and drawn["perf_step_ms"].get_ylim()[0] == 0
