@@ -29,6 +29,7 @@ from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.compiler.traffic import traffic_of
 from aottrain.explain.diagrams import half_diagrams, joint_diagram
 from aottrain.explain.kernels import kernel_records, refusals
+from aottrain.explain.pictures import Pictures
 from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.analysis.reach import descendants
@@ -133,10 +134,18 @@ def describe(
         inputs=_inputs(joint),
         num_parameters=sum(spec.numel for spec in _specs(joint, InputKind.PARAMETER)),
         machine=_machine(joint),
-        diagrams=(joint_diagram(joint, plan.saved, plan.recomputed), *half_diagrams(parts, schedules)),
+        diagrams=_pictures(joint, plan, parts, schedules),
         kernel_records=kernel_records(schedules, render_kernel),
         refusals=refusals(schedules),
     )
+
+
+def _pictures(
+    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, schedules: Sequence[Schedule]
+) -> Pictures:
+    """Made when they are looked at. Constants are no part of them: a report keeps no memory of the program's."""
+    joint, parts = replace(joint, constants=()), replace(parts, constants=())
+    return Pictures(lambda: (joint_diagram(joint, plan.saved, plan.recomputed), *half_diagrams(parts, schedules)))
 
 
 def _traffic(joint: JointGraph, parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Traffic | None:

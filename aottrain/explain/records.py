@@ -84,6 +84,9 @@ class KernelRecord:
     """C++ or Triton."""
     moved_bytes: int
     """Of one run, where each element that it reads or writes moves once: the least that this kernel can move."""
+    needed_bytes: int = 0
+    """Of all its runs in one step, those that come from or go to something else than a generated kernel: what it would
+    move if it were one kernel with all its neighbours."""
 
     @property
     def total_bytes(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -242,8 +242,8 @@ class GraphReport:
     """On which it was compiled, and when: a line."""
     decisions: Record = field(default_factory=Record)
     """What was decided by measuring, or instead of it."""
-    diagrams: tuple[Diagram, ...] = ()
-    """What its pictures show: the joint graph, the forward and the backward."""
+    diagrams: Sequence[Diagram] = ()
+    """What its pictures show: the joint graph, the forward and the backward; found when it is read."""
     kernel_records: tuple[KernelRecord, ...] = ()
     """The functions that `kernels` are."""
     refusals: tuple[Refusal, ...] = ()

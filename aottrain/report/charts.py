@@ -80,6 +80,18 @@ def ticks(values: Sequence[float], unit: float, most: int) -> list[float]:
     return [unit * step * i for i in range(first, last + 1)]
 
 
+def byte_ticks(values: Sequence[float], most: int) -> dict[float, str]:
+    """The ticks of an axis of bytes, each with its text: all in one unit, 1000 KiB beside 800 KiB and not 0.98 MiB."""
+    unit = byte_unit(values)
+    return {tick: byte_text(tick, unit) for tick in ticks(values, unit, most)}
+
+
+def byte_text(num_bytes: float, unit: float) -> str:
+    """In this unit, which is a power of 1024."""
+    name = ("B", "KiB", "MiB", "GiB", "TiB")[round(math.log(unit, 1024))]
+    return f"{num_bytes / unit:.4g} {name}" if num_bytes else "0"
+
+
 def byte_unit(values: Sequence[float]) -> float:
     """Of KiB, MiB and so on that in which the largest value is written."""
     return 1024.0 ** math.floor(math.log(max(*values, 1), 1024))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 
 from aottrain.ir.units import format_bytes
-from aottrain.report.charts import NOTHING, byte_unit, ticks
+from aottrain.report.charts import NOTHING, byte_ticks
 
 _CHARACTER = 7.2  # of the font, on the average
 
@@ -56,17 +56,18 @@ class _Area:
         self.height = 200.0 + 0.11 * width
         self.bottom = self.height - 28
         self.step = (self.right - self.left) / len(sums)
-        self.ticks = ticks([0, max(*sums, 1)], byte_unit(sums), 5)
+        self.texts = byte_ticks([0, max(*sums, 1)], 5)
+        self.ticks = list(self.texts)
 
     def up(self, size: float) -> float:
         return self.bottom - (self.bottom - self.high) * size / self.ticks[-1]
 
     def grid(self) -> str:
         drawn = []
-        for tick in self.ticks:
+        for tick, text in self.texts.items():
             y = self.up(tick)
             drawn.append(f'<line class="grid" x1="{self.left}" y1="{y:.1f}" x2="{self.right}" y2="{y:.1f}"/>')
-            drawn.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{format_bytes(tick)}</text>')
+            drawn.append(f'<text x="{self.left - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
         return "".join(drawn)
 
     def outline(self, above: Sequence[float], below: Sequence[float]) -> str:

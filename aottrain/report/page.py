@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -30,9 +31,25 @@ def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", 
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: {escape(title)}</title>\n'
         f'{guarded}{head}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f'<meta name="color-scheme" content="light dark">\n<style>{CSS}{style}</style></head>\n'
-        f'<body class="aottrain"><main>\n{joined(body)}\n</main>'
+        f'<body class="aottrain"><main>\n{in_order(joined(body))}\n</main>'
         f"{f'<script>{script}</script>' if script else ''}</body></html>\n"
     )
+
+
+def in_order(body: str) -> str:
+    """The document with no level of headings left out, as who listens to a page needs it: what looks like a third level
+    is a second where it follows the title. Its look stays, by its class."""
+    last, level = 0, 0
+
+    def told(match: re.Match[str]) -> str:
+        nonlocal last, level
+        if not match["end"]:
+            level = min(int(match["level"]), last + 1)
+            last = level
+        look = f' class="h{match["level"]}"' if level != int(match["level"]) and not match["end"] else ""
+        return f"<{match['end']}h{level}{look}>"
+
+    return re.sub(r"<(?P<end>/?)h(?P<level>[1-6])>", told, body)
 
 
 def _only(script: str) -> str:

@@ -170,7 +170,7 @@ def _saved(graph: GraphReport) -> str:
     priced = any(value.recompute_s is not None for value in graph.saved)
     return joined(
         [
-            heading("Saved for backward", f"{len(graph.saved)} values, {format_bytes(graph.saved_bytes)}"),
+            heading("Saved for backward", f"{_values_text(graph.saved)}, {format_bytes(graph.saved_bytes)}"),
             _modules(graph.saved),
             _PRICES if priced else "",
             _values(by_size(graph.saved)),
@@ -181,8 +181,12 @@ def _saved(graph: GraphReport) -> str:
 def _recomputed(graph: GraphReport) -> str:
     if not graph.recomputed:
         return ""
-    note = f"{len(graph.recomputed)} values, {format_flops(graph.recompute_flops)}"
+    note = f"{_values_text(graph.recomputed)}, {format_flops(graph.recompute_flops)}"
     return heading("Recomputed in the backward", note) + _values(by_cost(graph.recomputed))
+
+
+def _values_text(values: Sequence[ValueRecord]) -> str:
+    return f"{len(values)} value{'' if len(values) == 1 else 's'}"
 
 
 def _modules(values: Sequence[ValueRecord]) -> str:

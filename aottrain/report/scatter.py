@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from aottrain.ir.units import format_bytes, format_seconds
-from aottrain.report.charts import NOTHING, byte_unit, ticks
+from aottrain.report.charts import NOTHING, byte_ticks, ticks
 
 Place = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -107,7 +107,8 @@ class _Area:
         times = [*origin, *(time for mark in marks for time in mark.range), *(time for _, time in line)]
         self.right, self.height = width - 36.0, 260.0 + 0.17 * width
         self.bottom = self.height - 50
-        self.sizes = ticks(sizes, byte_unit(sizes), max(2, width // 100))
+        self.size_texts = byte_ticks(sizes, max(2, width // 100))
+        self.sizes = list(self.size_texts)
         self.times = ticks(times, 1.0, 7)
 
     def place(self, size: float, seconds: float) -> Place:
@@ -120,10 +121,9 @@ class _Area:
 
     def grid(self) -> str:
         drawn = []
-        for tick in self.sizes:
+        for tick, text in self.size_texts.items():
             x, _ = self.place(tick, self.times[0])
             drawn.append(f'<line class="grid" x1="{x:.1f}" y1="{self.top}" x2="{x:.1f}" y2="{self.bottom}"/>')
-            text = format_bytes(tick) if tick else "0"
             drawn.append(f'<text x="{x:.1f}" y="{self.bottom + 18}" text-anchor="middle">{text}</text>')
         for tick in self.times:
             _, y = self.place(self.sizes[0], tick)

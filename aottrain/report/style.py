@@ -55,10 +55,10 @@ DARK = {
 _RULES = """
 * { box-sizing: border-box; }
 h1 { font-size: 1.6em; line-height: 1.2; margin: 0 0 .3em; letter-spacing: -.01em; }
-h2 { font-size: 1.25em; margin: 2.2em 0 .7em; padding-top: 1.1em; border-top: 1px solid var(--line); }
-h3 { font-size: 1em; margin: 1.8em 0 .5em; }
-h4 { font-size: .9em; margin: .8em 0 .3em; }
-h3 small, summary small { font-weight: normal; color: var(--dim); margin-left: .5em; font-size: .9em; }
+h2:not([class]) { font-size: 1.25em; margin: 2.2em 0 .7em; padding-top: 1.1em; border-top: 1px solid var(--line); }
+h3, .h3 { font-size: 1em; margin: 1.8em 0 .5em; }
+h4, .h4 { font-size: .9em; margin: .8em 0 .3em; }
+h3 small, .h3 small, summary small { font-weight: normal; color: var(--dim); margin-left: .5em; font-size: .9em; }
 p { margin: .35em 0; max-width: 110ch; overflow-wrap: break-word; }
 .dim { color: var(--dim); }
 .good { color: var(--good); }
@@ -123,11 +123,12 @@ td small { display: block; color: var(--dim); font-size: .92em; }
   .table tbody { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(19em, 100%), 1fr)); }
   .table td:first-child > div { font-weight: 600; }
   .table td:first-child small { font-weight: normal; }
-  .table thead, .table colgroup, .table td.empty { display: none; }
+  .table thead, .table colgroup { display: none; }
   .table tr { padding: .5em .8em; border-bottom: 1px solid var(--line); }
   .table tr:last-child { border-bottom: 0; }
   .table td, .table td.number { display: grid; grid-template-columns: 7.6em 1fr; gap: .6em; padding: .12em 0;
     border: 0; text-align: left; }
+  .table td.empty, .table td.number.empty { display: none; }
   .table td::before { content: attr(data-label); color: var(--dim); }
 }
 code, pre, .mono { font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;

@@ -14,14 +14,20 @@ from aottrain.ir.sizes.polynomials import likely
 
 def moved_bytes(kernel: KernelIR) -> int:
     """Read and written."""
+    read, written = moved_by_parameter(kernel)
+    return sum(read) + sum(written)
+
+
+def moved_by_parameter(kernel: KernelIR) -> tuple[list[int], list[int]]:
+    """The bytes that are read of each parameter, and those that are written of it."""
     loads = [(load.buffer, load.address) for load in kernel.body if isinstance(load, Load)]
     stores = [(store.buffer, store.address) for store in kernel.stores]
     columns = [(column.buffer, column.address) for column in kernel.columns]
-    return _touched_bytes(kernel, loads) + _touched_bytes(kernel, stores + columns)
+    return _touched_bytes(kernel, loads), _touched_bytes(kernel, stores + columns)
 
 
-def _touched_bytes(kernel: KernelIR, accesses: Sequence[tuple[int, Address]]) -> int:
-    """Bytes of the elements at these addresses of these buffers. An indirect access may touch all elements of its
+def _touched_bytes(kernel: KernelIR, accesses: Sequence[tuple[int, Address]]) -> list[int]:
+    """Of each parameter the bytes of the elements at these addresses. An indirect access may touch all elements of its
     dimension, but no more than there are iterations of the loops that its indices depend on."""
     depends = _loops_of_values(kernel)
     touched = [0] * len(kernel.parameters)
@@ -31,7 +37,7 @@ def _touched_bytes(kernel: KernelIR, accesses: Sequence[tuple[int, Address]]) ->
         everything = loops.union(*(depends[value] for value, _, _ in address.indirect))
         iterations, steps = (math.prod(likely(kernel.ranges[loop]) for loop in each) for each in (everything, loops))
         touched[buffer] += min(looked_up * steps, iterations)
-    return sum(min(n, likely(p.span)) * p.dtype.itemsize for n, p in zip(touched, kernel.parameters, strict=True))
+    return [min(n, likely(p.span)) * p.dtype.itemsize for n, p in zip(touched, kernel.parameters, strict=True)]
 
 
 def _loops_of_values(kernel: KernelIR) -> list[frozenset[int]]:

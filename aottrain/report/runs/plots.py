@@ -37,6 +37,8 @@ def write_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
             axes = _axes(Figure, "step", title)
             for i, (label, points) in enumerate(curves):
                 _curve(axes, i, label, points)
+            if name == STEP_MS:  # a height says how long, which it does from zero alone
+                axes.set_ylim(bottom=0)
             if len(curves) > 1:
                 axes.legend(frameon=False, fontsize=8)
             written.append(_save(axes, folder / f"{name.replace('/', '_')}.png"))
@@ -44,18 +46,26 @@ def write_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
         bars = [(run.name, value / unit) for run in runs if (value := run.number(name)) is not None]
         if len(bars) > 1:
             axes = _axes(Figure, title, "")
-            axes.barh([label for label, _ in bars], [value for _, value in bars], color=SERIES[0][0])
+            axes.grid(visible=False, axis="y")
+            drawn = axes.barh([label for label, _ in bars], [value for _, value in bars], color=SERIES[0][0])
+            if len(bars) <= _LEGEND:
+                axes.bar_label(drawn, fmt=lambda value: f"{value:.3g}", padding=3, fontsize=8)
+                axes.margins(x=0.1)
             axes.invert_yaxis()
             written.append(_save(axes, folder / f"{name}.png"))
     return written
 
 
 def _axes(figure: Any, x: str, y: str) -> Any:
+    """With its title: of curves by step, or where `y` has no name of a bar for each run."""
     axes = figure(figsize=_INCHES, dpi=_DPI, layout="constrained").add_subplot()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
     axes.grid(alpha=0.3)
+    what, by = (y, "by step") if y else (x, "of each run")
+    axes.set_title(f"{what.partition(' (')[0].capitalize()} {by}", loc="left")
     return axes
 
 

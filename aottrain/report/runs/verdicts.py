@@ -199,10 +199,11 @@ def _lowest(runs: Sequence[Run], keys: Sequence[str]) -> str:
         return ""
     best = min(ends, key=lambda name: ends[name])
     differ = f"{_names(keys)} differ{'s' if len(keys) == 1 else ''}"
-    return (
-        f"{best} ended with the lowest {which[0]}, {ends[best]:.4f} (the highest is {max(ends.values()):.4f}). "
-        f"As {differ}, the losses need not agree."
-    )
+    low, high = (f"{end:.4f}" for end in (ends[best], max(ends.values())))
+    told = f"{best} ended with the lowest {which[0]}, {low} (the highest is {high})."
+    if low == high:
+        told = f"All ended with a {which[0]} of {low}."
+    return f"{told} As {differ}, the losses need not agree."
 
 
 def last(points: Points | None) -> float | None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from aottrain.ir.units import format_bytes, format_count
-from aottrain.report.charts import byte_unit, ticks
+from aottrain.ir.units import format_count
+from aottrain.report.charts import byte_text, byte_unit, ticks
 from aottrain.report.runs.reading import Points
 from aottrain.report.style import SERIES
 
@@ -135,9 +135,7 @@ def _cover_each_other(curves: Sequence[Curve], scale: _Scale) -> bool:
 
 
 def written(unit: str, value: float) -> str:
-    """A value of an axis."""
-    if unit == "bytes":
-        return format_bytes(value) if value else "0"
+    """A value of an axis of seconds, counts or plain numbers."""
     if unit == "seconds":  # ticks are round numbers, which need no third digit
         scale, name = (1, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
         return f"{value * scale:,.4g} {name}" if value else "0"
@@ -155,6 +153,7 @@ class _Scale:
         if self.x0 == self.x1:
             self.x0, self.x1 = self.x0 - 0.5, self.x1 + 0.5
         low, high = min(ys), max(ys)
+        self.high = high
         self.is_log = low > 0 and high / low > _LOG_FROM and not axes.from_zero
         if self.is_log:
             self.y_ticks = _log_ticks(low, high)
@@ -196,10 +195,11 @@ class _Scale:
         return f'<path class="grid" d="{"".join(lines)}"/>'
 
     def y_labels(self) -> str:
-        unit = self.axes.y_unit
+        unit, bytes_in = self.axes.y_unit, byte_unit([self.high])
+        texts = [byte_text(t, bytes_in) if unit == "bytes" else written(unit, t) for t in self.y_ticks]
         return "".join(
-            f'<span style="bottom:{100 * self.up(tick):.1f}%">{escape(written(unit, tick))}</span>'
-            for tick in self.y_ticks
+            f'<span style="bottom:{100 * self.up(tick):.1f}%">{escape(text)}</span>'
+            for tick, text in zip(self.y_ticks, texts, strict=True)
         )
 
     def x_labels(self) -> str:

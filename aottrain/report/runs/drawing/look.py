@@ -66,8 +66,9 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .frame { container-type: inline-size; }
 @container (max-width: 480px) { .xs span:nth-of-type(even) { display: none; } }
 .readout { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
-.spread .row { grid-template-columns: minmax(8em, 30%) 1fr 5.4em; color: var(--ink); }
+.spread .row { grid-template-columns: minmax(8em, 30%) 1fr 6.4em; color: var(--ink); }
 .spread .row > span { overflow-wrap: anywhere; }
+.spread .row > b { white-space: nowrap; }
 .spread svg:not(.swatch) { height: 1.2em; background: none; }
 .spread .reach { stroke: currentColor; stroke-width: 1.5; opacity: .75; vector-effect: non-scaling-stroke; fill: none; }
 .spread .middle-line { stroke: var(--ink); stroke-width: 2; vector-effect: non-scaling-stroke; fill: none; }
@@ -92,7 +93,7 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .hidden { display: none !important; }
 @media (max-width: 600px) {
   .frame { grid-template-columns: 4.2em minmax(0, 1fr); }
-  .spread .row { grid-template-columns: 1fr 5.5em; row-gap: 0; }
+  .spread .row { grid-template-columns: 1fr 6.4em; row-gap: 0; }
   .spread .row > svg { grid-row: 2; grid-column: 1 / 3; }
   .tools input { width: 100%; }
   .tools label { width: 100%; }

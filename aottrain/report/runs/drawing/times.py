@@ -43,6 +43,8 @@ def render_times(folder: Path) -> str:
     if rate:
         meaning += f" Shares are of the {rate / 2**30:.3g} GiB/s that this machine's memory was measured at; more than"
         meaning += " all of it comes from caches."
+    elif any(number(row.get("bytes")) for row in kept):
+        meaning += " There are no shares of the memory's bandwidth, for it was not measured for this run."
     return joined(
         [
             heading("Where time goes", note),
