@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration
 
 
-def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]
-) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]) -> torch.optim.Optimizer:
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion; or the class
     that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments; or see
     `parameter_groups`. precision: bf16_weights updates float32 copies of what is in half precision."""

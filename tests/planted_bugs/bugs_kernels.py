@@ -11,6 +11,9 @@ from aottrain.compiler.codegen.cpp import render as cpp
 from aottrain.compiler.codegen.cpp import segments as cpp_segments
 from aottrain.compiler.codegen.cpp import text as cpp_text
 from aottrain.compiler.codegen.cpp import tiles as cpp_tiles
+from aottrain.compiler.codegen.triton import derived as triton_derived
+from aottrain.compiler.codegen.triton import index as triton_index
+from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
 from aottrain.compiler.lowering.elementwise import activations, arithmetic
 from tests.planted_bugs.planting import Area
@@ -278,4 +281,36 @@ CPP.edit(
     cpp_circular.with_far_angles,
     "if not angles:",
     "if angles:",
+)
+
+OPEN_TRITON = Area("triton kernels for all sizes")
+_OPEN = "tests/compiler/codegen/triton/test_triton.py::test_{}"
+OPEN_TRITON.edit(
+    "the last program of a size that is no multiple of a tile is left out",
+    _OPEN.format("programs_are_as_many_as_each_size_needs"),
+    triton_derived.Derived.rounded_up,
+    'f"-(-{value} // {by})"',
+    'f"max(1, {value} // {by})"',
+    quick=True,
+)
+OPEN_TRITON.edit(
+    "elements beyond the size of a call are not masked",
+    _OPEN.format("programs_are_as_many_as_each_size_needs"),
+    triton_index.Indices._is_masked,
+    "return not divides(tile.width, self.counts[axis])",
+    "return False",
+)
+OPEN_TRITON.edit(
+    "programs take as many rows as they did in the call that was traced",
+    _OPEN.format("rows_are_shared_by_programs_at_every_size"),
+    triton_derived.Derived.share,
+    'return self._named("each", f"max(-(-{tiles} * {others} // {most}), min({tiles}, {least}))", count)',
+    'return self._named("each", f"{count}", count)',
+)
+OPEN_TRITON.edit(
+    "offsets are as wide as in the call that was traced, without a guard",
+    _OPEN.format("narrow_offsets_are_a_guard_on_the_sizes"),
+    triton_tiles.needs_wide_offsets,
+    "bool(count > _NARROW)",
+    "bool(likely(count) > _NARROW)",
 )

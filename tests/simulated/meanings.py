@@ -17,6 +17,7 @@ from aottrain.compiler.codegen.triton import programs as triton_programs
 from aottrain.compiler.link import multi_tensor
 from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.kernels.multi_tensor import Base, MultiTensorIR, Over, Stage, at_count
+from aottrain.ir.kernels.open_sizes import size_names
 
 # Of a kernel by its name, on so many programs, with these arguments (addresses, numbers): what it does.
 Meaning = Callable[[str, int, Sequence[Any]], None]
@@ -45,11 +46,13 @@ class Meanings:
 
     def spans(self, module: str, name: str) -> list[int]:
         kernel = self._kernels.get(module)
-        if kernel is None or _adds_partial_results(name):
+        if kernel is None or _adds_partial_results(name) or size_names(kernel):
             return []
         return [parameter.span * parameter.dtype.itemsize for parameter in kernel.parameters]
 
     def of(self, module: str) -> Meaning | None:
+        if module in self._kernels and size_names(self._kernels[module]):
+            return None  # kernels for all sizes are not run here: their launches are seen alone
         if module in self._kernels:
             return lambda name, programs, given: _run(self._kernels[module], name, given)
         if module in self._programs:

@@ -294,3 +294,16 @@ def test_the_script_that_judges_kernels(launches):
     assert row["load"] == row["store"] == "16" and float(row["waves"]) < 1
     row = dict(zip(MODEL, model_row("softmax", 0, launches.launches, 90, verdicts), strict=True))
     assert row["launches"] == row["kernels"] == row["launches under a wave"] == "1" and row["spilling"] == "0"
+
+
+def test_a_kernel_for_all_sizes_is_compiled_once_and_launched_on_as_many_programs_as_a_size_needs(launches):
+    call = compiled(lambda x, w: torch.softmax(F.layer_norm(x, (64,), w).sum(-1), -1), dynamic=True)
+    lengths = (30, 41, 128, 30)
+    for length in lengths:
+        x = torch.randn(4, length, 64, device="cuda", requires_grad=True)
+        call(x, torch.randn(64, device="cuda", requires_grad=True)).sum().backward()
+    (graph,) = call.report.graphs
+    assert graph.kernel == "triton"
+    forward = [launch for launch in launches.launches if launch.name == "triton_native_layer_norm_sum"]
+    assert len({launch.kernel for launch in forward}) == 1
+    assert [launch.programs for launch in forward] == [4 * length for length in lengths]

@@ -24,7 +24,7 @@ from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.errors import ConfigError
 from aottrain.ir.analysis.unchanged import unchanged
-from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, devices_of, value_of
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, devices_of, value_of
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.settings.choices import FOREIGN, GENERATED
@@ -58,8 +58,6 @@ def choose_kernel(kernel: Kernel, joint: JointGraph) -> tuple[Kernel, str]:
 def _choose(kernel: str, joint: JointGraph) -> tuple[Kernel, str]:
     devices = sorted({str(device) for device in devices_of(joint.graph)})
     if kernel == "triton" or (kernel == "auto" and all(device.startswith("cuda") for device in devices)):
-        if any(value.kind is InputKind.SIZE for value in joint.signature.inputs):
-            return "aten", "Triton kernels are generated for fixed sizes, and this program's are symbolic"
         return _choose_triton(kernel, devices, joint.graph)
     if devices != ["cpu"]:
         return "aten", f"C++ kernels run on a CPU, and this program has values on {' and '.join(devices)}"

@@ -24,6 +24,7 @@ from aottrain.compiler.lowering.rules import (
     whole,
     wide,
 )
+from aottrain.ir.sizes.polynomials import likely
 from aottrain.ir.tensor import TensorSpec
 
 # Vectors that are added up for each result at least, where results lie on either side of what is added up.
@@ -49,16 +50,17 @@ def kept_dims(rank: int, dims: Sequence[int], keepdim: bool) -> tuple[int | None
 def _is_across(source: TensorSpec, dims: tuple[int, ...]) -> bool:
     """Whether neither rows nor columns are as memory is: neighbours are kept, and so is what is farther apart than what
     is reduced. As a row's each element would be a load of its own: vectors are added up."""
-    order = sorted((d for d, size in enumerate(source.shape) if size > 1), key=lambda d: -source.stride[d])
+    sizes, strides = [[likely(each) for each in of] for of in (source.shape, source.stride)]
+    order = sorted((d for d, size in enumerate(sizes) if size > 1), key=lambda d: -strides[d])
     reduced = [i for i, d in enumerate(order) if d in dims]
-    if source.device.type != "cpu" or not reduced or source.shape[order[-1]] < NEIGHBOURS:
+    if source.device.type != "cpu" or not reduced or sizes[order[-1]] < NEIGHBOURS:
         return False
     return order[-1] not in dims and reduced != list(range(len(reduced)))
 
 
 def _sums_few(source: TensorSpec, dims: tuple[int, ...]) -> bool:
     """Whether so few vectors are added up for each result that to begin and end it costs more: as the libraries do."""
-    return math.prod(source.shape[d] for d in dims) < _FEWEST_SUMMED
+    return likely(math.prod(source.shape[d] for d in dims)) < _FEWEST_SUMMED
 
 
 def _reduction(node: fx.Node, op: str, dims: tuple[int, ...], keepdim: bool, divisor: int = 1) -> list[Rule] | None:

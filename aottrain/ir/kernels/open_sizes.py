@@ -1,13 +1,14 @@
-"""Kernels for all sizes: the symbols that they take as arguments."""
+"""Kernels for all sizes: the symbols that they take as arguments, and what is known of numbers in them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from aottrain.ir.kernels.kernel import KernelIR
-from aottrain.ir.sizes.polynomials import Polynomial
+from aottrain.ir.sizes.polynomials import PREFIX, Polynomial, SizeFacts
 
 
 def size_names(kernel: KernelIR) -> tuple[str, ...]:
@@ -17,6 +18,25 @@ def size_names(kernel: KernelIR) -> tuple[str, ...]:
         if isinstance(value, Polynomial):
             found.update(dict.fromkeys(sorted(value.symbols)))
     return tuple(found)
+
+
+def facts_of(kernel: KernelIR) -> SizeFacts | None:
+    """Of the symbols of a kernel's sizes; None where all are numbers."""
+    return next((value.facts for value in _numbers(kernel) if isinstance(value, Polynomial)), None)
+
+
+def divides(number: int, value: Any) -> bool:
+    """Whether a number divides an integer in every call."""
+    if isinstance(value, Polynomial):
+        return all(factor % number == 0 for _, factor in value.terms)
+    return bool(value % number == 0)
+
+
+def numbered(text: str, sizes: Sequence[str]) -> str:
+    """A kernel's text with names for its sizes that are the same in every program."""
+    for k, name in enumerate(sizes):
+        text = re.sub(rf"\b{PREFIX}{name}\b", f"d{k}", text)
+    return text
 
 
 def _numbers(value: Any) -> Iterator[Any]:

@@ -26,7 +26,8 @@ from aottrain.errors import ConfigError
 from aottrain.runtime.multi_tensor import Run, TensorTables
 from aottrain.toolchain.cache import cache_folder, is_own, private_folder, say_once
 
-Launch = Callable[[Sequence[Tensor]], None]
+Launch = Callable[..., None]  # of the tensors, and of the sizes of a call where each has its own
+_MOST_INT32 = 1 << 31
 
 _ON_A_CPU = (
     "kernel='triton' needs a CUDA device; on a CPU Triton only interprets kernels, slowly and for tests: set "
@@ -63,14 +64,15 @@ def triton_launch(source: str) -> Launch:
     later call reports, as eager's own kernels do: to look for it at once, the host would have to wait for each kernel.
     """
     module = load_module(source)
-    buffers = [f"s{k}" for k in range(len(module.SCRATCH))]
-    scratch = [(getattr(torch, "bool" if name == "int1" else name), count) for name, count in module.SCRATCH]
+    if hasattr(module, "launches"):
+        return _sized_launch(module, "fn.check_index(" in source)
+    scratch = [(_torch_type(name), count) for name, count in module.SCRATCH]
     checked = "fn.check_index(" in source
     options = {"enable_fp_fusion": False, "debug": checked, "sanitize_overflow": False}
     interpreted = _is_interpreted(module.LAUNCHES[0][0])
     steps: list[tuple[Any, list[int], dict[str, Any]]] = []
     for kernel, programs, warps, names in module.LAUNCHES:
-        positions = [-1 - buffers.index(name) if name in buffers else int(name[1:]) for name in names]
+        positions = _positions(names)
         settings = {**options, "num_warps": warps}
         if interpreted:
             steps.append((kernel[(programs, 1, 1)], positions, settings))
@@ -89,6 +91,47 @@ def triton_launch(source: str) -> Launch:
     return launch
 
 
+def _torch_type(name: str) -> torch.dtype:
+    return getattr(torch, "bool" if name == "int1" else name)
+
+
+def _positions(names: Sequence[str]) -> list[int]:
+    """Of a kernel's arguments in the parameters that are followed by the scratch buffers, the last one first."""
+    return [(-1 - int(name[1:])) if name[0] == "s" else int(name[1:]) for name in names]
+
+
+def _sized_launch(module: ModuleType, checked: bool) -> Launch:
+    """Runs a module's kernels for the sizes of each call, from which follow its programs and its scratch memory.
+
+    checked: whether it asserts that indices are in range.
+    """
+    options = {"enable_fp_fusion": False, "debug": checked, "sanitize_overflow": False}
+    prepared: dict[Any, _Prepared] = {}
+
+    def launch(tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+        scratch, kernels = module.launches(*sizes)
+        device = tensors[0].device
+        made = [torch.empty(count, dtype=_torch_type(name), device=device) for name, count in scratch]
+        steps: list[Any] = []
+        for kernel, programs, warps, names, numbers in kernels:
+            settings = {**options, "num_warps": warps}
+            if _is_interpreted(kernel):
+                start = partial(_with_numbers, kernel[(programs, 1, 1)], numbers)
+                steps.append((start, _positions(names), settings))
+            else:
+                if kernel not in prepared:
+                    prepared[kernel] = _Prepared(kernel, programs, settings)
+                steps.append((partial(prepared[kernel].on_grid, programs, numbers), _positions(names), {}))
+        run = _interpreted if _is_interpreted(kernels[0][0]) else _launched
+        run(steps, [*tensors, *reversed(made)])
+
+    return launch
+
+
+def _with_numbers(start: Any, numbers: Sequence[int], *tensors: Tensor, **settings: Any) -> None:
+    start(*tensors, *numbers, **settings)
+
+
 class _Prepared:
     """One kernel on its grid. The first launch on a device goes through Triton, those after it directly.
 
@@ -101,28 +144,32 @@ class _Prepared:
         from triton import knobs
         from triton.runtime.driver import driver
 
-        self.through_triton = partial(kernel[(programs, 1, 1)], **options)
-        self.programs = programs
+        self.kernel, self.options, self.programs = kernel, options, programs
         self.compiled: dict[
             int, tuple[Any, Any, Any]
         ] = {}  # by device: what launches, the function, what Triton packed
         self.settings, self.driver = knobs.runtime, driver
 
     def __call__(self, *tensors: Tensor) -> None:
+        self.on_grid(self.programs, (), *tensors)
+
+    def on_grid(self, programs: int, numbers: Sequence[int], *tensors: Tensor) -> None:
+        """numbers: arguments after the tensors."""
         addresses = [tensor.data_ptr() for tensor in tensors]
         bits = 0
         for address in addresses:
             bits |= address
         index = tensors[0].device.index
         compiled = self.compiled.get(index)
-        if compiled is None or bits % 16 or self._is_watched():
-            kernel = self.through_triton(*tensors)
-            if bits % 16 == 0 and hasattr(kernel, "packed_metadata"):
+        small = not numbers or max(numbers) < _MOST_INT32  # a larger one is of another type, and another kernel
+        if compiled is None or bits % 16 or not small or self._is_watched():
+            kernel = self.kernel[(programs, 1, 1)](*tensors, *numbers, **self.options)
+            if bits % 16 == 0 and small and hasattr(kernel, "packed_metadata"):
                 self.compiled[index] = kernel.run, kernel.function, kernel.packed_metadata
             return
         start, function, metadata = compiled
         stream = self.driver.active.get_current_stream(index)
-        start(self.programs, 1, 1, stream, function, metadata, None, None, None, *addresses)
+        start(programs, 1, 1, stream, function, metadata, None, None, None, *addresses, *numbers)
 
     def _is_watched(self) -> bool:
         """Whether a profiler of Triton's wants to hear of each launch."""

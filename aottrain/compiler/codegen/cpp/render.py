@@ -30,7 +30,6 @@ from aottrain.compiler.codegen.cpp.text import (
     identity,
     literal,
     loaded,
-    numbered,
     rounded,
     row_position,
     to_stored,
@@ -55,7 +54,7 @@ from aottrain.ir.kernels.kernel import (
     levels,
     stages,
 )
-from aottrain.ir.kernels.open_sizes import size_names
+from aottrain.ir.kernels.open_sizes import numbered, size_names
 from aottrain.ir.sizes.polynomials import is_open
 
 # Below this many elements a kernel runs on the calling thread: starting the others costs more.

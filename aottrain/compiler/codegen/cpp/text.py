@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import torch
@@ -182,13 +181,6 @@ def tracks_nan(instruction: Reduce) -> bool:
 def arguments(sizes: Sequence[str], number: int) -> list[str]:
     """Lines that read these sizes from the kernel's argument of that number."""
     return [f"const i64 {PREFIX}{name} = ((const i64*)p[{number}])[{k}];" for k, name in enumerate(sizes)]
-
-
-def numbered(text: str, sizes: Sequence[str]) -> str:
-    """A kernel's text with names for its sizes that are the same in every program."""
-    for k, name in enumerate(sizes):
-        text = re.sub(rf"\b{PREFIX}{name}\b", f"d{k}", text)
-    return text
 
 
 def affine_text(offset: Affine) -> str:

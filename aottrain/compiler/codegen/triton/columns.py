@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from aottrain.compiler.codegen.triton.index import COL, ROW, Axes, Indices
 from aottrain.compiler.codegen.triton.text import STORED, folded, identity, literal, option, reduced, stored
 from aottrain.compiler.codegen.triton.tiles import Tile
 from aottrain.ir.kernels.kernel import Column, KernelIR
+from aottrain.ir.sizes.polynomials import same
 
 # Partial results that the second kernel adds at once, and elements of a row that one of its programs adds up.
 _HEIGHT, _WIDTH, _WHOLE_HEIGHT = 16, 64, 1024
@@ -37,14 +39,14 @@ class Columns:
         self.kernel, self.tile, self.index = kernel, tile, index
         self._masked, self._out = masked, out
         # Partial results of one program need no second kernel, unless they are too long for registers.
-        self.split = bool(kernel.columns) and (tile.num_programs > 1 or tile.swept)
+        self.split = bool(kernel.columns) and (not same(tile.num_programs, 1) or tile.swept)
 
     @property
     def buffers(self) -> list[str]:
         return [f"s{k}" for k in range(len(self.kernel.columns))] if self.split else []
 
     @property
-    def sizes(self) -> list[tuple[str, int]]:
+    def sizes(self) -> list[tuple[str, Any]]:
         """Type and elements of each scratch buffer."""
         if not self.split:
             return []
@@ -85,7 +87,7 @@ class Columns:
         mask = self.index.mask(frozenset({COL}))
         self._out(depth, f"at{k} = s{k} + (program * {self.kernel.row_size} + col)")
         self._out(depth, f"part{k} = {reduced(column.op, part, 0)}[None, :]")
-        if self.tile.rows_each > self.tile.rows:
+        if not same(self.tile.rows_each, self.tile.rows):
             later = " & ".join([*([mask] if mask else []), "(step > 0)"])
             previous = f"tl.load(at{k}, mask={later}, other={identity(column.op, dtype)})"
             self._out(depth, f"part{k} = {folded(column.op, previous, f'part{k}', dtype)}")
@@ -112,7 +114,7 @@ class Columns:
         shaped = self.index.shaped(self.index.text(offset), self.index.axes_of(offset), frozenset({COL}))
         return f"p{column.buffer} + {shaped}"
 
-    def finish(self, name: str, k: int, column: Column) -> tuple[str, int, int, list[str]]:
+    def finish(self, name: str, k: int, column: Column) -> tuple[str, Any, int, list[str]]:
         """The kernel that adds partial results in the order of the programs."""
         finish = f"{name}_column_{k}"
         parameters = [f"s{k}", f"p{column.buffer}"]
@@ -127,15 +129,15 @@ class Columns:
         runs = math.prod(self.kernel.ranges[: column.kept])
         for line in self.index.finish_lines(_WIDTH, runs):
             self._out(1, line)
-        count, shape = self.tile.row_programs // runs, f"[{_HEIGHT}, {_WIDTH}]"
+        count, shape = self.tile.row_programs // runs if runs > 1 else self.tile.row_programs, f"[{_HEIGHT}, {_WIDTH}]"
         partial = f"(run * {count} + part[:, None])" if runs > 1 else "part[:, None]"
         self._add_partials(k, column, count, shape, _HEIGHT, "part[:, None]", f"({partial} * {size} + col)")
         self._out(1, f"total = {reduced(column.op, 'total', 0)}[None, :]")
         self._out(1, f"tl.store({self._column_target(column)}, {self._result(column, 'total')}, mask=col < {size})")
-        return finish, runs * -(-size // _WIDTH), 4, parameters
+        return finish, runs * self.tile.derived.rounded_up("blocks", size, _WIDTH), 4, parameters
 
     def _add_partials(
-        self, k: int, column: Column, count: int, shape: str, height: int, position: str, offset: str
+        self, k: int, column: Column, count: Any, shape: str, height: int, position: str, offset: str
     ) -> None:
         dtype = self._total_type(column)
         start = identity(column.op, dtype)
@@ -148,7 +150,7 @@ class Columns:
 
     def _result(self, column: Column, total: str) -> str:
         dtype = self._total_type(column)
-        if column.divisor != 1:
+        if not same(column.divisor, 1):
             total = f"fn.div({total}, {literal(column.divisor, dtype)})"
         return stored(total, dtype, self.kernel.parameters[column.buffer].dtype)
 
@@ -156,7 +158,7 @@ class Columns:
         dtype = self.kernel.body[column.value].dtype
         return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
-    def _num_partials(self, column: Column) -> int:
+    def _num_partials(self, column: Column) -> Any:
         if column.whole:
             return self.tile.num_programs
         return self.tile.row_programs * self.kernel.row_size

@@ -7,6 +7,8 @@ import math
 from aottrain.compiler.codegen.triton.tiles import Tile, affines
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.open_sizes import divides
+from aottrain.ir.sizes.polynomials import same
 
 Axes = frozenset[str]
 ROW, COL, INDEX = "row", "col", "index"
@@ -29,7 +31,7 @@ class Indices:
         self.runs = {axis: sorted({run for p in used for run, _ in self._runs(p, axis)}) for axis in self.loops}
 
     def axes_of(self, position: Affine) -> Axes:
-        used = [loop for loop, _ in position.terms if self.kernel.ranges[loop] > 1]
+        used = [loop for loop, _ in position.terms if not same(self.kernel.ranges[loop], 1)]
         return frozenset(axis for axis, loops in self.loops.items() if any(loop in loops for loop in used))
 
     def text(self, position: Affine) -> str:
@@ -37,7 +39,7 @@ class Indices:
         for axis in self.names:
             for run, c in self._runs(position, axis):
                 name = self._name(axis, run)
-                parts.append(name if c == 1 else f"{c} * {name}")
+                parts.append(name if same(c, 1) else f"{c} * {name}")
         if position.constant or not parts:
             parts.append(str(position.constant))
         return " + ".join(parts)
@@ -54,13 +56,13 @@ class Indices:
         runs: list[tuple[tuple[int, int], int]] = []
         for loop in self.loops[axis]:
             c = position.coefficient(loop)
-            if not c or ranges[loop] == 1:
+            if same(c, 0) or same(ranges[loop], 1):
                 continue
             if runs:
                 (first, last), before = runs[-1]
                 # Loops of one iteration between them do not count.
-                skipped = all(ranges[between] == 1 for between in range(last + 1, loop))
-                if skipped and before == c * ranges[loop]:
+                skipped = all(same(ranges[between], 1) for between in range(last + 1, loop))
+                if skipped and same(before, c * ranges[loop]):
                     runs[-1] = (first, loop), c
                     continue
             runs.append(((loop, loop), c))
@@ -74,7 +76,7 @@ class Indices:
 
     def _name(self, axis: str, run: tuple[int, int]) -> str:
         step, size = self._step_and_size(axis, run)
-        if step == 1 and size == self.counts[axis]:
+        if same(step, 1) and same(size, self.counts[axis]):
             return axis
         return f"i{run[0]}" if run[0] == run[1] else f"i{run[0]}_{run[1]}"
 
@@ -85,8 +87,8 @@ class Indices:
             name = self._name(axis, run)
             if name == axis:
                 continue
-            text = axis if step == 1 else f"{axis} // {step}"
-            lines.append(f"{name} = {text}" + (f" % {size}" if step * size < self.counts[axis] else ""))
+            text = axis if same(step, 1) else f"{axis} // {step}"
+            lines.append(f"{name} = {text}" + ("" if same(step * size, self.counts[axis]) else f" % {size}"))
         return lines
 
     def mask(self, axes: Axes) -> str:
@@ -96,8 +98,8 @@ class Indices:
     def _is_masked(self, axis: str) -> bool:
         tile = self.tile
         if axis == ROW:
-            return tile.row_programs * tile.rows_each != self.counts[axis]
-        return self.counts[axis] % tile.width != 0
+            return not same(tile.row_programs * tile.rows_each, self.counts[axis])
+        return not divides(tile.width, self.counts[axis])
 
     def _mask_line(self, axis: str) -> list[str]:
         return [f"{axis}_mask = {axis} < {self.counts[axis]}"] if self._is_masked(axis) else []
@@ -116,7 +118,7 @@ class Indices:
     def program_lines(self) -> list[str]:
         """The program's place: `program` among the rows, `part` along them."""
         tile = self.tile
-        if tile.width_programs == 1:
+        if same(tile.width_programs, 1):
             return [f"program = {self._program()}"]
         return [
             f"program = {self._program()} // {tile.width_programs}",
@@ -127,7 +129,7 @@ class Indices:
         tile = self.tile
         if tile.runs > 1:
             return self._rows_of_run(step)
-        first = "program" + (f" * {tile.rows_each}" if tile.rows_each > 1 else "") + (f" + {step}" if step else "")
+        first = "program" + ("" if same(tile.rows_each, 1) else f" * {tile.rows_each}") + (f" + {step}" if step else "")
         return [
             f"row = {first} + tl.arange(0, {tile.rows})[:, None]",
             *self._mask_line(ROW), *self._parts(ROW),
@@ -170,10 +172,10 @@ class Indices:
         """Whether elements along the tile's last dimension are numbered one by one, from a multiple of four."""
         last = self.names[-1]
         runs = self._runs(position, last)
-        if self.tile.width % 4 or len(runs) != 1 or runs[0][1] != 1 or self._name(last, runs[0][0]) != last:
+        if self.tile.width % 4 or len(runs) != 1 or not same(runs[0][1], 1) or self._name(last, runs[0][0]) != last:
             return False
         rest = [c for axis in self.names[:-1] for _, c in self._runs(position, axis)]
-        return all(c % 4 == 0 for c in (*rest, position.constant))
+        return all(divides(4, c) for c in (*rest, position.constant))
 
     def block_text(self, position: Affine) -> str:
         """The numbers of the blocks of four that hold the tile's elements, one for every four elements."""
@@ -183,7 +185,13 @@ class Indices:
         if tile.flat:
             start, rest = f"first // 4 + {lanes}", ""
         else:
-            first = "start // 4 + " if tile.swept else f"part * {tile.width // 4} + " if tile.width_programs > 1 else ""
+            first = (
+                "start // 4 + "
+                if tile.swept
+                else f"part * {tile.width // 4} + "
+                if not same(tile.width_programs, 1)
+                else ""
+            )
             start = f"{first}{lanes}[None, :]"
             others = Affine.of(
                 {loop: c for loop, c in position.terms if loop not in self.loops[last]}, position.constant

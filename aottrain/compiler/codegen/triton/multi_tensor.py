@@ -7,6 +7,7 @@ no masks, and where the host says that all pointers are multiples of 16 bytes, m
 from __future__ import annotations
 
 from aottrain.compiler.codegen.triton.columns import Columns
+from aottrain.compiler.codegen.triton.derived import Derived
 from aottrain.compiler.codegen.triton.index import COL, Indices
 from aottrain.compiler.codegen.triton.render import HEADER, Renderer
 from aottrain.compiler.codegen.triton.text import STORED
@@ -38,7 +39,7 @@ class _BlockRenderer(Renderer):
         super().__init__(stage.kernel)
         width = _WIDTH[stage.over]
         self.masked = masked
-        self.tile = Tile(False, 1, width, max(1, width // 256), False, swept=True)
+        self.tile = Tile(False, 1, width, max(1, width // 256), False, Derived(stage.kernel), swept=True)
         self.index = _CountedIndices(stage.kernel, self.tile, masked)
         self.axes = self._axes()
         self.columns = Columns(stage.kernel, self.tile, self.index, self._masked, self._out)

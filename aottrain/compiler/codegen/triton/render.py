@@ -10,7 +10,8 @@ kernel adds these in order.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -45,6 +46,8 @@ from aottrain.ir.kernels.kernel import (
     operands,
     stages,
 )
+from aottrain.ir.kernels.open_sizes import size_names
+from aottrain.ir.sizes.polynomials import PREFIX, likely, same
 
 HEADER = """\
 import triton
@@ -89,17 +92,50 @@ class Renderer:
             self._flat()
         else:
             self._rows()
-        launches = [(name, tile.num_programs, tile.num_warps, parameters)]
-        if columns.split:
-            launches += [columns.finish(name, k, column) for k, column in enumerate(kernel.columns)]
+        launches = [(name, tile.num_programs, tile.num_warps, parameters, self._take_sizes(0))]
+        for k, column in enumerate(kernel.columns if columns.split else ()):
+            first = len(self.lines)
+            launches.append((*columns.finish(name, k, column), self._take_sizes(first)))
         self._out(0, "\n")
         self._out(0, "# Type and elements of each scratch buffer; each kernel, its programs and warps, its arguments.")
+        if sizes := size_names(kernel):
+            self._launches_of_sizes(sizes, launches)
+            return tile.derived.numbered("\n".join(self.lines) + "\n")
         self._out(0, f"SCRATCH = {tuple(columns.sizes)!r}")
         self._out(0, "LAUNCHES = (")
-        for kernel_name, programs, warps, names in launches:
+        for kernel_name, programs, warps, names, _ in launches:
             self._out(1, f"({kernel_name}, {programs}, {warps}, {tuple(names)!r}),")
         self._out(0, ")")
         return "\n".join(self.lines) + "\n"
+
+    def _take_sizes(self, first: int) -> list[str]:
+        """Make arguments of the sizes in a function's text, which begins at a line. Returns them.
+
+        Triton would compile another kernel for a size of 1, and for multiples of 16: of these it is told nothing.
+        """
+        names = self.tile.derived.used(self.lines[first:])
+        if names:
+            head = next(i for i in range(first, len(self.lines)) if self.lines[i] == "@triton.jit")
+            self.lines[head] = f"@triton.jit(do_not_specialize={names!r})"
+            self.lines[head + 1] = f"{self.lines[head + 1].removesuffix('):')}, {', '.join(names)}):"
+            wide = [f"    {name} = {name}.to(tl.int64)" for name in names if self.tile.wide]
+            self.lines[head + 2 : head + 2] = wide
+        return names
+
+    def _launches_of_sizes(
+        self, sizes: Sequence[str], launches: Sequence[tuple[str, Any, int, list[str], list[str]]]
+    ) -> None:
+        """As the constants of a module for fixed sizes, as a function of a call's; a kernel's numbers follow its
+        arguments."""
+        self._out(0, f"def launches({', '.join(PREFIX + name for name in sizes)}):")
+        self._all(1, self.tile.derived.lines)
+        scratch = "".join(f"({kind!r}, {count}), " for kind, count in self.columns.sizes)
+        self._out(1, f"scratch = ({scratch.rstrip()})")
+        self._out(1, "return scratch, (")
+        for name, programs, warps, names, numbers in launches:
+            passed = "".join(f"{number}, " for number in numbers).rstrip()
+            self._out(2, f"({name}, {programs}, {warps}, {tuple(names)!r}, ({passed})),")
+        self._out(1, ")")
 
     def _flat(self) -> None:
         self._all(1, self.index.flat_lines())
@@ -116,14 +152,14 @@ class Renderer:
         tile = self.tile
         self._all(1, self.index.program_lines())
         if not tile.swept:
-            self._all(1, self.index.col_lines("part" if tile.width_programs > 1 else None))
+            self._all(1, self.index.col_lines("part" if not same(tile.width_programs, 1) else None))
         # What does not depend on the row is there before the first one.
         early = {v for v, axes in enumerate(self.axes) if ROW not in axes and (not tile.swept or not axes)}
         for value in sorted(early):
             self._define(1, value)
         self.columns.start(1)
         depth = 1
-        if tile.rows_each > tile.rows:
+        if not same(tile.rows_each, tile.rows):
             self._out(1, f"for step in range(0, {tile.rows_each}, {tile.rows}):")
             depth = 2
         self._all(depth, self.index.row_lines("step" if depth == 2 else None))
@@ -243,7 +279,7 @@ class Renderer:
         text = stored(f"v{store.value}", value, target)
         offset, axes = self._address(store.address, self.axes[store.value])
         pieces = [mask] if (mask := self.index.mask(axes)) else []
-        if self.tile.width_programs > 1 and not self.tile.flat and COL not in axes:
+        if not same(self.tile.width_programs, 1) and not self.tile.flat and COL not in axes:
             # The first program of a row stores what the row has one of.
             pieces.append("(part + row * 0 == 0)" if ROW in axes else "(part == 0)")
         mask_text = option("mask", " & ".join(pieces))
@@ -255,7 +291,7 @@ class Renderer:
         axes = self.index.axes_of(address.offset)
         for value, stride, size in address.indirect:
             wrapped = f"tl.where(v{value} < 0, v{value} + {size}, v{value})"
-            parts.append(wrapped if stride == 1 else f"{wrapped} * {stride}")
+            parts.append(wrapped if same(stride, 1) else f"{wrapped} * {stride}")
             axes |= self.axes[value]
         return self.index.shaped(" + ".join(parts) or "0", axes, other), axes | other
 
@@ -315,9 +351,9 @@ def kernel_title(kernel: KernelIR) -> str:
 
 
 def partial_bytes(kernel: KernelIR) -> int:
-    """Of the scratch buffers that a launch allocates."""
+    """Of the scratch buffers that a launch allocates, for sizes that each call has its own of as they were traced."""
     sizes = Renderer(kernel).columns.sizes
-    return sum(count * (1 if name == "int1" else getattr(torch, name).itemsize) for name, count in sizes)
+    return sum(likely(count) * (1 if name == "int1" else getattr(torch, name).itemsize) for name, count in sizes)
 
 
 def render_code(kernel: KernelIR) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from aottrain.ir.kernels.kernel import Compute
+from aottrain.ir.sizes.polynomials import is_open
 
 STORED = {
     torch.float32: "tl.float32", torch.float64: "tl.float64",
@@ -99,7 +100,9 @@ def number(value: float | int | bool, dtype: torch.dtype) -> str:
 
 
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A scalar of the type in which arithmetic of this type is done."""
+    """A scalar of the type in which arithmetic of this type is done; a size that a call has its own of, too."""
+    if is_open(value):
+        return f"{value}.to({COMPUTED[dtype]})"
     return f"tl.full((), {number(value, dtype)}, {COMPUTED[dtype]})"
 
 

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from aottrain.compiler.codegen.row_passes import is_element
+from aottrain.compiler.codegen.triton.derived import Derived
 from aottrain.ir.analysis.liveness import last_uses
 from aottrain.ir.kernels.affine import Affine
 from aottrain.ir.kernels.kernel import KernelIR, Level, Load, Position, Reduce, levels, operands
+from aottrain.ir.sizes.polynomials import is_open, likely
 
 # Elements of a tile: enough for each thread to load 16 bytes at a time, few enough that nothing spills.
 _TILE, _SWEPT_WIDTH, _COLUMN_WIDTH, _WHOLE_BLOCK = 1024, 4096, 128, 4096
+# Of a row whose length each call has its own of: what is traced may be shorter than what follows.
+_OPEN_WIDTH = 256
 # Elements of a row, times its values that live across a reduction, that are kept in registers: most of a
 # multiprocessor's 65536. A row that is swept is computed again in each pass.
 _HELD_ELEMENTS, _LONGEST_HELD = 57344, 16384
@@ -40,53 +45,61 @@ class Tile:
     num_warps: int
     wide: bool
     """Whether offsets are 64 bits."""
+    derived: Derived
+    """Numbers of programs that follow from the sizes of a call."""
     swept: bool = False
     """Whether a program loops over the elements of its rows, pass by pass. Otherwise a tile has all elements of its
     rows, or those of one of `width_programs` programs."""
-    rows_each: int = 1
+    rows_each: Any = 1
     """Rows of one program, a multiple of `rows`."""
-    row_programs: int = 1
+    row_programs: Any = 1
     """Programs that share the rows."""
-    width_programs: int = 1
+    width_programs: Any = 1
     """Programs that share a row."""
     runs: int = 1
     """Parts of equally many rows whose programs are apart: those that a reduction over rows keeps apart."""
 
     @property
-    def num_programs(self) -> int:
+    def num_programs(self) -> Any:
         return self.row_programs * self.width_programs
 
 
 def choose_tile(kernel: KernelIR) -> Tile:
-    wide = needs_wide_offsets(kernel)
+    wide, derived = needs_wide_offsets(kernel), Derived(kernel)
     reduces = any(isinstance(instruction, Reduce) for instruction in kernel.body)
     value_levels = levels(kernel)
     plain_columns = any(not column.whole for column in kernel.columns)
     elements_only = all(is_element(kernel, value_levels, store) for store in kernel.stores)
     if not reduces and not plain_columns and elements_only:
-        return _flat(kernel, wide)
+        return _flat(kernel, wide, derived)
     if not reduces:
         width = min(_power(kernel.row_size), _COLUMN_WIDTH)
-        return _by_rows(kernel, width, wide, width_programs=-(-kernel.row_size // width))
+        return _by_rows(
+            kernel, width, wide, derived, width_programs=derived.rounded_up("parts", kernel.row_size, width)
+        )
     width = _power(kernel.row_size)
+    if is_open(kernel.row_size):
+        return _by_rows(kernel, max(_OPEN_WIDTH, min(width, _SWEPT_WIDTH)), wide, derived, swept=True)
     if width <= _LONGEST_HELD and width * _num_held(kernel) <= _HELD_ELEMENTS:
-        return _by_rows(kernel, width, wide)
-    return _by_rows(kernel, min(width, _SWEPT_WIDTH), wide, swept=True)
+        return _by_rows(kernel, width, wide, derived)
+    return _by_rows(kernel, min(width, _SWEPT_WIDTH), wide, derived, swept=True)
 
 
-def _flat(kernel: KernelIR, wide: bool) -> Tile:
+def _flat(kernel: KernelIR, wide: bool, derived: Derived) -> Tile:
     count = kernel.num_rows * kernel.row_size
     if kernel.columns:
         block = min(_power(count), _WHOLE_BLOCK)
     else:
-        block = max(min(_TILE, _power(count // _PROGRAMS)), min(128, _power(count)))
-    return Tile(True, 1, block, _warps(block), wide, width_programs=-(-count // block))
+        block = max(min(_TILE, _power(likely(count) // _PROGRAMS)), min(128, _power(count)))
+    return Tile(True, 1, block, _warps(block), wide, derived, width_programs=derived.rounded_up("blocks", count, block))
 
 
-def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, width_programs: int = 1) -> Tile:
+def _by_rows(
+    kernel: KernelIR, width: int, wide: bool, derived: Derived, swept: bool = False, width_programs: Any = 1
+) -> Tile:
     """Short rows share a tile, as long as there is work for all programs; sums over rows take several tiles each."""
     runs = math.prod(kernel.ranges[: max((column.kept for column in kernel.columns), default=0)])
-    num_rows = kernel.num_rows // runs
+    num_rows = kernel.num_rows // runs if runs > 1 else kernel.num_rows
     # Partial sums cost memory traffic: each is over eight rows at least.
     largest, least = (4 * _TILE, 8) if kernel.columns else (_TILE, 1)
     reduced = any(isinstance(instruction, Reduce) for instruction in kernel.body)
@@ -95,15 +108,17 @@ def _by_rows(kernel: KernelIR, width: int, wide: bool, swept: bool = False, widt
         fitting = max(1, _SUMMED_REGISTERS // _num_held(kernel))
         per_thread = min(max(1 << (fitting.bit_length() - 1), _FEWEST), _MOST)
         largest = per_thread * _SUMMED_THREADS
-    rows = 1 if swept else max(1, min(largest // width, _power(num_rows)))
-    while rows > least and -(-num_rows // rows) * runs * width_programs < _PROGRAMS:
+    if swept:  # rows whose length each call has its own of may be short ones
+        largest = _TILE if is_open(kernel.row_size) else width
+    rows = max(1, min(largest // width, _power(num_rows)))
+    while rows > least and -(-likely(num_rows) // rows) * likely(runs * width_programs) < _PROGRAMS:
         rows //= 2
-    tiles, each = -(-num_rows // rows), 1
+    tiles, each = derived.rounded_up("tiles", num_rows, rows), 1
     if kernel.columns:
-        each = max(-(-tiles * runs * width_programs // _PROGRAMS), min(tiles, least // rows))
-    programs = -(-tiles // each) * runs
+        each = derived.share(tiles, runs * width_programs, _PROGRAMS, least // rows)
+    programs = derived.rounded_up("programs", tiles, each) * runs if kernel.columns else tiles * runs
     warps = max(1, rows * width // (32 * per_thread)) if per_thread else _warps(rows * width)
-    return Tile(False, rows, width, warps, wide, swept, rows * each, programs, width_programs, runs)
+    return Tile(False, rows, width, warps, wide, derived, swept, rows * each, programs, width_programs, runs)
 
 
 def _num_held(kernel: KernelIR) -> int:
@@ -121,16 +136,17 @@ def _warps(elements: int) -> int:
     return max(1, min(16, elements // 256))
 
 
-def _power(count: int) -> int:
-    """The next power of two."""
-    return 1 << max(0, count - 1).bit_length()
+def _power(count: Any) -> int:
+    """The next power of two, of a size that each call has its own of as it was traced."""
+    return 1 << max(0, likely(count) - 1).bit_length()
 
 
 def needs_wide_offsets(kernel: KernelIR) -> bool:
-    """Whether any offset, or any number of an element, may pass what 32 bits hold."""
+    """Whether any offset, or any number of an element, may pass what 32 bits hold. Of sizes that each call has its own
+    of it is what they were when they were traced: a guard."""
     counts = [kernel.num_rows * kernel.row_size, *(parameter.span for parameter in kernel.parameters)]
     counts += [_reach(position, kernel.ranges) for position in affines(kernel)]
-    return max(counts) > _NARROW
+    return any([bool(count > _NARROW) for count in counts])
 
 
 def _reach(position: Affine, ranges: tuple[int, ...]) -> int:

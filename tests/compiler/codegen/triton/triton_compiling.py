@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+import aottrain
 from aottrain.compiler.codegen.triton.multi_tensor import render_triton_multi_tensor
 from aottrain.compiler.codegen.triton.render import render_triton
+from aottrain.compiler.link import backends, programs
 from aottrain.compiler.optimizers.formulas import ADAMW, LION, SGD, Formula, Segment, optimizer_step
 from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.kernels.multi_tensor import Base, Over
+from aottrain.ir.kernels.open_sizes import size_names
+from aottrain.ir.schedule import KernelCall
 from aottrain.runtime.cuda.triton_launch import load_module
 from tests.compiler.codegen.triton.triton_kernels import (
     ANGLES,
@@ -37,20 +44,35 @@ TYPES = {
 HOPPER = GPUTarget("cuda", 90, 32)
 
 
-def assemble(kernel: KernelIR) -> list[str]:
+def assemble(kernel: KernelIR, target: GPUTarget = HOPPER) -> list[str]:
     """The assembly of a module's kernels, with the options that they are launched with."""
     source = render_triton(kernel)
     module = load_module(source)
     types = {f"p{i}": f"*{TYPES[p.dtype]}" for i, p in enumerate(kernel.parameters)}
-    types |= {f"s{k}": f"*{TYPES[getattr(torch, name)]}" for k, (name, _) in enumerate(module.SCRATCH)}
+    scratch, launches = _launches(kernel, module)
+    types |= {f"s{k}": f"*{TYPES[getattr(torch, name)]}" for k, (name, _) in enumerate(scratch)}
     options = {"enable_fp_fusion": False, "debug": "fn.check_index(" in source, "sanitize_overflow": False}
     found = []
-    for function, _, warps, names in module.LAUNCHES:
-        made = ASTSource(function, signature={name: types[name] for name in names}, constexprs={})
-        compiled = triton.compile(made, target=HOPPER, options={**options, "num_warps": warps})
+    for function, _, warps, names in launches:
+        numbers = {name: "i32" for name in function.arg_names if name not in names}
+        signature = {**{name: types[name] for name in names}, **numbers}
+        attributes = {(number,): [["tt.divisibility", 16]] for number in range(len(names))} if numbers else {}
+        made = ASTSource(function, signature=signature, constexprs={}, attrs=attributes)
+        compiled = triton.compile(made, target=target, options={**options, "num_warps": warps})
         assert compiled.asm["cubin"]
         found.append(compiled.asm["ptx"])
     return found
+
+
+def _launches(kernel: KernelIR, module: Any) -> tuple[Any, list[tuple[Any, ...]]]:
+    """Scratch buffers and kernels of a module; where each call has sizes of its own, for one of 7."""
+    if not (sizes := size_names(kernel)):
+        return module.SCRATCH, list(module.LAUNCHES)
+    scratch, launches = module.launches(*(7 for _ in sizes))
+    assert launches[0][1] > 0 and [each[0] for each in module.launches(*(900 for _ in sizes))[1]] == [
+        each[0] for each in launches
+    ]
+    return scratch, [each[:4] for each in launches]
 
 
 @pytest.mark.parametrize("first", range(0, len(UNARY), 8))
@@ -109,3 +131,37 @@ def test_optimizer_steps_compile_and_move_16_bytes_at_a_time(dtype, update: tupl
         if stage.kernel.name == "update_0":
             wide = "v2.b64" if dtype is F64 else "v4.b32"
             assert f"ld.global.{wide}" in compiled.asm["ptx"] and f"st.global.{wide}" in compiled.asm["ptx"]
+
+
+def open_kernels() -> list[KernelIR]:
+    """Of a norm, a softmax and pointwise work, forward and backward, for sizes that each call has its own of."""
+    found: list[KernelIR] = []
+
+    def model(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.layer_norm(x, (64,), weight, bias)
+        return (
+            torch.softmax(y @ x.transpose(1, 2), -1).amax(-1) * y.sum(-1) + x.mean((1, 2), keepdim=True).exp()[..., 0]
+        )
+
+    def remember(kernels: list[KernelCall]) -> tuple[dict[str, None], int, str]:
+        found.extend(call.kernel for call in kernels)
+        for kernel in found:
+            render_triton(kernel)  # what it assumes of the sizes becomes a guard
+        return {call.kernel.name: None for call in kernels}, 0, ""
+
+    with mock.patch.object(programs, "_link_triton", remember), mock.patch.object(backends, "check_device"):
+        call = aottrain.compile(model, capture="trace", dynamic=True, kernel="triton", on_unsupported="error")
+        x = torch.randn(4, 700, 64, requires_grad=True)
+        call.prepare(x, torch.randn(64, requires_grad=True), torch.randn(64, requires_grad=True))
+    return [kernel for kernel in found if size_names(kernel)]
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_kernels_of_open_sizes_compile_once_for_all_sizes(arch):
+    """A text and a binary do not depend on the sizes; rows of a fixed length are moved by 16 bytes."""
+    kernels = open_kernels()
+    assert len(kernels) >= 3 and any(kernel.columns for kernel in kernels)
+    for kernel in kernels:
+        texts = assemble(kernel, GPUTarget("cuda", arch, 32))
+        if all(isinstance(size, int) for size in kernel.ranges[kernel.num_outer :]) and kernel.row_size % 64 == 0:
+            assert "ld.global.v4" in texts[0]
