@@ -131,9 +131,9 @@ _GLOBAL_HOOKS = re.compile("_global_(forward|backward)(_pre)?_hooks")
 _GLOBAL_TABLES = [table for name, table in vars(torch.nn.modules.module).items() if _GLOBAL_HOOKS.fullmatch(name)]
 
 
-def no_onednn() -> Any:
-    """oneDNN's own composite ops are off inside (not through torch.backends, which warns about other devices)."""
-    return _replaced(torch._C._set_mkldnn_enabled, False, torch._C._get_mkldnn_enabled())
+def onednn(is_on: bool) -> Any:
+    """oneDNN's own composite ops are on or off inside (not through torch.backends, which warns of other devices)."""
+    return _replaced(torch._C._set_mkldnn_enabled, is_on, torch._C._get_mkldnn_enabled())
 
 
 _tracing = threading.RLock()

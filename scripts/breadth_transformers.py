@@ -15,8 +15,9 @@ HEADS: dict[str, tuple[str, dict[str, Any]]] = {
     **dict.fromkeys(("gpt2", "qwen3", "gemma2", "opt", "bloom"), ("CausalLM", {})),
     "mixtral": ("CausalLM", {"num_local_experts": 4}),
     **dict.fromkeys(("bert", "distilbert", "deberta-v2"), ("MaskedLM", {})),
-    **dict.fromkeys(("t5", "bart"), ("Seq2SeqLM", {})),
-    "whisper": ("SpeechSeq2Seq", {}),
+    # Their decoders begin with a token of their own, which must stand in the vocabulary of these sizes.
+    **dict.fromkeys(("t5", "bart"), ("Seq2SeqLM", {"decoder_start_token_id": 0})),
+    "whisper": ("SpeechSeq2Seq", {"decoder_start_token_id": 1}),
     "vit": (
         "ImageClassification",
         {"patch_size": 8, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH, "num_hidden_layers": 4},
@@ -47,9 +48,11 @@ def pretrained(kind: str) -> Made:
     head, own = HEADS[kind]
     config = transformers.AutoConfig.for_model(kind)
     pictures = head == "ImageClassification"
-    for key, value in {**(_PICTURES if pictures else _SIZES), **own}.items():
+    for key, value in (_PICTURES if pictures else _SIZES).items():
         if hasattr(config, key):
             setattr(config, key, value)
+    for key, value in own.items():
+        setattr(config, key, value)
     model = getattr(transformers, f"AutoModelFor{head}").from_config(config).train()
     if pictures:
         batch = {"pixel_values": torch.randn(BATCH, 3, 64, 64), "labels": torch.randint(0, 10, (BATCH,))}

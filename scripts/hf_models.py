@@ -261,6 +261,7 @@ def describe(result: Result) -> str:
 def read(path: Path | None) -> list[Result]:
     if path is None or not path.is_file():
         return []
+
     def result(line: str) -> Result:
         values = json.loads(line)
         return Result(**{**values, "reasons": tuple(values["reasons"]), "losses": tuple(values["losses"])})

@@ -73,7 +73,7 @@ _COMPUTE: dict[str, str] = dict(
         *_family("attention", "_scaled_dot_product_flash_attention_for_cpu_backward"),
         *_family("attention", "written_attention", "written_attention_backward"),
         *_family("recurrence", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "mkldnn_rnn_layer", "_cudnn_rnn"),
-        *_family("recurrence", "ctc_loss", "ctc_loss_backward"),
+        *_family("recurrence", "ctc_loss", "ctc_loss_backward", "lstm_layer", "lstm_layer_backward"),
         *_family("factorisation", "linalg_cholesky_ex", "linalg_inv_ex", "_linalg_svd", "_linalg_eigh", "linalg_qr"),
         *_family("factorisation", "linalg_lu_factor_ex", "_linalg_solve_ex", "linalg_eig", "linalg_lstsq"),
         *_family("sort", "sort", "topk", "kthvalue", "median", "unique_dim", "_unique2", "cdist", "_cdist_forward"),

@@ -21,6 +21,7 @@ from tests.planted_bugs.planting import Area, TestsOf
 HERE = Area("front")
 PROGRAMS = TestsOf("tests/numerics/test_small_programs.py")
 SERVED = TestsOf("tests/guards/test_served_calls.py")
+KNOWN = TestsOf("tests/compiler/capture/test_known_values.py")
 CAPTURE = importlib.import_module("aottrain.compiler.capture.capture")  # the package has a function of that name
 
 
@@ -119,6 +120,9 @@ HERE.edit(
     "target.copy_(value)",
 )
 
+HERE.attribute(
+    "draws taken for constants", KNOWN.what_is_written_or_drawn_is_not_known, fakes, "_is_determined", lambda func: True
+)
 HERE.attribute("fakes with strides that kernels do not give", PROGRAMS.strides_of_kernels, fakes, "_RULES", {})
 
 

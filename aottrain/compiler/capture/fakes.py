@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat import FakeTensor, FakeTensorMode, suggest_memory_format
+from aottrain.compat import FakeTensor, FakeTensorMode, suggest_memory_format, tree_map
+from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
-from aottrain.ir.ops import packet_name
+from aottrain.ir.ops import hidden_mutation, op_info, packet_name
 
 aten = torch.ops.aten
 
@@ -181,16 +184,99 @@ def _check_dims(func: Any, args: Sequence[Any]) -> None:
             )
 
 
+@dataclass
+class _Known:
+    """How a value comes of constants alone: the call, with others of this kind in place of its tensors."""
+
+    func: Any
+    args: Any
+    kwargs: Any
+    computed: Tensor | None = None
+
+    def value(self) -> Any:
+        if self.computed is None:
+            args, kwargs = tree_map(_value_of_known, (self.args, self.kwargs))
+            self.computed = self.func(*args, **kwargs)
+        return self.computed
+
+
+# Elements of the largest value that is computed while a program is traced, so that a number may be read from it.
+_MOST_KNOWN = 1 << 22
+
+
+def _value_of_known(value: Any) -> Any:
+    return value.value() if isinstance(value, _Known) else value
+
+
+def _is_determined(func: Any) -> bool:
+    """Whether the arguments alone decide what a call gives."""
+    name = packet_name(func)
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    return func.namespace == "aten" and not is_random and "empty" not in name and not hidden_mutation(func)
+
+
 class KernelFakes(FakeTensorMode):
     """A FakeTensorMode that corrects those results, and refuses what kernels refuse and fakes do not."""
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._known = WeakTensorKeyDictionary()
+
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if torch.Tag.data_dependent_output in func.tags:
+            known = self._known_call(func, args, kwargs or {})
+            return super().dispatch(func, types, args, kwargs or {}) if known is None else known.value()
+        out = self._dispatch(func, types, args, kwargs)
+        self._note_known(func, args, kwargs or {}, out)
+        return out
+
+    def _note_known(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
+        """Whether a value is one that no input of the program changes; what a call writes to is none from then on."""
+        if writes := op_info(func).writes:
+            names = [argument.name for argument in func._schema.arguments]
+            values = [args[i] if i < len(args) else kwargs.get(names[i]) for i in writes]
+            strided = [value for value in tensors_among(values) if value.layout is torch.strided]
+            written = {value.untyped_storage()._cdata for value in strided}
+            for value in [one for one in self._known if one.untyped_storage()._cdata in written]:
+                del self._known[value]
+            return
+        if type(out) is not FakeTensor or out.device.type != "cpu" or not _is_determined(func):
+            return
+        if out.layout is not torch.strided:
+            return
+        known = self._known_call(func, args, kwargs)
+        if known is not None and isinstance(numel := out.numel(), int) and numel <= _MOST_KNOWN:
+            self._known[out] = known
+
+    def _known_call(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> _Known | None:
+        values = tensors_among((args, kwargs))
+        if any(value not in self._known and getattr(value, "constant", None) is None for value in values):
+            return None  # most calls: before anything is built
+        is_known = True
+
+        def known(value: Any) -> Any:
+            nonlocal is_known
+            if isinstance(value, Tensor):
+                constant = getattr(value, "constant", None)
+                found = self._known.get(value) if constant is None else _Known(None, (), {}, constant.clone())
+                is_known &= found is not None
+                return found
+            is_known &= not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            return value
+
+        args, kwargs = tree_map(known, (tuple(args), dict(kwargs)))
+        return _Known(func, args, kwargs) if is_known else None
+
+    def _dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if func in _SUBTRACTIONS and any(isinstance(v, Tensor) and v.dtype == torch.bool for v in args):
             # Eager raises when it comes to it, which for a formula of a gradient is in the backward.
             raise UnsupportedError("a subtraction of booleans, which is an error")
         _check_dims(func, args)
         if func is aten.as_strided.default or func is aten.as_strided_.default:
             _check_extent(*args, **(kwargs or {}))
+        if func is aten._grouped_mm.default and args[0].device.type == "cpu":
+            with self:
+                return _grouped_product(*args, **(kwargs or {}))
         out: Any = super().dispatch(func, types, args, kwargs or {})
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:
@@ -227,6 +313,41 @@ def _check_extent(value: Tensor, size: Sequence[Any], stride: Sequence[Any], sto
     last = start + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
     if (last + 1) * value.itemsize > value.untyped_storage().nbytes():
         raise RuntimeError(f"setStorage: sizes {list(size)}, strides {list(stride)} leave the tensor's memory")
+
+
+def _grouped_product(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """What a CPU's kernel gives: torch's fake takes bfloat16 alone, as one of CUDA's does, and pads no rows.
+
+    Raises UnsupportedError where the kernel refuses (its error is eager's), and for sizes that are symbols.
+    """
+    sizes = (*a.shape, *b.shape, *a.stride(), *b.stride(), *(offs.shape if offs is not None else ()))
+    flat = a.dim() == 2, b.dim() == 2
+    fits = {a.dim(), b.dim()} <= {2, 3} and (offs is not None) == any(flat) and bias is None
+    fits = fits and a.dtype == b.dtype and a.dtype in (torch.float32, *_LOW) and out_dtype in (None, a.dtype)
+    fits = fits and (offs is None or (offs.dim() == 1 and offs.dtype == torch.int32))
+    if not fits or not all(isinstance(size, int) for size in sizes):
+        raise UnsupportedError("a grouped product of tensors that a CPU's kernel refuses, or of symbolic sizes")
+    groups = {len(value) for value, is_flat in ((a, flat[0]), (b, flat[1])) if not is_flat}
+    groups |= {len(offs)} if offs is not None else set()
+    if len(groups) != 1 or (flat != (True, True) and a.shape[-1] != b.shape[-2]):
+        raise UnsupportedError("a grouped product of tensors whose sizes do not fit together")
+    if not (_is_aligned(a) and _is_aligned(b)):
+        raise UnsupportedError("a grouped product of rows that do not begin at multiples of 16 bytes")
+    shape = [groups.pop(), a.shape[-2], b.shape[-1]][0 if flat[0] == flat[1] else 1 :]
+    each = 16 // a.itemsize
+    row = -(-shape[-1] // each) * each
+    return torch.empty_strided(shape, [shape[-2] * row, row, 1][-len(shape) :], dtype=a.dtype)
+
+
+def _is_aligned(value: Tensor) -> bool:
+    """Whether rows or columns lie one after the other, each from a multiple of 16 bytes on."""
+    (rows, columns), (down, across) = value.shape[-2:], value.stride()[-2:]
+    each = 16 // value.itemsize
+    if down == 1 and across >= max(1, rows):
+        return across % each == 0
+    return across == 1 and down >= max(1, columns) and down % each == 0
 
 
 def _first(out: Any) -> Tensor:

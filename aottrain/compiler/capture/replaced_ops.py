@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+import aottrain.ops.libraries.lstm  # noqa: F401  (the ops)
+import aottrain.ops.libraries.lstsq  # noqa: F401  (the ops)
 import aottrain.ops.losses.ctc  # noqa: F401  (the ops)
-import aottrain.ops.lstsq  # noqa: F401  (the ops)
 from aottrain.ir.ops import hidden_mutation
 
 aten = torch.ops.aten
@@ -93,6 +94,14 @@ def _lstsq(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.ops.aottrain.lstsq.default(a, b, arguments["rcond"], driver)
 
 
+def _lstm_layer(_: Any, args: Any, kwargs: Any) -> Any:
+    return torch.ops.aottrain.lstm_layer.default(*args, **kwargs)
+
+
+def _lstm_layer_backward(_: Any, args: Any, kwargs: Any) -> Any:
+    return torch.ops.aottrain.lstm_layer_backward.default(*args, **kwargs)
+
+
 def hidden_writes(func: Any, args: Any) -> tuple[int, ...]:
     """Positions of the arguments that a call of a mutating op writes behind its schema: none outside training."""
     training = func is aten._batch_norm_with_update.default or (len(args) > 5 and args[5] is True)
@@ -115,4 +124,6 @@ SIZE_RULES: dict[Any, Callable[..., Any]] = {
     aten._ctc_loss.default: _ctc_loss,
     aten._ctc_loss_backward.default: _ctc_loss_backward,
     aten.linalg_lstsq.default: _lstsq,
+    aten.mkldnn_rnn_layer.default: _lstm_layer,
+    aten.mkldnn_rnn_layer_backward.default: _lstm_layer_backward,
 }

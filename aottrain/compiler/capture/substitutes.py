@@ -7,7 +7,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from aottrain.compat import FakeTensor, map_values, no_onednn, no_saved_tensor_hooks
+from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -117,8 +117,9 @@ def contained(rng: str) -> Iterator[None]:
 
     torch.autograd.backward = refuse
     try:
-        # oneDNN's LSTM keeps a workspace only while autograd records, which compiled graphs do not: it is decomposed.
-        with generators_traced(rng), no_saved_tensor_hooks(), no_onednn():
+        # oneDNN's composite ops are taken apart, but for an LSTM's layers: see `_lstm`.
+        _onednn.allowed = torch.backends.mkldnn.enabled
+        with generators_traced(rng), no_saved_tensor_hooks(), onednn(False):
             yield
         if torch.is_grad_enabled() != grad_mode:
             raise UnsupportedError("the program changes the grad mode of its caller")
@@ -233,7 +234,19 @@ def _ctc_loss(
     return torch.nn.functional.ctc_loss(log_probs, targets, inputs, outputs, *more, **named)
 
 
+_onednn = threading.local()  # whether the user's settings allow it, while this thread traces
+
+
+def _lstm(*args: Any, **kwargs: Any) -> Any:
+    """By oneDNN where eager takes it: taken apart, each step of time is products and gates of its own. Of symbolic
+    sizes the library's workspace is not known."""
+    is_fixed = all(isinstance(size, int) for size in args[0].shape)
+    with onednn(True) if is_fixed and getattr(_onednn, "allowed", False) else nullcontext():
+        return torch.lstm(*args, **kwargs)
+
+
 _REPLACEMENTS: dict[Any, Any] = {
+    torch.lstm: _lstm,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.ctc_loss: _ctc_loss,
     **REPLACEMENTS,

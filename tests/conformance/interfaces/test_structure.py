@@ -421,7 +421,7 @@ def packed_sequence(comp):
     return a, h, grads(x, *m.parameters())
 
 
-@case(close="the direct trace takes the LSTM apart, where eager runs oneDNN's")
+@case
 def recurrent_state_passed_along(comp):
     m = fill(nn.LSTM(2, 3))
     g = comp(m)

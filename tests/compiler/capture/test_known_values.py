@@ -1,0 +1,155 @@
+"""Numbers that a program reads of constants alone, and grouped products: traced whole, as eager computes them."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import aottrain
+from aottrain.compiler.capture.fakes import KernelFakes
+from aottrain.errors import AottrainError
+from tests.numerics.tolerance import assert_close
+
+grouped = torch.ops.aten._grouped_mm.default
+
+
+def _causal(x):
+    mask = nn.Transformer.generate_square_subsequent_mask(4)
+    other = torch.triu(torch.full((4, 4), float("-inf")), diagonal=1)
+    return x * 2 if bool((mask == other).all()) else x * 3
+
+
+def _written(x):
+    mask = torch.zeros(3)
+    first = mask[:1]
+    mask[0] = 1
+    return x * 2 if bool(first.sum() > 0) else x * 3
+
+
+def _copied_before(x):
+    mask = torch.zeros(3)
+    later = mask + 1
+    mask.add_(5)
+    return x * later.sum().item()
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_a_branch_on_constants_is_taken_while_tracing(frontend):
+    torch._dynamo.reset()
+    x = torch.ones(3, requires_grad=True)
+    compiled = aottrain.compile(_causal, capture=frontend, on_unsupported="error" if frontend == "trace" else "eager")
+    assert torch.equal(compiled(x), _causal(x))
+    assert not compiled.report.fallbacks
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        _written,
+        lambda x: x * float(torch.rand(3).sum() * 0 + (x.detach() * 0).sum()),
+        lambda x: x * float(torch.zeros(3).copy_(x.detach()).sum()),
+        lambda x: x * float(torch.add(x.detach(), 1, out=torch.zeros(3)).sum()),
+        lambda x: x * float(torch.rand(3).sum() > -1),
+    ],
+    ids=["written by an index", "read of an input", "overwritten by an input", "written as out=", "drawn"],
+)
+def test_what_is_written_or_drawn_is_not_known(function):
+    """It runs eagerly, so that each call reads what stands there then."""
+    x = torch.ones(3, requires_grad=True)
+    compiled = aottrain.compile(function, capture="trace", on_unsupported="eager")
+    with pytest.warns(UserWarning, match="runs this call eagerly"):
+        out = compiled(x)
+    assert_close(out, function(x))
+
+
+def test_a_value_made_before_the_write_is_known():
+    x = torch.ones(3, requires_grad=True)
+    assert torch.equal(aottrain.compile(_copied_before, capture="trace", on_unsupported="error")(x), _copied_before(x))
+
+
+class _Masked(nn.Module):
+    """Its decoder asks whether the mask is causal, and the mask is made of plain numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, source, target, padded):
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        return self.network(source, target, tgt_mask=mask, src_key_padding_mask=padded, memory_key_padding_mask=padded)
+
+
+@pytest.mark.parametrize("frontend", ["trace", "dynamo"])
+def test_the_transformer_of_torch_with_a_causal_mask_is_compiled(frontend):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = _Masked()
+    source, target, padded = torch.randn(2, 5, 16), torch.randn(2, 4, 16), torch.arange(5).expand(2, -1) >= 4
+    truth = copy.deepcopy(model)
+    compiled = aottrain.compile(model, capture=frontend, on_unsupported="eager")
+    for both in (compiled, truth):
+        both(source, target, padded).square().mean().backward()
+    assert not compiled.report.num_fallbacks
+    for parameter, other in zip(model.parameters(), truth.parameters(), strict=True):
+        assert_close(parameter.grad, other.grad)
+
+
+def _operands(kind, sizes, transposed, dtype):
+    inner, columns, rows = sizes
+
+    def made(flat, shape, turned):
+        shape = shape if flat else (3, *shape)
+        if turned:
+            return torch.ones(*shape[:-2], shape[-1], shape[-2]).to(dtype).transpose(-1, -2)
+        return torch.ones(shape).to(dtype)
+
+    a, b = made(kind[0] == 2, (rows, inner), transposed[0]), made(kind[1] == 2, (inner, columns), transposed[1])
+    last = {(2, 3): rows, (3, 2): columns, (2, 2): inner}.get(kind)
+    return a, b, None if last is None else torch.tensor([2, 2, last], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", list(itertools.product((2, 3), (2, 3))), ids=str)
+def test_a_grouped_product_is_taken_and_refused_as_the_kernel_does(kind, dtype):
+    """Sizes, strides and types of all combinations; what the kernel refuses is refused."""
+    for sizes in ((8, 16, 8), (8, 16, 12), (8, 6, 5), (7, 5, 3)):
+        for transposed in itertools.product((False, True), repeat=2):
+            operands = _operands(kind, sizes, transposed, dtype)
+            try:
+                wanted = grouped(*operands)
+            except RuntimeError:
+                wanted = None
+            mode = KernelFakes()
+            fakes = [None if value is None else mode.from_tensor(value) for value in operands]
+            if wanted is None:
+                with mode, pytest.raises((AottrainError, RuntimeError)):
+                    grouped(*fakes)
+                continue
+            with mode:
+                found = grouped(*fakes)
+            case = kind, sizes, transposed
+            assert (found.shape, found.stride(), found.dtype) == (wanted.shape, wanted.stride(), wanted.dtype), case
+
+
+@pytest.mark.parametrize("columns", [8, 6], ids=["whole rows", "padded rows"])
+def test_experts_by_a_grouped_product_are_compiled(columns):
+    """One of them has no rows. Rows of 6 columns are padded; their gradient eager itself refuses."""
+    generator = torch.Generator().manual_seed(0)
+    x, w = torch.randn(12, 8, generator=generator), torch.randn(3, columns, 8, generator=generator)
+    ends = torch.tensor([5, 5, 12], dtype=torch.int32)
+
+    def function(x, w, ends):
+        return torch.nn.functional.grouped_mm(x.sin(), w.transpose(1, 2), offs=ends).tanh().square().sum()
+
+    found = []
+    compiled = aottrain.compile(function, capture="trace", on_unsupported="error")
+    for call in (compiled, function):
+        leaves = [value.clone().requires_grad_(columns == 8) for value in (x, w)]
+        out = call(*leaves, ends)
+        found.append([out.detach(), *(torch.autograd.grad(out, leaves) if columns == 8 else ())])
+    for ours, truth in zip(*found, strict=True):
+        assert_close(ours, truth)
