@@ -301,14 +301,14 @@ HF_PACKED = TestsOf("tests/recipes/test_hf_packing.py")
 HF_LOSS = HF_PACKED.a_packed_loss_is_that_of_the_documents_alone_and_compiled_as_by_eager
 DATA.edit(
     "positions of packed rows do not begin anew",
-    f"{HF_LOSS}[positions]",
+    f"{HF_LOSS}[mask]",
     _hf_packing.told,
     " - starts",
     " - 0 * starts",
 )
 DATA.edit(
     "a model that mixes documents is told of them in the way of another",
-    f"{HF_PACKED.what_keeps_no_documents_apart_is_one_line}[mamba]",
+    HF_PACKED.a_large_model_is_tried_by_a_small_one_of_its_type,
     _hf_packing._keeps_apart,
     "<= TOLERANCE",
     "<= 1e3",
