@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 PLAIN = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "lion": Lion}  # by the names in the configuration
 
 
-def build_optimizer(
-    model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]
-) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: OptimizerConfig, precision: str = PRECISIONS[0]) -> torch.optim.Optimizer:
     """Torch's AdamW or SGD, fused: no temporaries of the parameters' size, one pass over memory; or Lion; or the class
     that `optimizer.target` names. ConfigError: that class refuses the model's parameters or its arguments; or see
     `parameter_groups`. precision: bf16_weights updates float32 copies of what is in half precision."""
@@ -78,7 +76,8 @@ def _of_target(config: OptimizerConfig) -> tuple[Callable[..., torch.optim.Optim
         raise ConfigError([f"optimizer.options.{name}: write optimizer.{name}" for name in wrong])
     loaded = load_target("optimizer", str(config.target), options)
     own = {name: value for name, value in (("lr", config.lr), ("weight_decay", config.weight_decay))}
-    taken = {name: value for name, value in own.items() if could_take(loaded, None, **options, **{name: value})}
+    choices = [own, *({name: value} for name, value in own.items()), {}]
+    taken = next(each for each in choices if each == {} or could_take(loaded, None, **options, **each))
     if "weight_decay" not in taken and config.weight_decay:
         raise ConfigError(f"optimizer.weight_decay={config.weight_decay}: {given} takes no weight_decay; give 0")
     return loaded, {**options, **taken}
