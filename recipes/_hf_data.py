@@ -83,3 +83,8 @@ def image_size(config: Any) -> tuple[int, int]:
     """Height and width of the images of a configuration; 32 x 32 where any will do."""
     size = getattr(getattr(config, "vision_config", config), "image_size", None) or 32
     return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def num_channels(config: Any) -> int:
+    """Of the images of a configuration."""
+    return getattr(getattr(config, "vision_config", config), "num_channels", 3)

@@ -377,6 +377,12 @@ def _line(options: Options, error: Exception) -> str:
 
 def model(options: Options) -> nn.Module:
     """The model, with the weights of the folder where there is one. Unfit: a weight does not fit the configuration."""
+    made = _made(options)
+    made.task, made.label_smoothing = task_of(options), options.label_smoothing  # which `loss` reads
+    return made
+
+
+def _made(options: Options) -> Any:
     transformers, config = library(), configuration(options)
     auto = getattr(transformers, AUTO[task_of(options)][0])
     # Where only sizes are asked for, there is nothing to read into.
@@ -384,12 +390,8 @@ def model(options: Options) -> nn.Module:
         return auto.from_config(config)
     try:
         return auto.from_pretrained(
-            options.path,
-            config=config,
-            local_files_only=True,
-            trust_remote_code=False,
+            options.path, config=config, dtype=torch.float32, local_files_only=True, trust_remote_code=False,
             use_safetensors=True,
-            dtype=torch.float32,
-        )
+        )  # fmt: skip
     except Exception as error:
         raise Unfit(f"path={options.path}: {PACKAGE} cannot load it: {' '.join(str(error).split())[:300]}") from error

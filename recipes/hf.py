@@ -25,6 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from . import _hf_data as data
 from . import _hf_models as models
+from . import _hf_packing as packing
+from ._checks import rates
 from ._sampling import continuation
 
 # Beyond it, a step by which FLOPs are counted would take long.
@@ -50,6 +52,8 @@ class Options:
     """Probability of every dropout in the configuration, from 0 to below 1; null is as the configuration has them."""
     num_classes: int = 10
     """Kinds of images or sounds, from 2."""
+    label_smoothing: float = 0.0
+    """Part of each label that is spread over all of them in training, from 0 to below 1."""
 
     def check(self) -> list[str]:
         """Every mistake as "field=value: what is allowed"; an empty list if there is none."""
@@ -65,7 +69,13 @@ class Options:
             mistakes.append(f"task={self.task}: must be one of {', '.join(TASKS)}, or null")
         if self.config is not None and not isinstance(self.config, Mapping):
             mistakes.append(f"config={self.config!r}: give its keys one by one, as config.hidden_size=256")
-        return mistakes or models.mistakes(self)
+        mistakes += rates(self, "label_smoothing")
+        mistakes = mistakes or models.mistakes(self)
+        if not mistakes and self.label_smoothing and (unlike := packing.own_loss(self)):
+            mistakes.append(
+                f"label_smoothing={self.label_smoothing}: of type {models.type_of(self)}, {unlike}; use 0.0"
+            )
+        return mistakes
 
     @property
     def reads_text(self) -> bool:
@@ -76,6 +86,29 @@ class Options:
     def writes_text(self) -> bool:
         """Whether `generate` makes sense."""
         return models.task_of(self) == "causal"
+
+    @property
+    def reads_packed(self) -> bool | str:
+        """Whether `loss` takes packed documents, or why it does not."""
+        way = packing.way_of(self)
+        return way if isinstance(way, str) else True
+
+    @property
+    def image_size(self) -> int | None:
+        """Height and width of the images that it classifies; None where it takes no square ones."""
+        size = data.image_size(_configuration(self)) if models.task_of(self) == "image" else (0, 1)
+        return size[0] if size[0] == size[1] else None
+
+    @property
+    def channels(self) -> int:
+        """Of its images."""
+        return data.num_channels(_configuration(self))
+
+    @property
+    def data_keys(self) -> dict[str, str]:
+        """By which keys of this recipe what its data must fit is set, where they have other names."""
+        section = "config.vision_config" if hasattr(_configuration(self), "vision_config") else "config"
+        return {"image_size": f"{section}.image_size", "channels": f"{section}.num_channels"}
 
     @property
     def tokenizer(self) -> str | None:
@@ -121,8 +154,15 @@ def _example(options: Options, batch_size: int) -> tuple[torch.Tensor, ...]:
 
 
 def loss(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """The model's own loss of (inputs, labels), or of (tokens,), which are their own labels."""
+    """The model's own loss of (inputs, labels), or of (tokens,), which are their own labels; of packed documents, see
+    `prepare`, the cross-entropy of its logits, and so with label smoothing."""
     inputs, labels = batch[0], batch[-1]
+    smoothing = model.label_smoothing if model.training else 0.0
+    if len(batch) > 2:
+        logits = model(**packing.arguments(batch, model.task == "causal")).logits
+        return packing.entropy(logits, labels, smoothing)
+    if smoothing:
+        return packing.unpacked(model, inputs, labels, smoothing)
     return model(**{model.main_input_name: inputs}, labels=labels).loss
 
 
@@ -138,9 +178,14 @@ def prepare(options: Options, batch: tuple[torch.Tensor, ...], generator: torch.
         return batch
     tokens, task = batch[0], models.task_of(options)
     if task == "causal":
-        return (tokens,)
-    hidden, where = data.hide(tokens, models.mask_token(options), generator)
-    return hidden, tokens if task == "seq2seq" else tokens.masked_fill(~where, data.IGNORED)
+        inputs, labels = tokens, batch[1]
+    else:
+        inputs, where = data.hide(tokens, models.mask_token(options), generator)
+        labels = tokens if task == "seq2seq" else tokens.masked_fill(~where, data.IGNORED)
+    if len(batch) > 2:  # packed documents; a place behind them has no label
+        way = packing.way_of(options)
+        return packing.told((inputs, labels.masked_fill(batch[1] == data.IGNORED, data.IGNORED), batch[2]), way)
+    return (tokens,) if task == "causal" else (inputs, labels)
 
 
 def make_batch(options: Options, batch_size: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +194,7 @@ def make_batch(options: Options, batch_size: int, generator: torch.Generator) ->
     labels = torch.randint(classes, (batch_size,), generator=generator)
     if models.task_of(options) == "audio":
         return data.sound_for(config, labels, classes, generator), labels
-    channels = getattr(getattr(config, "vision_config", config), "num_channels", 3)
+    channels = data.num_channels(config)
     return data.images(labels, classes, channels, data.image_size(config), generator), labels
 
 

@@ -34,8 +34,10 @@ What data a recipe takes is said by the fields or properties of its Options:
 
 A recipe for several kinds of data says so by properties of its Options: `reads_text`, where make_batch is not asked,
 and `writes_text`, where generate is. `tokenizer` is the path of a tokenizer.json that the model was made with, or None.
-`reads_packed` says that `loss` takes documents that are packed into rows (data.packing): (inputs, targets, starts), by
-which attention and positions stay within a document, and where a target of -100 is none.
+`reads_packed` is True where `loss` takes documents that are packed into rows (data.packing): (inputs, targets, starts),
+by which attention and positions stay within a document, and where a target of -100 is none; or a text, why it does not.
+`image_size` is None where it takes no images, and `data_keys` names the keys by which it and `channels` are set, if
+they are others.
 
 Loops, devices, precision, compilation and logging belong to the trainer, so that they are the same for every recipe.
 """

@@ -162,8 +162,9 @@ def check_images(source: str, images: Labelled, options: Any, *, all_classes: bo
     channels, height, width = images.pixels.shape
     asked = {"image_size": options.image_size, "channels": getattr(options, "channels", 3)}
     if height != width or (height, channels) != (asked["image_size"], asked["channels"]):
-        given = ", ".join(f"recipe.model.{name}={value}" for name, value in asked.items())
-        hint = f"recipe.model.image_size={height} recipe.model.channels={channels} would fit"
+        named = {name: f"recipe.model.{getattr(options, 'data_keys', {}).get(name, name)}" for name in asked}
+        given = ", ".join(f"{named[name]}={value}" for name, value in asked.items())
+        hint = f"{named['image_size']}={height} {named['channels']}={channels} would fit"
         hint = hint if height == width else "they must be square"
         size = shown_size(images.pixels)
         raise ConfigError(f"data.path={source}: images are {size}; {given}: {hint}")

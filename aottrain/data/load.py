@@ -35,8 +35,9 @@ def load(data: DataConfig, options: Any, examples_per_step: int) -> Source:
 
 
 def _text(data: DataConfig, options: Any) -> Source:
-    if data.packing and not getattr(options, "reads_packed", False):
-        raise ConfigError("data.packing=true: the loss of this recipe takes no packed documents; use false")
+    if data.packing and (reads := getattr(options, "reads_packed", False)) is not True:
+        why = reads or "the loss of this recipe takes no packed documents"
+        raise ConfigError(f"data.packing=true: {why}; use false")
     return load_text(
         data.path,
         held_out=data.held_out,

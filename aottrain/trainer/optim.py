@@ -76,7 +76,8 @@ def _of_target(config: OptimizerConfig) -> tuple[Callable[..., torch.optim.Optim
         raise ConfigError([f"optimizer.options.{name}: write optimizer.{name}" for name in wrong])
     loaded = load_target("optimizer", str(config.target), options)
     own = {name: value for name, value in (("lr", config.lr), ("weight_decay", config.weight_decay))}
-    taken = {name: value for name, value in own.items() if could_take(loaded, None, **options, **{name: value})}
+    choices = [own, *({name: value} for name, value in own.items()), {}]
+    taken = next(each for each in choices if each == {} or could_take(loaded, None, **options, **each))
     if "weight_decay" not in taken and config.weight_decay:
         raise ConfigError(f"optimizer.weight_decay={config.weight_decay}: {given} takes no weight_decay; give 0")
     return loaded, {**options, **taken}

@@ -229,3 +229,11 @@ def test_a_checkpoint_and_a_record_of_decisions_start_no_code(evil, capsys):
     Path("decisions.json").write_text(json.dumps({"format": 1, "decisions": [decision], "_target_": "evil.half"}))
     with suppress(ValueError):
         read_record("decisions.json")
+
+
+def test_an_optimizer_may_demand_its_learning_rate(here, capsys):
+    lines = ["import torch", "class Plain(torch.optim.SGD):", "    def __init__(self, params, lr):"]
+    text = "\n".join([*lines, "        super().__init__(params, lr=lr)"])
+    (here / "plain.py").write_text(text, encoding="utf-8")
+    line = ["debug=fast", "engine=eager", "optimizer.target=plain:Plain", "trainer.steps=1"]
+    assert main(line) == 0, capsys.readouterr().err

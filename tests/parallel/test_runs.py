@@ -6,10 +6,12 @@ import csv
 import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
 from aottrain.trainer.checkpoint import load
 from tests.parallel.groups import ended, run_together, started
@@ -69,6 +71,39 @@ def test_a_run_goes_on_with_as_many_processes_or_others(one, two, size, tmp_path
     ended = run_together(line, tmp_path, size)
     assert [each.code for each in ended] == [0] * size, ended[-1].err
     assert losses(tmp_path / "out") == pytest.approx(losses(one)[4:], rel=1e-4)
+
+
+def end_of(folder, step: int) -> dict:
+    return load(folder / "checkpoints" / f"step_{step:08d}.pt").state
+
+
+@pytest.mark.parametrize("adapter", [
+    pytest.param([], marks=WHOLE, id="whole"),
+    pytest.param(["adapter=lora", "adapter.rank=2", "optimizer.lr=0.02"], id="adapters"),
+])  # fmt: skip
+def test_weights_in_bfloat16_train_as_by_one_process_and_go_on_bitwise(adapter, tmp_path):
+    """Their parts are gathered, and gradients summed, in bfloat16; float32 copies are each process's own parts."""
+    line = [*SMALL, STILL, *adapter, "trainer.precision=bf16_weights", "hydra.run.dir=out"]
+
+    def left_by(name: str, given: list[str], size: int) -> Path:
+        (tmp_path / name).mkdir()
+        ended = run_together(given, tmp_path / name, size)
+        assert [each.code for each in ended] == [0] * size, ended[-1].err
+        return tmp_path / name / "out"
+
+    alone = losses(left_by("one", line, 1))
+    for mode in ("ddp", "shard"):
+        whole = left_by(mode, [*line, f"parallel={mode}"], 2)
+        assert losses(whole)[0] == pytest.approx(alone[0], rel=1e-6)
+        assert losses(whole) == pytest.approx(alone, rel=2**-8)
+        assert summary(whole)["verify_joined_error"] < 2**-5
+        part = left_by(f"{mode}_part", [*line, f"parallel={mode}", "trainer.steps=2"], 2)
+        again = ["-m", "aottrain", f"resume={part}", "trainer.steps=4", "hydra.run.dir=out"]
+        states = end_of(whole, 4), end_of(left_by(f"{mode}_rest", again, 2), 4)
+        assert torch.bfloat16 in {value.dtype for value in states[0]["model"].values()}
+        for kind in ("model", "optimizer"):
+            values, others = ([v for v in tree_leaves(state[kind]) if torch.is_tensor(v)] for state in states)
+            assert values and all(torch.equal(one, other) for one, other in zip(values, others, strict=True))
 
 
 @pytest.mark.parametrize(("given", "line"), [

@@ -9,6 +9,7 @@ from aottrain.trainer import checkpoint
 from aottrain.trainer.reliability import identity
 from aottrain.trainer.verify import rounding, updates, verification
 from aottrain.trainer.weights import groups
+from recipes import _hf_packing, hf
 from tests.planted_bugs.planting import Area, TestsOf
 
 VERIFYING = Area("verification")
@@ -295,6 +296,37 @@ ROWS, LOSS = (
 )
 DATA.edit("each piece has a row of its own", ROWS, packing.packed, "above = rooms >> piece[1]", "above = 0")
 DATA.edit("a document sees the one before", LOSS, packing.Packed.read, "place:end] = place\n", "place:end] = 0\n")
+
+HF_PACKED = TestsOf("tests/recipes/test_hf_packing.py")
+HF_LOSS = HF_PACKED.a_packed_loss_is_that_of_the_documents_alone_and_compiled_as_by_eager
+DATA.edit(
+    "positions of packed rows do not begin anew",
+    f"{HF_LOSS}[mask]",
+    _hf_packing.told,
+    " - starts",
+    " - 0 * starts",
+)
+DATA.edit(
+    "a model that mixes documents is told of them in the way of another",
+    HF_PACKED.a_large_model_is_tried_by_a_small_one_of_its_type,
+    _hf_packing._keeps_apart,
+    "<= TOLERANCE",
+    "<= 1e3",
+)
+DATA.edit(
+    "a place behind packed documents has a label",
+    f"{HF_LOSS}[positions]",
+    hf.prepare,
+    "batch[1] == data.IGNORED, data.IGNORED",
+    "batch[1] == data.IGNORED, 0",
+)
+DATA.edit(
+    "labels are smoothed in evaluation, too",
+    HF_PACKED.labels_are_smoothed_in_training_alone,
+    hf.loss,
+    "model.label_smoothing if model.training else 0.0",
+    "model.label_smoothing",
+)
 
 OPTIMIZERS = Area("optimizers")
 STEPS = TestsOf("tests/compiler/optimizers/test_optimizers.py")

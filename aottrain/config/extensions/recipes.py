@@ -141,12 +141,15 @@ def writes_text(recipe: ModuleType, options: Any) -> bool:
 
 def kinds_taken(options: Any) -> tuple[str, ...]:
     """The kinds of data that a recipe takes, which its Options say by the fields or properties that they have. options:
-    the class, or those of a run, which may say that they read no text now."""
+    the class, or those of a run, which may say that they read no text now, or be without an image_size (None)."""
     of_class = options if isinstance(options, type) else type(options)
     names = {*dir(of_class), *(item.name for item in dataclasses.fields(of_class))}
     kinds = tuple(kind for kind, fields in KIND_FIELDS.items() if names.issuperset(fields))
-    no_text = of_class is not options and not getattr(options, "reads_text", True)
-    return tuple(kind for kind in kinds if not (no_text and kind == "tokens"))
+    if of_class is options:
+        return kinds
+    left_out = {"tokens"} if not getattr(options, "reads_text", True) else set()
+    left_out |= {"images"} if getattr(options, "image_size", 0) is None else set()
+    return tuple(kind for kind in kinds if kind not in left_out)
 
 
 def not_taken(name: str, options: Any) -> str:

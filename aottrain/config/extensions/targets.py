@@ -189,6 +189,9 @@ def _check_optimizer(loaded: Any, given: str) -> None:
         raise ConfigError(f"{given}: has a step that needs a closure, which the trainer does not have")
 
 
+_RATES = ("lr", "weight_decay")
+
+
 def _check_call(loaded: Any, kind: Kind, options: Mapping[str, Any], given: str) -> None:
     """ConfigError: it does not take what it is called with; an option that it does not take is named."""
     taken = tuple(kind.takes or ())
@@ -201,7 +204,9 @@ def _check_call(loaded: Any, kind: Kind, options: Mapping[str, Any], given: str)
         if not accepts_any and (unknown := [name for name in options if name not in free]):
             texts = [f"{kind.options_key}.{name}: {given} takes no {name}{suggest(name, free)}" for name in unknown]
             raise ConfigError([f"{text} (it takes {', '.join(sorted(free)) or 'none'})" for text in texts])
-    if not could_take(loaded, *taken, **options):
+    # A constructor may demand what an optimizer is given beside its options.
+    more = [{}, *({name: 0.0} for name in _RATES), dict.fromkeys(_RATES, 0.0)] if kind.group == "optimizer" else [{}]
+    if not any(could_take(loaded, *taken, **options, **each) for each in more if not each.keys() & options.keys()):
         call = ", ".join([*taken, *(f"{name}=..." for name in options)])
         try:
             has = f", it takes {inspect.signature(loaded)}"
