@@ -47,5 +47,5 @@ def fake_of(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tenso
         num_bytes = like.untyped_storage().nbytes()
         if num_bytes != fake.untyped_storage().nbytes():
             memory = torch.empty(num_bytes, dtype=torch.uint8, device=device).untyped_storage()
-            fake.set_(memory, like.storage_offset(), like.shape, like.stride())  # type: ignore[call-overload]
+            fake.set_(memory, like.storage_offset(), like.shape, like.stride())
         return fake
