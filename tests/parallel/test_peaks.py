@@ -49,13 +49,19 @@ def test_between_cpus_the_memory_of_gloo_is_counted(world, monkeypatch):
     peaks = {}
     for name in ("fake", "cpu:gloo,cuda:nccl"):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda name=name: name)
-        for size, plan in (((2, 4), {"partition": "min_cut"}), ((8, 32), {"partition": "save_all"})):
+        for size, plan in (
+            ((2, 4), {"partition": "min_cut"}),
+            ((8, 32), {"partition": "save_all"}),
+            ((1, 4), {"budget": 1.0}),  # one at a time
+        ):
             graph, _ = predicted_and_measured(Plain(512), world, "aten", plan, size)
             peaks[name, size] = graph.predicted_peak_bytes, graph.timeline
     less, _ = peaks["fake", (2, 4)]
     more, timeline = peaks["cpu:gloo,cuda:nccl", (2, 4)]
     # What leaves at the peak: one of the two large gradients, of 1024 x 512 float32.
     assert more - less == pytest.approx(1024 * 512 * 4, rel=0.05) and "scatter" in timeline.at
+    less, timeline = peaks["fake", (1, 4)]
+    assert "scatter_sum" in timeline.at and peaks["cpu:gloo,cuda:nccl", (1, 4)][0] - less == 1024 * 512 * 4
     fake, gloo = (peaks[name, (8, 32)][1].totals[0:] for name in ("fake", "cpu:gloo,cuda:nccl"))
     assert max(b - a for a, b in zip(fake, gloo, strict=True)) >= 2 * 1024 * 512 * 4
     assert all(a <= b for a, b in zip(fake, gloo, strict=True))

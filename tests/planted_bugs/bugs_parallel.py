@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from aottrain.compiler.graphs import under_way
 from aottrain.compiler.link import flights as placing
-from aottrain.compiler.link import under_way
 from aottrain.compiler.passes import collectives as passes
 from aottrain.data.parts import PartBatches
 from aottrain.ir import flights

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace
-from aottrain.compiler.link.under_way import copies_at_start, held_under_way
+from aottrain.compiler.graphs.under_way import copies_at_start, held_under_way
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.explain.report import AliveRecord, MemoryTimeline
 from aottrain.ir.analysis.liveness import freed_after, last_uses

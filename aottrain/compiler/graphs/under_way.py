@@ -20,6 +20,7 @@ from aottrain.ops.collectives import rows_of_shard
 
 _parallel: Any = torch.ops.aottrain_parallel
 _GATHER, _SCATTER = _parallel.gather_start.default, _parallel.scatter_start.default
+_GATHER_ALL, _SCATTER_ALL = _parallel.gather_rows.default, _parallel.scatter_sum.default
 
 
 def by_gloo(device: torch.device) -> bool:
@@ -51,6 +52,17 @@ def copies_at_start(node: fx.Node) -> int:
     return filled + (_sum_bytes(node) if by_gloo(_device(node)) else 0)
 
 
+def within_collective(node: fx.Node) -> int:
+    """Bytes that one that waits for what it starts holds within itself."""
+    if node.target is _GATHER_ALL:
+        whole = _gathered_bytes(node)
+        return whole * ((whole != required_spec(node).nbytes) + by_gloo(_device(node)))
+    if node.target is _SCATTER_ALL:
+        (value,) = node.all_input_nodes
+        return _filled_bytes(node, value) * (_is_copied_alone(node, value) + by_gloo(_device(node)))
+    return 0
+
+
 def _is_copied_alone(start: fx.Node, source: fx.Node) -> bool:
     """Whether a value is copied before it is put beside the others: rows fill it up, or it does not lie row by row."""
     spec = required_spec(source)
@@ -60,9 +72,13 @@ def _is_copied_alone(start: fx.Node, source: fx.Node) -> bool:
 def _held_bytes(start: fx.Node) -> int:
     if start.target is _SCATTER:
         return _sum_bytes(start)
-    shard, world = start.args[0], start.args[2]
+    return _gathered_bytes(start) if by_gloo(_device(start)) else 0
+
+
+def _gathered_bytes(gather: fx.Node) -> int:
+    shard, world = gather.args[0], gather.args[2]
     assert isinstance(shard, fx.Node) and isinstance(world, int)
-    return world * required_spec(shard).nbytes if by_gloo(_device(start)) else 0
+    return world * required_spec(shard).nbytes
 
 
 def _sum_bytes(start: fx.Node) -> int:
