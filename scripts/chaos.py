@@ -9,11 +9,12 @@
 A round is one training from its first step to its last, whatever happens on the way: kill (SIGKILL at a random time),
 save (SIGKILL within the writing of a checkpoint), points (the same at twelve points of it in turn), term, int, usr1,
 twice (SIGTERM, SIGINT, SIGUSR1, and the first two), disk (no file may grow beyond some bytes), damage (the newest
-checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward, a backward or an update). After each
-round weights, optimizer state and random numbers must be those of the run that nothing happened to. Exit code 1 where
-they are not, or where a restart refuses to go on. PyTorch's operators compute (kernel=aten), by which plans differ in
-no bit. With --rounds each of the faults is planted until it has hit so many runs, once in each; it is then looked
-whether every checkpoint that is left can be loaded. --save background has checkpoints written so, both takes turns.
+checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward, a backward or an update), nan (the loss
+or a gradient of a step is not a number, by which trainer.on_nonfinite=raise ends a run). After each round weights,
+optimizer state and random numbers must be those of the run that nothing happened to. Exit code 1 where they are not,
+or where a restart refuses to go on. PyTorch's operators compute (kernel=aten), by which plans differ in no bit. With
+--rounds each of the faults is planted until it has hit so many runs, once in each; it is then looked whether every
+checkpoint that is left can be loaded. --save background has checkpoints written so, both takes turns.
 """
 
 from __future__ import annotations
@@ -61,12 +62,13 @@ RIGHT_CODES = {
     "save": (-9,),
     "points": (-9,),
     "disk": (1,),
+    "nan": (1,),
     "term": (143, -15),
     "int": (130, -2),
     "usr1": (-10,),
     "twice": (143, 130, -15, -2),
 }
-FAULTS = (*SIGNALS, "save", "points", "disk", "damage", "oom")
+FAULTS = (*SIGNALS, "save", "points", "disk", "damage", "oom", "nan")
 SETTINGS = (
     "recipe.model.num_layers=2", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16",
     "data.batch_size=4", "kernel=aten", "decisions=default", "logger=csv", "trainer.num_threads=1",
@@ -155,6 +157,26 @@ def plant_out_of_memory(chance: random.Random) -> None:
     loop.clip_and_update, torch.Tensor.backward = updating, going_back
 
 
+def plant_nan(chance: random.Random) -> None:
+    """The loss of one step and all its gradients, or one gradient alone, are not numbers: as of a bad batch, or of a
+    bad bit."""
+    is_loss, left = chance.random() < 0.5, [chance.randrange(1, 30)]
+    call = engines.ModuleStep.__call__
+
+    def calling(step: Any, batches: Any) -> Any:
+        result = call(step, batches)
+        left[0] -= 1
+        if left[0] == 0:
+            gradients = [one.grad for one in step.module.parameters() if one.grad is not None]
+            for gradient in gradients if is_loss else [chance.choice(gradients)]:
+                gradient.view(-1)[0] = torch.nan
+            if is_loss:
+                result.loss.fill_(torch.nan)
+        return result
+
+    engines.ModuleStep.__call__ = calling
+
+
 def damage(folder: Path, chance: random.Random) -> bool:
     """Of at least two checkpoints the newest is cut or changed; whether there were."""
     files = sorted((folder / "checkpoints").glob("step_*.pt"))
@@ -205,7 +227,7 @@ def planter(fault: str, chance: random.Random, num_saves: int, point: str | None
     """What is called in the process that the fault is for."""
     if fault == "points":
         return any_point(chance, point or chance.choice(list(POINTS)), num_saves)
-    plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory}
+    plants = {"save": plant_kill_in_save, "disk": plant_full_disk, "oom": plant_out_of_memory, "nan": plant_nan}
     return lambda: plants[fault](chance) if fault in plants else None
 
 

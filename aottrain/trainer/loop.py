@@ -175,7 +175,7 @@ class Run:
             saves = saves or ends
         if verification is not None:
             output.summary.update(verify_checks=self.sentinel.num_checks, verify_drift=self.sentinel.drift)
-        if logs or evaluates or verification:
+        if logs or evaluates or saves or verification:  # what a checkpoint has behind it is not lost with the process
             error = None if verification is None else verification.max_error
             write_rows(job, history, self.meter, output, self.progress, val_loss, self.flight, error, logs or evaluates)
         self._keep_copy(copies)

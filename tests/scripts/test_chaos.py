@@ -7,15 +7,18 @@ import random
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from aottrain.config.choices import SAVES
 from aottrain.errors import ResumeError
+from aottrain.trainer import engines
 from aottrain.trainer.checkpoint import CheckpointFolder, load
+from aottrain.trainer.engines import LossModule
 from aottrain.trainer.reliability.saving import Saving
-from scripts.chaos import damage, same
+from scripts.chaos import damage, plant_nan, same
 from scripts.chaos_points import POINTS, plant, what_is_left
 
 
@@ -72,3 +75,19 @@ def test_a_checkpoint_that_is_listed_and_damaged_is_told(tmp_path):
     saving(tmp_path, "now", 2)
     assert what_is_left(tmp_path) == ""
     assert damage(tmp_path, random.Random(0)) and "damaged" in what_is_left(tmp_path)
+
+
+@pytest.mark.parametrize("is_loss", [True, False])
+def test_what_is_planted_as_no_number_is_in_the_loss_or_in_a_gradient(monkeypatch, is_loss):
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(engines.ModuleStep, "__call__", engines.ModuleStep.__call__)
+    module = LossModule(model, lambda model, batch: model(*batch).sum())
+    plant_nan(SimpleNamespace(random=lambda: 0.0 if is_loss else 0.9, randrange=lambda *_: 2, choice=lambda of: of[0]))
+    step = engines.ModuleStep("eager", module, tokens_per_batch=0, shares=module.shares, module=module)
+    batch = (torch.ones(1, 2),)
+    for number in range(1, 4):
+        result = step([batch])
+        bad = [bool(one.grad.isnan().any()) for one in model.parameters()]
+        assert bool(result.loss.isnan()) == (is_loss and number == 2), number
+        assert bad == ([True, is_loss] if number == 2 else [False, False]), number
+        model.zero_grad()

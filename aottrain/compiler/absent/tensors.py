@@ -38,6 +38,14 @@ def absent_batch(batch: Sequence[Tensor], mode: FakeTensorMode, device: torch.de
 
 
 def fake_of(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
-    """Of the same shape, strides and type."""
+    """Of the same type and shape, and in memory as the tensor is there: one that moves to another device is without the
+    gaps of a view, one that stays holds all the memory that it is a view of."""
+    moves = tensor.device.type not in (device.type, "meta")
+    like = torch.empty_like(tensor, device="meta") if moves else tensor
     with mode:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+        fake = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+        num_bytes = like.untyped_storage().nbytes()
+        if num_bytes != fake.untyped_storage().nbytes():
+            memory = torch.empty(num_bytes, dtype=torch.uint8, device=device).untyped_storage()
+            fake.set_(memory, like.storage_offset(), like.shape, like.stride())
+        return fake

@@ -11,8 +11,10 @@ from torch import fx
 
 from aottrain.compat import tree_flatten, tree_map
 from aottrain.compiler.graphs.repetition import once_for_alike
+from aottrain.compiler.graphs.under_way import within_collective
 from aottrain.ir.analysis.reach import descendants
 from aottrain.ir.graph import InputKind, JointGraph, calls, info, spec_of, storage_bytes, value_of
+from aottrain.ir.ops import communicates
 from aottrain.ir.sizes.expressions import concrete, hint
 from aottrain.measure.calls import OpCall
 from aottrain.measure.workspaces import product_workspace_bytes, workspace_bytes
@@ -42,6 +44,8 @@ def workspaces_of(*graphs: fx.Graph) -> Workspace:
     measure(node for graph in graphs for node in calls(graph))
 
     def workspace(node: fx.Node) -> int:
+        if communicates(node.target):
+            return within_collective(node)
         call = alike(node)
         if call is not None and id(call) not in bytes_by_call:
             measure([node])

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace
+from aottrain.compiler.graphs.under_way import copies_at_start, held_under_way
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.explain.report import AliveRecord, MemoryTimeline
 from aottrain.ir.analysis.liveness import freed_after, last_uses
-from aottrain.ir.flights import flown
 from aottrain.ir.graph import (
     InputKind,
     OutputKind,
@@ -204,9 +204,13 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
 def _library_step(
     node: fx.Node, schedule: Schedule | None = None, scratch_bytes: int = 0, no_workspace: bool = False
 ) -> _Step:
-    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node, *flown(node))]
+    touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
     allocated = [] if schedule is not None and node in schedule.in_place else allocations(node)
-    return _Step(node, allocated, touched, scratch_bytes, no_workspace)
+    held, num_bytes = held_under_way(node)
+    if num_bytes:
+        allocated = [*allocated, *((key, num_bytes) for key in held[:1])]
+    touched += [*held[:1], *(_memory(source, schedule) for source in held[1:])]
+    return _Step(node, allocated, touched, scratch_bytes + copies_at_start(node), no_workspace)
 
 
 def _sweep(

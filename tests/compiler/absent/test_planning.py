@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import aottrain
+from aottrain.compat import FakeTensorMode
 from aottrain.compiler.absent.planning import plan_step, trace_step
+from aottrain.compiler.absent.tensors import fake_of
 from aottrain.compiler.options import check_options
 from aottrain.config.extensions.recipes import load_recipe, makes_batches, recipe_names
 from aottrain.toolchain.native import compiler_obstacle
@@ -38,6 +40,17 @@ def _made(name: str) -> tuple[LossModule, tuple[torch.Tensor, ...]]:
 def _comparable(report: Any) -> dict[str, Any]:
     fields = {field.name for field in dataclasses.fields(report)} - _OF_THE_RUN
     return {name: getattr(report, name) for name in fields}
+
+
+@pytest.mark.parametrize("kind", ["cpu", "xla"])
+def test_a_batch_that_is_a_view_holds_what_it_will_hold_there(kind):
+    """Labels of a part of the nodes: of all where they stay, without gaps where they move."""
+    labels = torch.arange(12).view(2, 6)[:, 2:]
+    there = labels if kind == "cpu" else labels.to("meta")  # which is as much another device
+    fake = fake_of(labels, FakeTensorMode(), torch.device(kind))
+    assert (fake.shape, fake.stride(), fake.storage_offset()) == (there.shape, there.stride(), there.storage_offset())
+    assert fake.untyped_storage().nbytes() == there.untyped_storage().nbytes() == (96 if kind == "cpu" else 64)
+    assert fake.dtype == torch.int64 and not fake._is_view()
 
 
 @pytest.mark.parametrize("kernel", ["aten", pytest.param("cpp", marks=WHOLE)])

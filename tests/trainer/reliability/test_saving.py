@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import os
 import signal
@@ -98,6 +99,22 @@ def test_steps_go_on_while_one_is_written_and_a_second_one_waits(tiny, monkeypat
     assert train.run(tiny(trainer={"steps": 5, "save_every": 2, "save": "background"})) == 0
     assert events.index(("step", 4)) < events.index(("ends", 2)) < events.index(("begins", 4))
     assert events[-2:] == [("begins", 5), ("ends", 5)] and events.index(("ends", 4)) < events.index(("begins", 5))
+
+
+@pytest.mark.parametrize("way", ["now", "background"])
+def test_before_a_checkpoint_is_there_metrics_has_all_steps_up_to_it(tiny, monkeypatch, way):
+    """A run that is killed right after it goes on behind them: who has not written them then never does."""
+    save, seen = CheckpointFolder.save, {}
+    config = tiny(trainer={"steps": 6, "save_every": 2, "log_every": 5, "save": way})
+
+    def looking(self, step, *given):
+        with (Path(config.output_dir) / "metrics.csv").open(newline="") as file:
+            seen[step] = [int(row["step"]) for row in csv.DictReader(file) if int(row["step"]) <= step]
+        return save(self, step, *given)
+
+    monkeypatch.setattr(CheckpointFolder, "save", looking)
+    assert train.run(config) == 0
+    assert seen == {step: list(range(1, step + 1)) for step in (2, 4, 6)}
 
 
 def test_a_full_disk_is_one_line_and_the_run_goes_on(tiny, left_by, monkeypatch, capsys):
