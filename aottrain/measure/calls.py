@@ -24,6 +24,9 @@ from aottrain.toolchain.cache import processor
 # Ops of other libraries may have effects that their schemas do not tell.
 _NAMESPACES = ("aten", "aottrain", "prims")
 _PIVOTED = frozenset({"linalg_ldl_solve", "linalg_lu_solve", "lu_unpack"})
+# The position of the argument that says where bags begin, behind that of the indices.
+_OFFSETS = {"_embedding_bag": 2, "_embedding_bag_forward_only": 2, "_embedding_bag_backward": 2,
+            "_embedding_bag_per_sample_weights_backward": 3}  # fmt: skip
 _BLOCK = 1 << 16
 _CGROUP = Path("/sys/fs/cgroup")
 _alone = threading.Lock()
@@ -82,11 +85,15 @@ class OpCall:
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
         """Made-up inputs: numbers between 0 and 1; for integers zeros, which are valid wherever one is an index, but
-        ones where LAPACK counts rows from 1, and ATen refuses another number."""
-        integer = int(packet_name(self.target) in _PIVOTED)
-        return [_materialized(value, integer) for value in self.args], {
-            name: _materialized(value, integer) for name, value in self.kwargs.items()
-        }
+        ones where LAPACK counts rows from 1, and ATen refuses another number. Where bags of indices begin they are
+        spread over the indices: ATen does not check that the last bag is one of the result's."""
+        name = packet_name(self.target)
+        args = [_materialized(value, int(name in _PIVOTED)) for value in self.args]
+        if (position := _OFFSETS.get(name, len(args))) < len(args):
+            indices, offsets = args[position - 1], args[position]
+            step = torch.arange(len(offsets), dtype=offsets.dtype, device=offsets.device)
+            args[position] = step * len(indices) // max(len(offsets) - 1, 1)
+        return args, {key: _materialized(value, int(name in _PIVOTED)) for key, value in self.kwargs.items()}
 
 
 @cache

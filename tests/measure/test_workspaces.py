@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import aottrain.ops.losses.loss_head  # noqa: F401  (defines an operator)
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.measure import calls, workspaces
 from aottrain.measure.calls import OpCall
@@ -243,10 +244,16 @@ def test_the_most_that_was_there_at_once_counts_but_for_what_stays():
     assert workspaces._peaks(record, torch.device("cpu")) == {0: 60, 1: 0, 2: 60, 3: 0}
 
 
+def made_of(count):
+    return spec(count, dtype=torch.int64)
+
+
 def test_integers_of_made_up_inputs_are_such_as_the_call_takes():
     """LAPACK counts rows from 1, and ATen refuses a pivot of 0."""
     factors, pivots = spec(4, 4), spec(4, dtype=torch.int32)
     (_, made, _), _ = call(aten.linalg_lu_solve.default, factors, pivots, spec(4, 2)).arguments()
     assert made.tolist() == [1] * 4
+    (_, indices, offsets), _ = call(aten._embedding_bag.default, spec(10, 4), made_of(12), made_of(5)).arguments()
+    assert indices.tolist() == [0] * 12 and offsets.tolist() == [0, 3, 6, 9, 12]
     (_, made), _ = call(aten.embedding.default, spec(1, 8), spec(4, dtype=torch.int64)).arguments()
     assert made.tolist() == [0] * 4

@@ -27,10 +27,15 @@ x = torch.zeros(60)
 # Calls that are measured for a budget run on made-up inputs: the numbers of places in a window, and LAPACK's pivots.
 BUDGET = """
 import torch, aottrain
+import torch.nn.functional as F
+
+indices, offsets = torch.arange(12), torch.tensor([0, 3, 7, 12])
 
 def f(x, a, b):
-    pooled = torch.nn.functional.max_pool2d(x * 2, 3, 2, 1, ceil_mode=True).relu().sum()
-    return pooled + torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b).sum() + torch.linalg.solve(a, b).sum()
+    bags = F.embedding_bag(indices, x.reshape(-1, 4) * 2, offsets, mode="sum", include_last_offset=True)
+    pooled = F.max_pool2d(x * 2, 3, 2, 1, ceil_mode=True).relu()
+    solved = torch.linalg.lu_solve(*torch.linalg.lu_factor(a), b) + torch.linalg.solve(a, b)
+    return bags.sum() + pooled.sum() + solved.sum()
 
 compiled = aottrain.compile(f, kernel="cpp", budget=0.2, on_unsupported="error")
 for layout in (torch.contiguous_format, torch.channels_last):
