@@ -67,24 +67,26 @@ static inline void transpose(__m512i r[HALF]) {
 }
 // For each of P pieces a tile of 16 rows or columns from i on, and STEP terms from k on, two terms in 32 bits.
 // right: a row of the tile has 16 columns and a pair of terms, as the right operand of a product of tiles; else it has
-// one row, and 16 pairs.
-template <int P, bool right>
+// one row, and 16 pairs. along: the terms lie beside each other; whole: all these rows and terms are the operand's.
+template <int P, bool right, bool along, bool whole>
 static inline __mmask16 pack(const Operand& x, i64 i, i64 k, uint16_t* out) {
   __m512i r[P][HALF];
   __mmask16 bad = 0;
-  const bool along = x.term_step == 1;
   for (int row = 0; row < HALF; row++) {
+    const float* p = along ? x.first + (i + row) * x.step + k : x.first + (k + 2 * row) * x.term_step + i;
+    const float* q = along ? p + HALF : p + x.term_step;
     __m512 a, b;
-    if (along) {
-      const float* p = x.first + (i + row) * x.step + k;
+    if (whole) {
+      a = _mm512_loadu_ps(p);
+      b = _mm512_loadu_ps(q);
+    } else if (along) {
       const i64 left = i + row < x.count ? x.terms - k : 0;
       a = _mm512_maskz_loadu_ps(upto(left), p);
-      b = _mm512_maskz_loadu_ps(upto(left - HALF), p + HALF);
+      b = _mm512_maskz_loadu_ps(upto(left - HALF), q);
     } else {
-      const float* p = x.first + (k + 2 * row) * x.term_step + i;
       const i64 left = x.terms - k - 2 * row;
       a = _mm512_maskz_loadu_ps(left > 0 ? upto(x.count - i) : 0, p);
-      b = _mm512_maskz_loadu_ps(left > 1 ? upto(x.count - i) : 0, p + x.term_step);
+      b = _mm512_maskz_loadu_ps(left > 1 ? upto(x.count - i) : 0, q);
     }
     bad |= unbounded(a) | unbounded(b);
     for (int piece = 0; piece < P; piece++) {
@@ -108,9 +110,16 @@ static inline __mmask16 pack(const Operand& x, i64 i, i64 k, uint16_t* out) {
   return bad;
 }
 // Of SIDE rows or columns: of each piece two tiles.
+template <int P, bool right, bool along, bool whole>
+static inline int pack_tiles(const Operand& x, i64 i, i64 k, uint16_t* out) {
+  return (pack<P, right, along, whole>(x, i, k, out) | pack<P, right, along, whole>(x, i + HALF, k, out + TILE)) != 0;
+}
 template <int P, bool right>
 static inline int pack_block(const Operand& x, i64 i, i64 k, uint16_t* out) {
-  return (pack<P, right>(x, i, k, out) | pack<P, right>(x, i + HALF, k, out + TILE)) != 0;
+  const bool whole = i + SIDE <= x.count && k + STEP <= x.terms;
+  if (x.term_step == 1)
+    return whole ? pack_tiles<P, right, true, true>(x, i, k, out) : pack_tiles<P, right, true, false>(x, i, k, out);
+  return whole ? pack_tiles<P, right, false, true>(x, i, k, out) : pack_tiles<P, right, false, false>(x, i, k, out);
 }
 #define LEFT(p) { _tile_loadd(4, a + (p) * 2 * TILE, 64); _tile_loadd(5, a + (p) * 2 * TILE + TILE, 64); }
 #define RIGHT(p) { _tile_loadd(6, b + (p) * 2 * TILE, 64); _tile_loadd(7, b + (p) * 2 * TILE + TILE, 64); }
