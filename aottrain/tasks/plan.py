@@ -67,6 +67,7 @@ def describe(module: LossModule, report: CompileReport, config: RunConfig) -> di
     graph = report.graphs[-1]
     parameters = [(module.size_of(name), p) for name, p in module.model.named_parameters()]
     num_micro_batches = config.trainer.accumulate
+    shown = dataclasses.replace(graph, traffic=None, diagrams=tuple(graph.diagrams))
     return {
         "recipe": config.recipe.title,
         "machine": graph.machine,
@@ -81,7 +82,7 @@ def describe(module: LossModule, report: CompileReport, config: RunConfig) -> di
             "recompute": graph.recompute_flops * num_micro_batches,
         },
         "compile_s": graph.compile_s,
-        "graph": _without_long(dataclasses.asdict(dataclasses.replace(graph, traffic=None))) | _traffic(graph),
+        "graph": _without_long(dataclasses.asdict(shown)) | _traffic(graph),
         "fallbacks": [dataclasses.asdict(fallback) for fallback in report.fallbacks],
     }
 

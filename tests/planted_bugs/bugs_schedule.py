@@ -10,7 +10,7 @@ from aottrain.compiler.schedule import demand, in_place, kernels, memory
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
 from aottrain.ops.losses import loss_head as loss_head_op
-from aottrain.ops.products import pieces
+from aottrain.ops.products import libraries, pieces
 from aottrain.runtime import arena
 from tests.planted_bugs.planting import Area, TestsOf
 
@@ -338,4 +338,11 @@ PRODUCTS.edit(
     ir_schedule.copied_bytes,
     "if is_own_product(library):",
     "if is_own_product(library):\n        return 0\n    if False:",
+)
+PRODUCTS.edit(
+    "the times of products are overlooked",
+    TestsOf("tests/compiler/schedule/test_own_products.py").the_fastest,
+    libraries.fastest,
+    "return best if",
+    "return ATEN if",
 )

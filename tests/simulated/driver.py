@@ -57,8 +57,8 @@ class LaunchError(RuntimeError):
 @dataclass
 class Log:
     """launches: since `clear`; compiled: what was launched, by module and name; skipped: kernels that have no meaning
-    here, whose launches compute nothing. compiles: whether kernels become machine code, or Triton's front end alone
-    has seen them, which takes a tenth of the time."""
+    here, whose launches since `clear` compute nothing. compiles: whether kernels become machine code, or Triton's front
+    end alone has seen them, which takes a tenth of the time."""
 
     compiles: bool = False
 
@@ -69,6 +69,7 @@ class Log:
 
     def clear(self) -> None:
         self.launches.clear()
+        self.skipped.clear()
 
 
 _logs: list[Log] = []
