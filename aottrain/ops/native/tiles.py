@@ -26,6 +26,7 @@ static inline i64 least(i64 a, i64 b) { return a < b ? a : b; }
 #include <sys/syscall.h>
 #include <unistd.h>
 extern "C" int omp_get_thread_num(void);
+extern "C" int omp_get_num_threads(void);
 static inline __mmask16 upto(i64 n) { return n >= HALF ? 0xFFFF : n <= 0 ? 0 : (__mmask16)((1u << n) - 1); }
 // A piece: the upper 16 bits. Of three pieces each is what fits, and their sum exact; of two it is rounded to nearest.
 template <int P> static inline __m512i high(__m512 x) {
@@ -121,6 +122,22 @@ static inline int pack_block(const Operand& x, i64 i, i64 k, uint16_t* out) {
     return whole ? pack_tiles<P, right, true, true>(x, i, k, out) : pack_tiles<P, right, true, false>(x, i, k, out);
   return whole ? pack_tiles<P, right, false, true>(x, i, k, out) : pack_tiles<P, right, false, false>(x, i, k, out);
 }
+// Blocks `from` to `to`, `num` steps each, in the order in which the operand lies in memory.
+template <int P, bool right>
+static inline int pack_blocks(const Operand& x, i64 start, i64 from, i64 to, i64 term, i64 num, uint16_t* out) {
+  const i64 size = 2 * P * TILE;
+  int bad = 0;
+  if (x.term_step == 1) {
+    for (i64 i = from; i < to; i++)
+      for (i64 k = 0; k < num; k++)
+        bad |= pack_block<P, right>(x, start + i * SIDE, term + k * STEP, out + (i * num + k) * size);
+  } else {
+    for (i64 k = 0; k < num; k++)
+      for (i64 i = from; i < to; i++)
+        bad |= pack_block<P, right>(x, start + i * SIDE, term + k * STEP, out + (i * num + k) * size);
+  }
+  return bad;
+}
 #define LEFT(p) { _tile_loadd(4, a + (p) * 2 * TILE, 64); _tile_loadd(5, a + (p) * 2 * TILE + TILE, 64); }
 #define RIGHT(p) { _tile_loadd(6, b + (p) * 2 * TILE, 64); _tile_loadd(7, b + (p) * 2 * TILE + TILE, 64); }
 #define MULTIPLY \\
@@ -187,22 +204,20 @@ static int run(const Operand& left, const Operand& right, const float* bias, flo
   #pragma omp parallel num_threads(threads) reduction(| : bad)
   {
     const Tiles tiles;
-    uint16_t* const own = each + omp_get_thread_num() * each_size;
+    const i64 thread = omp_get_thread_num(), count = omp_get_num_threads();
+    uint16_t* const own = each + thread * each_size;
     for (i64 term = 0; term < left.terms; term += DEEP)
       for (i64 column = 0; column < right.count; column += WIDE) {
         const i64 num = (least(DEEP, left.terms - term) + STEP - 1) / STEP;
         const i64 wide = (least(WIDE, right.count - column) + SIDE - 1) / SIDE;
         const bool last = term + DEEP >= left.terms, more = adds || term > 0;
-        #pragma omp for schedule(static)
-        for (i64 j = 0; j < wide; j++)
-          for (i64 k = 0; k < num; k++)
-            bad |= pack_block<P, true>(right, column + j * SIDE, term + k * STEP, shared + (j * num + k) * size);
+        const i64 from = wide * thread / count, to = wide * (thread + 1) / count;
+        bad |= pack_blocks<P, true>(right, column, from, to, term, num, shared);
+        #pragma omp barrier
         #pragma omp for schedule(dynamic)
         for (i64 panel = 0; panel < panels; panel++) {
           const i64 first = panel * tall, blocks = (least(tall, left.count - first) + SIDE - 1) / SIDE;
-          for (i64 i = 0; i < blocks; i++)
-            for (i64 k = 0; k < num; k++)
-              bad |= pack_block<P, false>(left, first + i * SIDE, term + k * STEP, own + (i * num + k) * size);
+          bad |= pack_blocks<P, false>(left, first, 0, blocks, term, num, own);
           for (i64 j = 0; j < wide; j++)
             for (i64 i = 0; i < blocks; i++) {
               const i64 row = first + i * SIDE, start = column + j * SIDE;
