@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat import FakeTensor, FakeTensorMode, suggest_memory_format, tree_map
+from aottrain.compat import FakeTensor, FakeTensorMode, onednn, suggest_memory_format, tree_map
+from aottrain.compiler.capture.grouped_products import grouped_product
 from aottrain.compiler.capture.recording import tensors_among
 from aottrain.errors import UnsupportedError
 from aottrain.ir.ops import hidden_mutation, op_info, packet_name
@@ -86,6 +88,8 @@ _RULES: dict[Any, Rule] = {
     aten._fft_r2c.default: _as_transformed,
     aten.channel_shuffle.default: _suggested_by(0),
     aten.max_unpool2d.default: _suggested_by(0),
+    aten.reflection_pad3d.default: _suggested_by(0),
+    aten.replication_pad3d.default: _suggested_by(0),
     aten.native_batch_norm.default: _suggested_by(0),
     aten._native_batch_norm_legit_functional.default: _suggested_by(0),
     aten._native_batch_norm_legit.no_stats: _suggested_by(0),
@@ -221,6 +225,7 @@ class KernelFakes(FakeTensorMode):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._known = WeakTensorKeyDictionary()
+        self._allows_onednn = bool(torch.backends.mkldnn.enabled)
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if torch.Tag.data_dependent_output in func.tags:
@@ -276,8 +281,11 @@ class KernelFakes(FakeTensorMode):
             _check_extent(*args, **(kwargs or {}))
         if func is aten._grouped_mm.default and args[0].device.type == "cpu":
             with self:
-                return _grouped_product(*args, **(kwargs or {}))
-        out: Any = super().dispatch(func, types, args, kwargs or {})
+                return grouped_product(*args, **(kwargs or {}))
+        # Of convolutions the fakes ask which library runs them, of which some results are in channels_last.
+        allows = onednn(self._allows_onednn) if "convolution" in packet_name(func) else nullcontext()
+        with allows:
+            out: Any = super().dispatch(func, types, args, kwargs or {})
         refused = _without_kernel(func)
         if refused and _first(out).dtype in refused:
             raise UnsupportedError(f"{packet_name(func)} of a {_first(out).dtype}, which is an error")
@@ -313,41 +321,6 @@ def _check_extent(value: Tensor, size: Sequence[Any], stride: Sequence[Any], sto
     last = start + sum((one - 1) * step for one, step in zip(size, stride, strict=True))
     if (last + 1) * value.itemsize > value.untyped_storage().nbytes():
         raise RuntimeError(f"setStorage: sizes {list(size)}, strides {list(stride)} leave the tensor's memory")
-
-
-def _grouped_product(
-    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
-) -> Tensor:
-    """What a CPU's kernel gives: torch's fake takes bfloat16 alone, as one of CUDA's does, and pads no rows.
-
-    Raises UnsupportedError where the kernel refuses (its error is eager's), and for sizes that are symbols.
-    """
-    sizes = (*a.shape, *b.shape, *a.stride(), *b.stride(), *(offs.shape if offs is not None else ()))
-    flat = a.dim() == 2, b.dim() == 2
-    fits = {a.dim(), b.dim()} <= {2, 3} and (offs is not None) == any(flat) and bias is None
-    fits = fits and a.dtype == b.dtype and a.dtype in (torch.float32, *_LOW) and out_dtype in (None, a.dtype)
-    fits = fits and (offs is None or (offs.dim() == 1 and offs.dtype == torch.int32))
-    if not fits or not all(isinstance(size, int) for size in sizes):
-        raise UnsupportedError("a grouped product of tensors that a CPU's kernel refuses, or of symbolic sizes")
-    groups = {len(value) for value, is_flat in ((a, flat[0]), (b, flat[1])) if not is_flat}
-    groups |= {len(offs)} if offs is not None else set()
-    if len(groups) != 1 or (flat != (True, True) and a.shape[-1] != b.shape[-2]):
-        raise UnsupportedError("a grouped product of tensors whose sizes do not fit together")
-    if not (_is_aligned(a) and _is_aligned(b)):
-        raise UnsupportedError("a grouped product of rows that do not begin at multiples of 16 bytes")
-    shape = [groups.pop(), a.shape[-2], b.shape[-1]][0 if flat[0] == flat[1] else 1 :]
-    each = 16 // a.itemsize
-    row = -(-shape[-1] // each) * each
-    return torch.empty_strided(shape, [shape[-2] * row, row, 1][-len(shape) :], dtype=a.dtype)
-
-
-def _is_aligned(value: Tensor) -> bool:
-    """Whether rows or columns lie one after the other, each from a multiple of 16 bytes on."""
-    (rows, columns), (down, across) = value.shape[-2:], value.stride()[-2:]
-    each = 16 // value.itemsize
-    if down == 1 and across >= max(1, rows):
-        return across % each == 0
-    return across == 1 and down >= max(1, columns) and down % each == 0
 
 
 def _first(out: Any) -> Tensor:

@@ -7,6 +7,7 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._pytree import tree_flatten, tree_map
 
 import aottrain
@@ -96,6 +97,8 @@ ARGUMENTS = {
         [True] * 3,
     ],
     aten.replication_pad2d_backward.default: lambda: [torch.rand(2, 4, 8, 8), images(), (1, 1, 1, 1)],
+    aten.reflection_pad3d.default: lambda: [torch.rand(2, 4, 5, 6, 7), (1,) * 6],
+    aten.replication_pad3d.default: lambda: [torch.rand(2, 4, 5, 6, 7), (1,) * 6],
     aten.roll.default: lambda: [images(), [1], [2]],
     aten._fft_r2c.default: lambda: [images(), [3, 1], 0, True],
     aten.copysign.Tensor: lambda: [images(), images()[0]],
@@ -108,11 +111,15 @@ ARGUMENTS = {
 MOST_LAYOUTS = 100
 LAYOUTS = {
     "contiguous": lambda t: t,
-    "channels last": lambda t: t.contiguous(memory_format=torch.channels_last) if t.dim() == 4 else t,
+    "channels last": lambda t: channels_last(t) if t.dim() > 3 else t,
     "transposed": lambda t: t.transpose(-1, -2).contiguous().transpose(-1, -2),
     "batch inside": lambda t: t.transpose(0, 1).contiguous().transpose(0, 1),
     "gaps": lambda t: t.repeat_interleave(2, -1)[..., ::2],
 }
+
+
+def channels_last(value):
+    return value.contiguous(memory_format=torch.channels_last if value.dim() == 4 else torch.channels_last_3d)
 
 
 @pytest.mark.parametrize("op", ARGUMENTS, ids=str)
@@ -169,6 +176,26 @@ def test_strides_of_rolled_values(layout, arguments):
     with mode:
         found = aten.roll.default(mode.from_tensor(value), *arguments)
     assert found.stride() == aten.roll.default(value, *arguments).stride()
+
+
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+@pytest.mark.parametrize("num_dims", [1, 2, 3])
+def test_results_of_convolutions_are_laid_out_as_eager_s(num_dims, capture):
+    """Which library runs a convolution decides its layout, and while a program is traced oneDNN is off for others."""
+    convolve, back = (getattr(F, f"conv{kind}{num_dims}d") for kind in ("", "_transpose"))
+
+    def f(x, weight):
+        return convolve(x, weight), back(x, weight.transpose(0, 1)), convolve(x, weight, stride=2, padding=1).relu()
+
+    for layouts in itertools.product(("contiguous", "channels last", "batch inside"), repeat=2):
+        x, weight = torch.rand(2, 4, 8, 7, 6)[(..., *(0,) * (3 - num_dims))], torch.rand(5, 4, *[2] * num_dims)
+        inputs = [LAYOUTS[name](value).requires_grad_() for name, value in zip(layouts, (x, weight), strict=True)]
+        torch._dynamo.reset()  # which counts the programs of one code
+        compiled = aottrain.compile(f, kernel="cpp", capture=capture, on_unsupported="error")
+        expected, got = f(*inputs), compiled(*inputs)
+        assert [one.stride() for one in got] == [one.stride() for one in expected], layouts
+        gradients = [torch.autograd.grad(sum(one.sum() for one in results), inputs) for results in (expected, got)]
+        assert [one.stride() for one in gradients[0]] == [one.stride() for one in gradients[1]], layouts
 
 
 def test_each_rule_is_tested():
