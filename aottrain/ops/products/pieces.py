@@ -47,7 +47,7 @@ def own_product(
     """left @ right (+ bias, one number per column): (m, k), (k, n) -> (m, n), float32.
 
     out: memory for the result, whose rows' elements lie beside each other; adds: to what is in it. It computes in
-    `scratch`, of `product_scratch_bytes`, or in fresh memory. An operand that is not finite is ATen's to multiply.
+    `scratch`, of `product_scratch_bytes` of some threads, or in fresh memory. An operand that is not finite is ATen's to multiply.
     """
     if left.stride(0) != 1 and left.stride(1) != 1:
         left = left.contiguous()
@@ -58,6 +58,8 @@ def own_product(
         out = torch.empty(rows, columns)
     if scratch is None:
         scratch = torch.empty(product_scratch_bytes(rows, terms, columns, threads), dtype=torch.uint8)
+    while product_scratch_bytes(rows, terms, columns, threads) > scratch.numel():
+        threads -= 1  # more than there were when it was planned, or fewer with larger panels; one always fits
     shared, each = right_bytes(columns, terms), left_bytes(rows, terms, threads)
     pieces = PIECES if torch.get_float32_matmul_precision() == "highest" else 2
     sizes = (ctypes.c_int64 * 8)(rows, terms, columns, *left.stride(), *right.stride(), out.stride(0))

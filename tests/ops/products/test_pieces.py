@@ -85,6 +85,22 @@ def test_parts_of_larger_matrices_and_memory_of_the_caller(precision):
     assert_product(own_product(left[:, ::2], right[::2]), left[:, ::2], right[::2], torch.zeros(()), precision)
 
 
+@pytest.mark.parametrize("rows", [96, 40, 300])
+@pytest.mark.parametrize("planned", [1, 2, 3, 5])
+def test_memory_that_was_planned_for_another_number_of_threads(planned, rows):
+    left, right, before = matrix(rows, 70), matrix(70, 64), torch.get_num_threads()
+    num_bytes = product_scratch_bytes(rows, 70, 64, planned)
+    memory = torch.full((num_bytes + 4096,), 7, dtype=torch.uint8)
+    try:
+        for threads in (1, 2, 3, 4):
+            torch.set_num_threads(threads)
+            got = own_product(left, right, scratch=memory[:num_bytes])
+            assert_product(got, left, right, torch.zeros(()), "highest")
+            assert (memory[num_bytes:] == 7).all()
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan"), 3.4e38])
 @pytest.mark.parametrize("where", ["left", "right"])
