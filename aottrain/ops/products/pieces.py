@@ -47,7 +47,7 @@ def own_product(
     """left @ right (+ bias, one number per column): (m, k), (k, n) -> (m, n), float32.
 
     out: memory for the result, whose rows' elements lie beside each other; adds: to what is in it. It computes in
-    `scratch`, of `product_scratch_bytes` of some threads, or in fresh memory. An operand that is not finite is ATen's to multiply.
+    `scratch`, of `product_scratch_bytes` of some threads, or in fresh memory. What is not finite ATen multiplies.
     """
     if left.stride(0) != 1 and left.stride(1) != 1:
         left = left.contiguous()
