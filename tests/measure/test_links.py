@@ -86,3 +86,7 @@ def test_a_compile_that_asks_has_it_among_its_decisions(monkeypatch):
         assert link().seconds(1e6) == pytest.approx(0.011)
     (found,) = ledger.record().decisions
     assert str(found) == f"link of {KEY}: a collective 1.00 ms; measured now"
+
+
+def test_a_message_costs_its_latency_and_its_bytes():
+    assert Link(0.5, 1000.0, 2).seconds(2000) == pytest.approx(2.5)

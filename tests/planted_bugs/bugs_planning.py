@@ -90,7 +90,7 @@ MEASURING.edit(
 )
 MEASURING.edit(
     "a message costs its bytes alone",
-    "tests/parallel/test_world.py::test_plans_take_the_link_that_is_configured",
+    "tests/measure/test_links.py::test_a_message_costs_its_latency_and_its_bytes",
     links.Link.seconds,
     "self.latency_s + num_bytes",
     "num_bytes",

@@ -144,7 +144,7 @@ HERE.attribute(
     PROGRAMS.detached_input,
     linking,
     "_cut_off",
-    lambda parts: frozenset(),
+    lambda *_: frozenset(),
 )
 
 

@@ -65,6 +65,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "bounds": (lambda x: (x.clamp(-0.5, 0.7), x.tril(2), x.nan_to_num(1.0), torch.lerp(x, x * 2, 0.7)), (X,)),
     "parts": (lambda x, y: F.pad(torch.cat([x[:, 3:9], y[:, ::2]], 1), (2, 1), value=0.5), (X, Y)),
     "embedding": (lambda w, tokens: F.embedding(tokens, w).tanh(), (TABLE, TOKENS)),
+    "lookup": (lambda w, tokens: F.embedding(tokens, w).tanh(), (TABLE.detach(), TOKENS)),
     "dropout": (lambda x: F.dropout(x.exp(), 0.3), (X,)),
     "low precision": (lambda x, y: ((x.bfloat16() * y.bfloat16()).exp() + 1).float(), (X, Y)),
     "sums over rows": (lambda x: (x.exp().sum(0), (x * 2).sum()), (WIDE,)),
@@ -152,8 +153,9 @@ def test_as_cpp(planned, library, name):
 
 @pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize("wrong", [7, -1])
-@pytest.mark.parametrize("name", ["embedding"])
+@pytest.mark.parametrize("name", ["embedding", "lookup"])
 def test_a_wrong_index_is_told(planned, library, name, wrong):
+    """Also where no gradient is taken, of which the rows are looked for once more."""
     joint, given, plan = planned[name]
     tokens = given[1].clone()
     tokens[1, 2] = wrong
