@@ -11,6 +11,7 @@ from aottrain.compiler.schedule import products
 from aottrain.ir.kernels.tiles import product_scratch_bytes
 from aottrain.ir.settings.decisions import ATEN, ONEDNN, OWN, Decision, Timing
 from aottrain.metrics.memory import watch_cpu_peak
+from aottrain.ops.products import libraries
 from aottrain.ops.products.libraries import fastest
 from aottrain.toolchain.native import find_compiler
 
@@ -119,3 +120,12 @@ def test_the_loss_head_is_told(fastest_here):
 ], ids=["none is clearly faster", "oneDNN", "ours"])  # fmt: skip
 def test_the_fastest(times, name):
     assert fastest({key: Timing(seconds) for key, seconds in times.items()}) == name
+
+
+def test_a_record_of_another_processor_is_not_followed_without_tiles(monkeypatch):
+    recorded = Decision("products", "float32", OWN, "record")
+    monkeypatch.setattr(libraries, "decide", lambda *_: recorded)
+    monkeypatch.setattr(libraries, "has_onednn", lambda: True)
+    for has, found in ((True, recorded), (False, None)):
+        monkeypatch.setattr(libraries, "has_tiles", lambda has=has: has)
+        assert libraries.choose_library() is found
