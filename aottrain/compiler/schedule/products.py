@@ -22,7 +22,7 @@ _PRODUCTS = (aten.mm.default, aten.addmm.default)
 _SMALLEST_FLOPS = 1 << 20
 # Below so many terms of a sum, the copies that a transposed product needs take longer than what it saves.
 _MANY_TERMS = 1024
-# By how long packing and multiplying took: so that packing is less than a third of both.
+# By an estimate of packing beside multiplying: so that packing is less than about a third of both.
 _LEAST_SIDE, _FEWEST_TERMS = 48, 32
 
 

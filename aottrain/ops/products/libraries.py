@@ -36,7 +36,7 @@ def choose_library() -> Decision | None:
     if not (has_onednn() or has_tiles()):
         return None
     decision = decide("products", "float32", ATEN, partial(timed, "products", "float32", _runs, _CPU), fastest)
-    # A record may come from a processor with tiles: without them the same sums take a hundred times as long as ATen's.
+    # A record may come from a processor with tiles: without them plain loops stand in, for tests.
     return None if decision.choice == OWN and not has_tiles() else decision
 
 
