@@ -30,7 +30,11 @@ _COARSE = {"bfloat16": torch.bfloat16, "float16": torch.float16, "half()": torch
 # As eager says: "... modified by an inplace operation", and of what chunk, split or unbind gave "... is a view and its
 # base or another view of its base has been modified inplace".
 _STALE = re.compile(r"modified by an inplace|another view of its base has been modified inplace")
-_NO_SPARSE_FORM = ("doesn't support converting to a different layout", "from the 'SparseCPU' backend")
+_NO_SPARSE_FORM = (
+    "doesn't support converting to a different layout",
+    "from the 'SparseCPU' backend",
+    "is not implemented for sparse tensors",
+)
 _AGAIN = "Trying to backward through the graph a second time"
 
 
