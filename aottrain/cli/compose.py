@@ -30,6 +30,7 @@ from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
 from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.extensions.targets import KINDS, is_open
+from aottrain.config.other_names import by_another_name
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
@@ -255,7 +256,18 @@ class Composer:
             return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
         if value in options or (value is None and group in GLOBAL_GROUPS):
             return None
-        return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}{own}", show(value))
+        near = suggest(str(value), options) or self._of_another_group(str(value))
+        return Mistake(group, f"unknown option{near} {listed}{own}", show(value))
+
+    def _of_another_group(self, value: str) -> str:
+        """Where options of other groups begin with what one was asked for: gpt2 is a size, not a recipe."""
+        found = [
+            f"{group}={option}"
+            for group in self.groups
+            for option in self.options(group)
+            if len(value) > 2 and (option == value or re.split("[_.-]", option)[0] == value)
+        ]
+        return f"; did you mean {' or '.join(found[:3])}?" if found else ""
 
     def _wrong_key(self, item: Override, base_values: Any) -> Mistake | None:
         """What is wrong with the key of `key=value`, if anything is. Values are looked at when all is composed."""
@@ -276,7 +288,9 @@ class Composer:
     def _unknown_key(self, key: str, value: Any, base_values: Any) -> Mistake:
         _, names, section = find(base_values, key)
         within = {"hydra": base_values["hydra"]} if key.startswith("hydra") else {**base_values, "hydra": None}
-        near = suggest(key, [*(name for name, _ in leaves(within)), *self.groups])
+        candidates = [*(name for name, _ in leaves(within)), *self.groups]
+        ours = by_another_name(key, [*candidates, "hydra.run.dir"])
+        near = f"; did you mean {ours}?" if ours else suggest(key, candidates)
         kind = KINDS.get(section)
         if kind is not None and kind.options and "target" in (base_values.get(section) or {}):
             near += f"; what {kind.key} takes itself is {kind.options_key}.{key.rpartition('.')[2]}"

@@ -57,7 +57,7 @@ def test_what_a_check_takes_is_not_in_the_time_to_go(monkeypatch):
     drawn = stderr.getvalue().split("\r")
     assert any("checking against eager" in each for each in drawn)
     after_one = next(each for each in drawn if " 1/101" in each)
-    assert "<01:40" in after_one and "1.00s/step" in after_one and "checking" not in after_one
+    assert "<01:40" in after_one and "checking" not in after_one
     assert "evaluating" in drawn[-3] + drawn[-2]
 
 
