@@ -24,6 +24,7 @@ from omegaconf import DictConfig, OmegaConf
 from aottrain.cli.preflight import device_type, missing_packages, missing_paths, occupied, unusable, without_use
 from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
+from aottrain.cli.usage import config_folder
 from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
@@ -300,15 +301,27 @@ class Composer:
         return Mistake(key, f"{text}{near} ({there})", None if value is None else show(value))
 
     def _with_file(self, mistake: Mistake, composed: DictConfig, overridden: set[str]) -> Mistake:
-        """The mistake with the person's own file that it comes from, if it comes from one."""
+        """The mistake with the person's own file that it comes from, if it comes from one, or with the size or
+        experiment that set it."""
         chosen = {} if mistake.key in overridden else composed.hydra.runtime.choices
+        for group in GLOBAL_GROUPS:
+            values = _plain(config_folder() / group / f"{chosen.get(group)}.yaml")
+            if find(values, mistake.key)[0]:
+                of = [f", which is of recipe={each['override /recipe']}" for each in values.get("defaults", ())
+                      if "override /recipe" in each]  # fmt: skip
+                return replace(mistake, text=f"{mistake.text} (set by {group}={chosen[group]}{''.join(of)})")
         for (group, option), folder in itertools.product(chosen.items(), self.folders):
             path = folder / str(group) / f"{option}.yaml"
-            if path.is_file():
-                values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-                if find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]:
-                    return replace(mistake, text=f"{mistake.text} (in {path})")
+            values = _plain(path)
+            if find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]:
+                return replace(mistake, text=f"{mistake.text} (in {path})")
         return mistake
+
+
+def _plain(path: Path) -> dict[Any, Any]:
+    """What a file of settings says; nothing of one that is not there."""
+    values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else None
+    return values if isinstance(values, dict) else {}
 
 
 def _is_open(key: str, values: Any) -> bool:

@@ -20,7 +20,7 @@ _ELSEWHERE = {
     "optimizer.lr": "learning_rate max_lr",
     "partition.budget": "max_memory memory_budget memory_limit",
     "recipe": "arch architecture model model_name",
-    "recipe.model.context": "block_size context_length ctx_len max_length max_seq_len seq_len seq_length sequence_length",
+    "recipe.model.context": "block_size context_length ctx_len max_length max_seq_len seq_len sequence_length",
     "recipe.model.num_heads": "n_head n_heads",
     "recipe.model.num_layers": "depth layers n_layer n_layers",
     "recipe.model.width": "d_model dim embed_dim hidden hidden_dim hidden_size n_embd",
@@ -37,7 +37,7 @@ _OURS = {word: key for key, words in _ELSEWHERE.items() for word in words.split(
 
 
 def by_another_name(key: str, known: Container[str]) -> str:
-    """Our name of what `key`, or its part after the last dot, is called elsewhere; "" where it is no such word, or where
-    ours is not among the known ones."""
+    """Our name of what `key`, or its part after the last dot, is called elsewhere; "" where it is no such word, or
+    where ours is not among the known ones."""
     ours = _OURS.get(key.rpartition(".")[2].lower(), "")
     return ours if ours in known else ""
