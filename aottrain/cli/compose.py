@@ -31,7 +31,7 @@ from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
 from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.extensions.targets import KINDS, is_open
-from aottrain.config.other_names import by_another_name
+from aottrain.config.other_names import by_another_name, option_by_another_name
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
@@ -257,7 +257,8 @@ class Composer:
             return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
         if value in options or (value is None and group in GLOBAL_GROUPS):
             return None
-        near = suggest(str(value), options) or self._of_another_group(str(value))
+        near = suggest(str(value), options) or option_by_another_name(group, str(value))
+        near = near or self._of_another_group(str(value))
         return Mistake(group, f"unknown option{near} {listed}{own}", show(value))
 
     def _of_another_group(self, value: str) -> str:
@@ -266,7 +267,7 @@ class Composer:
             f"{group}={option}"
             for group in self.groups
             for option in self.options(group)
-            if len(value) > 2 and (option == value or re.split("[_.-]", option)[0] == value)
+            if value in (option, re.split("[_.-]", option)[0]) and value not in ("none", "custom")
         ]
         return f"; did you mean {' or '.join(found[:3])}?" if found else ""
 

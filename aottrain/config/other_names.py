@@ -41,3 +41,19 @@ def by_another_name(key: str, known: Container[str]) -> str:
     where ours is not among the known ones."""
     ours = _OURS.get(key.rpartition(".")[2].lower(), "")
     return ours if ours in known else ""
+
+
+# Options that are another option of ours, with what it does.
+_OPTIONS = {
+    "logger": dict.fromkeys(
+        ("none", "null", "None", "off", "disabled", "false", "False"), "csv, which writes metrics.csv alone"
+    ),
+    "kernel": dict.fromkeys(("cuda", "gpu"), "triton") | dict.fromkeys(("cpu", "c++", "native"), "cpp"),
+    "engine": dict.fromkeys(("compile", "inductor", "dynamo"), "torch_compile") | {"aottrain": "aot"},
+}
+
+
+def option_by_another_name(group: str, value: str) -> str:
+    """`; did you mean ours?` of what an option of a group is called elsewhere, or ""."""
+    ours = _OPTIONS.get(group, {}).get(value)
+    return f"; did you mean {group}={ours}?" if ours else ""

@@ -86,6 +86,9 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("recipe=resnet seq_len=64", "seq_len=64:", "unknown key (groups"),  # which has no context
     ("out_dir=here", "out_dir=here:", "did you mean hydra.run.dir?"),
     ("recipe=gpt2", "recipe=gpt2:", "did you mean size=gpt2_124m or size=gpt2_1b5 or size=gpt2_350m?"),
+    ("logger=none", "logger=none:", "did you mean logger=csv, which writes metrics.csv alone?"),
+    ("logger=null", "logger=null:", "did you mean logger=csv,"),
+    ("engine=inductor", "engine=inductor:", "did you mean engine=torch_compile?"),
     ("optimizer=cosine", "optimizer=cosine:", "did you mean lr_schedule=cosine?"),
     ("data.path=~/nobody", f"data.path={Path.home() / 'nobody'}:", "no such file or folder"),
     ("debug=null size=null experiment=null seed=-1", "seed=-1:", "whole number"),
