@@ -25,7 +25,7 @@ from aottrain.cli.listing import ls
 from aottrain.cli.lock import only_run_in
 from aottrain.cli.resuming import with_recorded
 from aottrain.cli.usage import config_folder, parse_flags, usage
-from aottrain.cli.values import as_hydra_takes_it, directory_of, text_of, verbatim
+from aottrain.cli.values import as_hydra_takes_it, at_home, directory_of, text_of, verbatim
 from aottrain.config.launch import place
 from aottrain.config.run import RunConfig
 from aottrain.errors import AottrainError, ConfigError, RecipeError
@@ -45,6 +45,7 @@ def run(arguments: list[str]) -> int:
     if arguments and arguments[0] in SUBCOMMANDS:
         subcommand = getattr(importlib.import_module(SUBCOMMANDS[arguments[0]]), arguments[0])
         return int(subcommand(arguments[1:]))
+    arguments = [at_home(text) for text in arguments]
     if not {"-m", "--multirun"} & {*arguments}:  # where commas separate values
         arguments = [verbatim(text) for text in arguments]
     flags = parse_flags(arguments)

@@ -24,12 +24,14 @@ from omegaconf import DictConfig, OmegaConf
 from aottrain.cli.preflight import device_type, missing_packages, missing_paths, occupied, unusable, without_use
 from aottrain.cli.ranks import misplaced
 from aottrain.cli.resuming import with_recorded
+from aottrain.cli.usage import config_folder
 from aottrain.cli.values import FOREIGN, as_hydra_takes_it, directory_of, one_line, quoted, resolved, text_of
 from aottrain.config.choices import GLOBAL_GROUPS, TASKS
 from aottrain.config.documentation import keys
 from aottrain.config.effect import OF_DEVICE, without_effect
 from aottrain.config.extensions.recipes import recipe_of
 from aottrain.config.extensions.targets import KINDS, is_open
+from aottrain.config.other_names import by_another_name, option_by_another_name
 from aottrain.config.reading import absolute_paths, read_config, read_model
 from aottrain.config.run import RunConfig
 from aottrain.config.schema import Mistake, find, leaves, show, suggest
@@ -255,7 +257,19 @@ class Composer:
             return Mistake(group, f"is a group; set its keys one by one, as {group}.key=value {listed}", show(value))
         if value in options or (value is None and group in GLOBAL_GROUPS):
             return None
-        return Mistake(group, f"unknown option{suggest(str(value), options)} {listed}{own}", show(value))
+        near = suggest(str(value), options) or option_by_another_name(group, str(value))
+        near = near or self._of_another_group(str(value))
+        return Mistake(group, f"unknown option{near} {listed}{own}", show(value))
+
+    def _of_another_group(self, value: str) -> str:
+        """Where options of other groups begin with what one was asked for: gpt2 is a size, not a recipe."""
+        found = [
+            f"{group}={option}"
+            for group in self.groups
+            for option in self.options(group)
+            if value in (option, re.split("[_.-]", option)[0]) and value not in ("none", "custom")
+        ]
+        return f"; did you mean {' or '.join(found[:3])}?" if found else ""
 
     def _wrong_key(self, item: Override, base_values: Any) -> Mistake | None:
         """What is wrong with the key of `key=value`, if anything is. Values are looked at when all is composed."""
@@ -276,7 +290,9 @@ class Composer:
     def _unknown_key(self, key: str, value: Any, base_values: Any) -> Mistake:
         _, names, section = find(base_values, key)
         within = {"hydra": base_values["hydra"]} if key.startswith("hydra") else {**base_values, "hydra": None}
-        near = suggest(key, [*(name for name, _ in leaves(within)), *self.groups])
+        candidates = [*(name for name, _ in leaves(within)), *self.groups]
+        ours = by_another_name(key, [*candidates, "hydra.run.dir"])
+        near = f"; did you mean {ours}?" if ours else suggest(key, candidates)
         kind = KINDS.get(section)
         if kind is not None and kind.options and "target" in (base_values.get(section) or {}):
             near += f"; what {kind.key} takes itself is {kind.options_key}.{key.rpartition('.')[2]}"
@@ -286,15 +302,27 @@ class Composer:
         return Mistake(key, f"{text}{near} ({there})", None if value is None else show(value))
 
     def _with_file(self, mistake: Mistake, composed: DictConfig, overridden: set[str]) -> Mistake:
-        """The mistake with the person's own file that it comes from, if it comes from one."""
+        """The mistake with the person's own file that it comes from, if it comes from one, or with the size or
+        experiment that set it."""
         chosen = {} if mistake.key in overridden else composed.hydra.runtime.choices
+        for group in GLOBAL_GROUPS:
+            values = _plain(config_folder() / group / f"{chosen.get(group)}.yaml")
+            if find(values, mistake.key)[0]:
+                of = [f", which is of recipe={each['override /recipe']}" for each in values.get("defaults", ())
+                      if "override /recipe" in each]  # fmt: skip
+                return replace(mistake, text=f"{mistake.text} (set by {group}={chosen[group]}{''.join(of)})")
         for (group, option), folder in itertools.product(chosen.items(), self.folders):
             path = folder / str(group) / f"{option}.yaml"
-            if path.is_file():
-                values = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-                if find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]:
-                    return replace(mistake, text=f"{mistake.text} (in {path})")
+            values = _plain(path)
+            if find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]:
+                return replace(mistake, text=f"{mistake.text} (in {path})")
         return mistake
+
+
+def _plain(path: Path) -> dict[Any, Any]:
+    """What a file of settings says; nothing of one that is not there."""
+    values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else None
+    return values if isinstance(values, dict) else {}
 
 
 def _is_open(key: str, values: Any) -> bool:

@@ -152,12 +152,11 @@ def without_use(config: RunConfig) -> list[Mistake]:
     if Path(config.data.path).is_file():
         return []
     from aottrain.data.tokens.documents import is_saved_dataset
-    from aottrain.data.tokens.text import TEXT_SUFFIXES
+    from aottrain.data.tokens.text import NO_TEXT, text_files
 
-    files = (path for path in Path(config.data.path).rglob("*") if path.suffix.lower() in TEXT_SUFFIXES)
-    if any(files) or is_saved_dataset(Path(config.data.path)):
+    if any(text_files(Path(config.data.path))) or is_saved_dataset(Path(config.data.path)):
         return []
-    return [Mistake("data.path", f"the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}", config.data.path)]
+    return [Mistake("data.path", NO_TEXT, config.data.path)]
 
 
 def unwritable(key: str, directory: str) -> list[Mistake]:

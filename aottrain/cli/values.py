@@ -11,6 +11,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from aottrain.cli.preflight import unwritable
+from aottrain.config.choices import GLOBAL_GROUPS
 from aottrain.config.schema import Mistake, join, show
 
 # Sections whose keys another package defines, which checks them: Hydra knows none of them.
@@ -24,7 +25,10 @@ def text_of(item: Override) -> str:
 
 
 def as_hydra_takes_it(text: str) -> str:
-    """An override, with the sign by which Hydra adds a key that it does not know."""
+    """An override, with the sign by which Hydra adds a key that it does not know, or chooses nothing of a group."""
+    group, _, value = text.partition("=")
+    if value == "null" and group in GLOBAL_GROUPS:
+        return f"~{group}"
     return f"++{text}" if text.startswith(FOREIGN) else text
 
 
@@ -85,6 +89,14 @@ def verbatim(text: str) -> str:
     key, equals, value = text.partition("=")
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     return text if not equals or key not in FREE_TEXT or is_quoted or value == "null" else f"{key}={quoted(value)}"
+
+
+def at_home(text: str) -> str:
+    """An argument whose value begins with the person's own folder, `~/`: shells put that in for words of their own
+    alone, and Hydra takes the sign for another thing."""
+    key, _, value = text.partition("=")
+    is_plain = value.startswith("~/") and not set(value) & set(",'\"")
+    return f"{key}={quoted(os.path.expanduser(value))}" if is_plain else text
 
 
 def override(key: str, value: Any) -> str:

@@ -36,7 +36,7 @@ def no_checkpoint(path: Path) -> str:
         return "" if begins == _ARCHIVE else "is no checkpoint of aottrain"
     if has_checkpoint(path):
         return ""
-    within = path.glob(f"*/{CHECKPOINTS}/{_FILES}")
+    within = (file for depth in ("*", "*/*", "*/*/*") for file in path.glob(f"{depth}/{CHECKPOINTS}/{_FILES}"))
     other = max(within, key=lambda checkpoint: checkpoint.stat().st_mtime, default=None)
     hint = f"; the newest run in it that has one is {other.parents[1]}" if other else ""
     return f"the folder has no checkpoint{hint}"

@@ -192,7 +192,8 @@ def _checked(value: Any, hint: Any, limits: Range) -> Any:
             raise ValueError(f"must be {allowed}")
         return tuple(_convert(entry, item) for entry in value)
     if not _fits(value, kind, limits):
-        raise ValueError(f"must be {allowed}")
+        near = suggest(value, limits.one_of) if isinstance(value, str) else ""
+        raise ValueError(f"must be {allowed}{near}")
     return _convert(value, kind)
 
 

@@ -6,6 +6,7 @@ Shapes carry CSS classes only; the colours are in style.py, so that light and da
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
@@ -65,8 +66,8 @@ def size(num_bytes: int) -> str:
 
 
 def breakable(text: str) -> str:
-    """A path of names, escaped, in which a line may end after a dot or an underscore."""
-    return escape(text).replace(".", ".<wbr>").replace("_", "_<wbr>")
+    """A path of names, escaped, in which a line may end after a dot or an underscore, but not within `file.py`."""
+    return re.sub(r"\.(?!pyi?\b)|_", lambda found: f"{found[0]}<wbr>", escape(text))
 
 
 def ticks(values: Sequence[float], unit: float, most: int) -> list[float]:

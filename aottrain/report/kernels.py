@@ -12,7 +12,7 @@ from aottrain.explain.report import GraphReport
 from aottrain.ir.units import format_bytes, format_count, format_percent
 from aottrain.report.charts import breakable, size
 from aottrain.report.highlight import highlight
-from aottrain.report.page import Column, folded, heading, joined, long_table, mono
+from aottrain.report.page import Column, folded, heading, joined, long_table, mono, pre
 
 NUM_ROWS = 12
 _SAME = 1.005  # a ratio up to which two figures are written alike
@@ -76,8 +76,8 @@ def _texts(records: Sequence[KernelRecord]) -> str:
     shown = [
         folded(
             record.names[0],
-            f'<h4>Formula</h4><pre class="code">{highlight(record.formula)}</pre>'
-            f'<h4>Code</h4><pre class="code">{highlight(record.code)}</pre>',
+            f'<h4>Formula</h4>{pre(highlight(record.formula), "code")}'
+            f'<h4>Code</h4>{pre(highlight(record.code), "code")}',
             f"{record.ops}; {format_bytes(record.moved_bytes)} a call",
         )
         for record in records[:NUM_TEXTS]

@@ -127,3 +127,9 @@ def card(title: str, figure: str, note: str) -> str:
 def mono(text: str) -> str:
     """Code, which may end a line within its names."""
     return f'<span class="mono">{breakable(text)}</span>' if text else ""
+
+
+def pre(content: str, kind: str = "") -> str:
+    """HTML with its own line ends. Wide lines scroll, so the keyboard comes to it, too."""
+    named = f' class="{kind}"' if kind else ""
+    return f'<pre{named} tabindex="0">{content}</pre>'

@@ -27,7 +27,7 @@ from aottrain.report.charts import at_each_width, bars, breakable, size, stacked
 from aottrain.report.graph.figure import pictures
 from aottrain.report.kernels import render_kernels
 from aottrain.report.layers import Layers, area_plot
-from aottrain.report.page import Column, folded, heading, joined, long_table, mono, table
+from aottrain.report.page import Column, folded, heading, joined, long_table, mono, pre, table
 from aottrain.report.style import MEMORY
 
 NUM_ROWS = 12  # of a long table, before the rest is folded
@@ -285,4 +285,4 @@ def _graph_text(title: str, text: str, num_nodes: int | None) -> str:
     note = "" if num_nodes is None else f"{format_count(num_nodes)} nodes"
     if len(text) > MOST_CHARACTERS // 2:
         text, note = text[: MOST_CHARACTERS // 2] + "\n...", f"{note}, cut off: all of it is in the report"
-    return folded(title, f"<pre>{escape(text)}</pre>", note) if text else ""
+    return folded(title, pre(escape(text)), note) if text else ""

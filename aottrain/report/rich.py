@@ -15,7 +15,7 @@ from aottrain.ir.units import format_bytes
 from aottrain.report.graph import figure
 from aottrain.report.highlight import STYLE as CODE
 from aottrain.report.highlight import highlight
-from aottrain.report.page import Column, heading, long_table, mono, within
+from aottrain.report.page import Column, heading, long_table, mono, pre, within
 
 NUM_ROWS = 20
 _STYLE = f"{figure.STYLE}.aottrain {{{CODE}}}\n"
@@ -49,4 +49,4 @@ def _plan(plan: PartitionPlan) -> str:
 
 def _kernel(kernel: KernelIR) -> str:
     note = f"moves {format_bytes(moved_bytes(kernel))}, each element once"
-    return f'{heading(kernel.name, note)}<pre class="code">{highlight(str(kernel))}</pre>'
+    return f'{heading(kernel.name, note)}{pre(highlight(str(kernel)), "code")}'

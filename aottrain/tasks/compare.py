@@ -26,6 +26,7 @@ from aottrain.config.run import LoggerConfig, RunConfig
 from aottrain.explain.tables import table
 from aottrain.ir.units import format_bytes, format_count, format_seconds
 from aottrain.report.runs.drawing.pages import leave_page
+from aottrain.report.runs.spread import median_figure
 from aottrain.tasks.measuring.worker import LOG_FILE, last_line, run_apart
 from aottrain.trainer.progress import Status
 from aottrain.trainer.reliability.signals import interruptible
@@ -285,7 +286,7 @@ def _verdict(
 
 def _median(summaries: Sequence[Summary], name: str) -> Any:
     values = [summary[name] for summary in summaries if summary.get(name) is not None]
-    return statistics.median(values) if values else None
+    return median_figure(name, values)
 
 
 def _notes(rows: Sequence[Row], baseline: str, config: RunConfig) -> list[str]:

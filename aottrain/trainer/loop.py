@@ -135,7 +135,8 @@ class Run:
         self.progress.say(line)
 
     def _verify(self, step: int, micro_batches: Sequence[Batch]) -> Verification | None:
-        return verify(self.job, step, micro_batches, self.config, self.output, self.progress)
+        with self.progress.aside("checking against eager", is_rare=True):
+            return verify(self.job, step, micro_batches, self.config, self.output, self.progress)
 
     def _keep_copy(self, is_wanted: bool) -> None:
         if is_wanted:
@@ -166,7 +167,7 @@ class Run:
         if logs or evaluates or saves or copies:
             history.read()
             output.summary["skipped_steps"] = history.num_skipped
-        val_loss = evaluate(job, trainer.eval_batches) if evaluates else None
+        val_loss = self._evaluate() if evaluates else None
         if trainer.sample_at_evals and is_due:
             add_sample(job, step, trainer.sample_bytes, output.summary_path.parent, self.say)
         if is_due and val_loss is not None:
@@ -185,6 +186,10 @@ class Run:
         if job.patience.is_over and step < trainer.steps:
             self.say(f"ends after step {step}: {job.patience}")
         self.is_ended = ends
+
+    def _evaluate(self) -> float | None:
+        with self.progress.aside("evaluating"):
+            return evaluate(self.job, self.config.trainer.eval_batches)
 
     def _saved(self, step: int, is_asked: bool, path: Path) -> None:
         self.output.summary["checkpoint"] = str(path)

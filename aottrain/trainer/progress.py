@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -33,6 +34,7 @@ class Progress:
 
     def __init__(self, *, total: int, initial: int, name: str):
         self.total = total
+        self._figures = ""
         terminal = screen()
         sized = _has_size(terminal)
         self._bar = tqdm(
@@ -58,6 +60,21 @@ class Progress:
     def advance(self) -> None:
         self._bar.update()
 
+    @contextmanager
+    def aside(self, what: str, *, is_rare: bool = False) -> Iterator[None]:
+        """Inside, the bar says what is done beside the steps. is_rare: its clock stands still meanwhile, because the
+        steps to come will not take so long: a check of the first one may take as long as a hundred steps."""
+        start_s = time.time()  # tqdm's own clock
+        self._bar.set_postfix_str(what)
+        try:
+            yield
+        finally:
+            self._bar.set_postfix_str(self._figures, refresh=False)
+            if is_rare and not self._bar.disable:
+                beside_s = time.time() - start_s
+                self._bar.start_t += beside_s
+                self._bar.last_print_t += beside_s
+
     def go_back_to(self, step: int) -> None:
         """Some steps are to come again."""
         self._bar.n = step
@@ -65,7 +82,8 @@ class Progress:
 
     def log(self, row: Row) -> None:
         """Figures of one step that has been read."""
-        self._bar.set_postfix_str(", ".join(describe(row, ON_THE_BAR)), refresh=False)
+        self._figures = ", ".join(describe(row, ON_THE_BAR))
+        self._bar.set_postfix_str(self._figures, refresh=False)
         step = f"step {row['step']:>{len(str(self.total))}}/{self.total}"
         self.say("  ".join((step, *describe(row))))
 

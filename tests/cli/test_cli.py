@@ -21,6 +21,7 @@ from aottrain.cli import main, preflight, sweeps
 from aottrain.cli.compose import Composer
 from aottrain.cli.jobs import Outcome, SweepJob, table
 from aottrain.cli.values import value_at
+from aottrain.config.folders import no_checkpoint
 from aottrain.config.reading import read_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,19 @@ WRONG = [  # command line, how the mistake begins, something that it says
     ("budget=0.4", "budget=0.4:", "did you mean partition.budget?"),
     ("model.width=64", "model.width=64:", "did you mean recipe.model.width?"),
     ("partiton=min_cut", "partiton=min_cut:", "did you mean partition?"),
+    ("task=trian", "task=trian:", "did you mean train?"),
+    ("learning_rate=1e-3", "learning_rate=0.001:", "did you mean optimizer.lr?"),
+    ("data.sequence_length=64", "data.sequence_length=64:", "did you mean recipe.model.context?"),
+    ("epochs=3", "epochs=3:", "did you mean trainer.steps?"),
+    ("recipe=resnet seq_len=64", "seq_len=64:", "unknown key (groups"),  # which has no context
+    ("out_dir=here", "out_dir=here:", "did you mean hydra.run.dir?"),
+    ("recipe=gpt2", "recipe=gpt2:", "did you mean size=gpt2_124m or size=gpt2_1b5 or size=gpt2_350m?"),
+    ("logger=none", "logger=none:", "did you mean logger=csv, which writes metrics.csv alone?"),
+    ("logger=null", "logger=null:", "did you mean logger=csv,"),
+    ("engine=inductor", "engine=inductor:", "did you mean engine=torch_compile?"),
+    ("optimizer=cosine", "optimizer=cosine:", "did you mean lr_schedule=cosine?"),
+    ("data.path=~/nobody", f"data.path={Path.home() / 'nobody'}:", "no such file or folder"),
+    ("debug=null size=null experiment=null seed=-1", "seed=-1:", "whole number"),
     ("kernel=cuda9", "kernel=cuda9:", "options: aten, auto, cpp, custom, inductor, triton"),
     ("kernel=null", "kernel=null:", "options: aten, auto, cpp, custom, inductor, triton"),
     ("kernel={name:aten}", "kernel={name:aten}:", "set its keys one by one"),
@@ -578,3 +592,17 @@ def test_a_warning_of_this_package_is_one_line_without_its_source(quick_children
     process = command("hydra.run.dir=all", folder=here, stub=task)
     _, err = process.communicate()
     assert process.returncode == 0 and err == "warning: no compiler\n"
+
+
+def test_keys_that_a_size_sets_name_it_and_its_recipe(here, capsys, shipped):
+    lines = refusal(capsys, "recipe=resnet", "size=gpt2_124m")
+    assert len(lines) == 4 and all("(set by size=gpt2_124m, which is of recipe=transformer)" in line for line in lines)
+
+
+def test_a_folder_of_runs_names_its_newest_one(here):
+    for depth in ("a", "a/b"):
+        folder = here / depth / "run"
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "checkpoints" / "step_1.pt").write_bytes(b"")
+        assert no_checkpoint(here).endswith(f"the newest run in it that has one is {folder}")
+        (folder / "checkpoints" / "step_1.pt").unlink()

@@ -21,7 +21,7 @@ from aottrain.explain.records import Diagram
 from aottrain.explain.report import CompileReport
 from aottrain.explain.traffic import Traffic
 from aottrain.report import html
-from aottrain.report.charts import byte_text, byte_ticks
+from aottrain.report.charts import breakable, byte_text, byte_ticks
 from aottrain.report.page import heading, in_order, page
 from aottrain.report.runs import plots
 from aottrain.report.runs.drawing.pages import render
@@ -64,6 +64,17 @@ def test_a_heading_that_is_moved_up_keeps_its_look_and_closes_as_it_opens():
     assert moved == '<h1>a</h1><h2 class="h3">b</h2><h2>c</h2><h3>d</h3>'
     assert "<h3>" in page("t", ["<h1>a</h1><h2>b</h2><h3>c</h3>"])
     assert "<pre>&lt;h3&gt;</pre>" in page("t", ["<h1>a</h1><pre>&lt;h3&gt;</pre>"])
+
+
+def test_the_keyboard_comes_to_every_text_that_scrolls(tmp_path):
+    """A region that scrolls and takes no focus shows its beginning alone to whoever has no pointer."""
+    found = [text for document in documents(tmp_path) for text in re.findall(r"<pre\b[^>]*>", document)]
+    assert found and all('tabindex="0"' in text for text in found)
+
+
+def test_a_line_ends_between_names_and_not_within_a_file_s():
+    assert breakable("a.b_c<d") == "a.<wbr>b_<wbr>c&lt;d"
+    assert breakable("model.py:113, own.pyi:1, pyramid.pyx") == "model.py:113, own.pyi:1, pyramid.<wbr>pyx"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from aottrain.ir.units import format_seconds
 from aottrain.report.runs.drawing import overview
 from aottrain.report.runs.drawing.curves import Axes, Curve, Key, Mark, line_plot, thinned
 from aottrain.report.runs.drawing.one import spikes
@@ -197,6 +198,19 @@ def test_tables_of_a_task_that_are_damaged_are_told(tmp_path):
     write_sweep(tmp_path / "s", [{"seed": 1}, {"seed": 2}], steps=3)
     (tmp_path / "s" / "sweep.csv").write_text("job,status\n0", encoding="utf-8")
     assert [run.name for run in collect([tmp_path / "s"]).runs] == ["0", "1"]
+
+
+def test_a_comparison_of_two_rounds_has_one_time_of_a_step_and_the_rate_at_it(tmp_path):
+    """Rounds of 100 and 300 ms were 163 ms in one place of a page and 200 in another, at 1.3 times the rate of 200."""
+    for index, ms in enumerate((100.0, 300.0)):
+        write_run(tmp_path / "eager" / f"timed-{index + 1}", steps=30, step_ms=ms)
+    (run,) = collect([tmp_path]).runs
+    step_ms, rate = run.number("step_ms_median"), run.number("tokens_per_s")
+    first = read_run(tmp_path / "eager" / "timed-1")
+    tokens = first.number("tokens_per_s") * first.number("step_ms_median")
+    assert rate * step_ms == pytest.approx(tokens, rel=1e-3)
+    page = render(collect([tmp_path]))
+    assert page.count(f"<b>{format_seconds(step_ms / 1e3)}</b>") == 1
 
 
 def test_the_points_of_a_budget_plot_have_their_rounds(tmp_path):

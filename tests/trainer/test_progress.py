@@ -40,6 +40,27 @@ def test_a_terminal_gets_a_bar_with_figures(capsys, monkeypatch):
     ]
 
 
+def test_what_a_check_takes_is_not_in_the_time_to_go(monkeypatch):
+    """The bar said 15 hours after the first step, which eager had been compared with, where an hour was to go."""
+    stderr, clock = Terminal(), [1000.0]
+    monkeypatch.setattr("sys.stderr", stderr)
+    monkeypatch.setattr("time.time", lambda: clock[0])
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    with Progress(total=101, initial=0, name="transformer") as progress:
+        with progress.aside("checking against eager", is_rare=True):
+            clock[0] += 90
+        for _ in range(1, 5):
+            clock[0] += 1
+            progress.advance()
+        with progress.aside("evaluating"):
+            clock[0] += 4
+    drawn = stderr.getvalue().split("\r")
+    assert any("checking against eager" in each for each in drawn)
+    after_one = next(each for each in drawn if " 1/101" in each)
+    assert "<01:40" in after_one and "checking" not in after_one
+    assert "evaluating" in drawn[-3] + drawn[-2]
+
+
 def test_a_terminal_that_does_not_say_its_size_is_as_wide_as_most(monkeypatch):
     stderr = Terminal()
     monkeypatch.setattr("sys.stderr", stderr)

@@ -23,6 +23,7 @@ from aottrain.data.tokens.windows import Windows, check_lengths, strides
 from aottrain.errors import ConfigError
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".tex", ".py", ".jsonl", ".parquet")
+NO_TEXT = f"the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}, hidden ones left out"
 MAX_WARNINGS = 3  # about single files
 
 
@@ -57,9 +58,9 @@ def read_documents(path: str, key: str = "text") -> dict[Path, list[bytes]]:
     try:
         if not root.exists():
             raise ConfigError(f"data.path={path}: there is no such file or folder")
-        files = list(_text_files(root)) if root.is_dir() and not is_saved_dataset(root) else [root]
+        files = list(text_files(root)) if root.is_dir() and not is_saved_dataset(root) else [root]
         if not files:
-            raise ConfigError(f"data.path={path}: the folder has no file that ends in {', '.join(TEXT_SUFFIXES)}")
+            raise ConfigError(f"data.path={path}: {NO_TEXT}")
         return {file: _documents(file, key) for file in files}
     except OSError as error:
         raise ConfigError(f"data.path={error.filename or path}: cannot be read: {error.strerror or error}") from error
@@ -104,7 +105,8 @@ def _not_text(content: bytes) -> str:
     return ""
 
 
-def _text_files(root: Path) -> Iterator[Path]:
+def text_files(root: Path) -> Iterator[Path]:
+    """Those below a folder, in the order of their paths, without what is hidden, as `.git` is."""
     for file in sorted(root.rglob("*")):
         hidden = any(part.startswith(".") for part in file.relative_to(root).parts)
         if file.is_file() and not hidden and file.suffix.lower() in TEXT_SUFFIXES:

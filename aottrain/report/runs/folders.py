@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import re
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from aottrain.report.runs.reading import (
     text_of,
 )
 from aottrain.report.runs.settings import short
+from aottrain.report.runs.spread import median_figure
 
 SWEEP, COMPARISON, PARETO = "sweep.csv", "compare.csv", "pareto.csv"
 LOSSES = "losses"  # of each engine of a comparison, as its timed runs
@@ -174,7 +174,7 @@ def _engine(folder: Path, row: Mapping[str, str], read: Read) -> Run:
     summary: dict[str, Any] = {"engine": folder.name, **timed[0].summary}
     for name in _MEDIANS:
         values = [value for run in timed if (value := run.number(name)) is not None]
-        summary[name] = statistics.median(values) if values else None
+        summary[name] = median_figure(name, values)
     ended = "running"
     for run in timed:
         ended = run.status if run.status in ("failed", "interrupted") else ended

@@ -35,6 +35,7 @@ def write_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
         curves = [(run.name, run.metrics.get(name) or ()) for run in runs]
         if any(len(points) > 1 for _, points in curves):
             axes = _axes(Figure, "step", title)
+            axes.xaxis.get_major_locator().set_params(integer=True)  # there is no step 2.5
             for i, (label, points) in enumerate(curves):
                 _curve(axes, i, label, points)
             if name == STEP_MS:  # a height says how long, which it does from zero alone

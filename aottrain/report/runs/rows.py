@@ -27,6 +27,8 @@ class Figures:
 
     key: Key
     values: Sequence[float]
+    median: float | None = None
+    """That of the rounds, where the values are of several; else it is that of the values."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,10 @@ def swatch(key: Key) -> str:
 
 def spread_rows(rows: Sequence[Figures], write: Callable[[float], str]) -> str:
     """For each row the range of the values from the 2nd to the 98th percentile, the middle half, and the median."""
-    rows = _best_first([row for row in rows if row.values], lambda row: quartiles(row.values)[1])
+    rows = _best_first([row for row in rows if row.values], lambda row: _limits(row.values, row.median)[2])
     if not rows:
         return ""
-    limits = {row.key.index: _limits(row.values) for row in rows}
+    limits = {row.key.index: _limits(row.values, row.median) for row in rows}
     top = max(high for *_, high in limits.values()) or 1.0
     lines = []
     for row in rows:
@@ -136,11 +138,11 @@ def _largest(rows: Sequence[Parts], most: int) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name])[:most]
 
 
-def _limits(values: Sequence[float]) -> tuple[float, float, float, float, float]:
+def _limits(values: Sequence[float], median: float | None) -> tuple[float, float, float, float, float]:
     ordered = sorted(values)
     last = len(ordered) - 1
-    first, median, third = quartiles(ordered)
-    return ordered[round(0.02 * last)], first, median, third, ordered[round(0.98 * last)]
+    first, middle, third = quartiles(ordered)
+    return ordered[round(0.02 * last)], first, middle if median is None else median, third, ordered[round(0.98 * last)]
 
 
 def _row(key: Key, drawn: str, figure: str, note: str) -> str:

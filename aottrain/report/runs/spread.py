@@ -11,6 +11,19 @@ from dataclasses import dataclass
 EQUAL_PEAK = 0.01
 
 
+_RATES = ("tokens_per_s", "samples_per_s")
+
+
+def median_figure(name: str, values: Sequence[float]) -> float | None:
+    """A figure of several rounds; None of none. A rate is that at the median time: the mean of two rounds' times does
+    not go with the mean of their rates, and a row would contradict itself."""
+    if not values:
+        return None
+    if name in _RATES and all(value > 0 for value in values):
+        return 1 / statistics.median(1 / value for value in values)
+    return statistics.median(values)
+
+
 @dataclass(frozen=True)
 class Ratio:
     """Of two runs' step times."""

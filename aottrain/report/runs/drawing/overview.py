@@ -154,7 +154,8 @@ def timed(run: Run) -> Points:
 def _times(runs: Sequence[Run], keys: Sequence[Key]) -> str:
     keyed = list(zip(keys, runs, strict=True))
     spread = spread_rows(
-        [Figures(key, [t / 1e3 for times in run.rounds for t in times]) for key, run in keyed], format_seconds
+        [Figures(key, [t / 1e3 for times in run.rounds for t in times], _median_s(run)) for key, run in keyed],
+        format_seconds,
     )
     rate = "tokens_per_s" if any(run.number("tokens_per_s") for run in runs) else "samples_per_s"
     speed = bar_rows(
@@ -170,6 +171,12 @@ def _times(runs: Sequence[Run], keys: Sequence[Key]) -> str:
                    "compiled again"),
         ]
     )  # fmt: skip
+
+
+def _median_s(run: Run) -> float | None:
+    """Of a step, as the table has it."""
+    median = run.number("step_ms_median") if len(run.rounds) > 1 else None
+    return None if median is None else median / 1e3
 
 
 def _count_of(run: Run, rate: str) -> str:
