@@ -264,7 +264,7 @@ def yaml_keys(node: object, prefix: str = "") -> Iterator[str]:
 def dead_keys(root: Path) -> list[str]:
     """YAML keys that no dataclass has, and configuration fields that nothing outside aottrain/config reads."""
     config = root / "aottrain/config/run.py"
-    sections = [path for name in ("run", "tasks") if (path := config.with_stem(name)).exists()]
+    sections = [path for name in ("run", "parallel", "tasks") if (path := config.with_stem(name)).exists()]
     recipes = list(files(root, "recipes"))
     readers = [*(path for path in files(root, "aottrain") if path.parent != config.parent), *recipes]
     fields = {name for path in (*sections, *recipes) for name in dataclass_fields(path)}

@@ -42,6 +42,13 @@ def _of_parts(config: RunConfig, size: int) -> list[Mistake]:
     if mode == "shard" and config.optimizer.target is not None:
         text = "may look at more than one element of a weight, and parallel=shard has parts; use parallel=ddp"
         mistakes.append(Mistake("optimizer.target", text, config.optimizer.target))
+    replicas = config.parallel.replicas
+    if mode == "shard" and size % replicas:
+        text = f"must divide the {size} processes, as many of which hold each replica"
+        mistakes.append(Mistake("parallel.replicas", text, show(replicas)))
+    elif mode == "shard" and replicas > 1 and size // replicas < 2:
+        text = f"leaves no two of the {size} processes to share a replica's weights; write parallel=ddp"
+        mistakes.append(Mistake("parallel.replicas", text, show(replicas)))
     if config.data.batch_size % size:
         text = f"must be a multiple of the {size} processes, each of which takes its part of the batch"
         mistakes.append(Mistake("data.batch_size", text, show(config.data.batch_size)))

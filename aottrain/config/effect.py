@@ -94,6 +94,9 @@ def idle(config: RunConfig) -> Iterator[Idle]:
         yield Idle(("parallel",), "this is the only process; torchrun starts several")
     elif not is_planned:
         yield Idle(("parallel.world",), "torchrun has started the processes")
+    if config.parallel.name == "shard" and config.parallel.replicas == 1:
+        yield Idle(("parallel.replica_latency", "parallel.replica_bandwidth"), "parallel.replicas=1")
+        yield Idle(("parallel.compare_every",), "parallel.replicas=1: no two processes hold the same")
     yield from _of_bad_steps(config)
     yield from _of_saves(config)
     if config.resume is None:

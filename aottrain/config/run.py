@@ -26,7 +26,6 @@ from aottrain.config.choices import (
     OPTIMIZER_FILES,
     OPTIMIZER_KERNELS,
     ORDERS,
-    PARALLELS,
     PARTITIONS,
     PRECISIONS,
     PROFILES,
@@ -37,6 +36,7 @@ from aottrain.config.choices import (
     TORCH_BACKENDS,
 )
 from aottrain.config.extensions.targets import KINDS
+from aottrain.config.parallel import ParallelConfig
 from aottrain.config.schema import setting
 from aottrain.config.tasks import (
     CompareConfig,
@@ -339,24 +339,6 @@ class MeasureConfig:
     """First steps that are left out of the figures."""
     memory: bool = True
     """Whether peak memory is measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
-    """How the processes that torchrun starts train one model."""
-
-    name: str = setting("none", one_of=PARALLELS)
-    """What each process holds: ddp all weights, shard a part of each and its optimizer's state; none is one process."""
-    timeout: float = setting(600.0, above=0)
-    """Seconds that a process waits for the others, in compiling and checkpoints too, before the run ends."""
-    latency: float | None = setting(None, above=0)
-    """Seconds that one collective takes whatever its bytes, for the plan; null measures it, or is 1e-4."""
-    bandwidth: float | None = setting(None, above=0)
-    """Bytes that a process takes in from the others in a second, for the plan; null measures it, or is 1e9."""
-    world: int | None = setting(None, low=2)
-    """Processes that task=plan plans for, of which none is started: what each holds and sends; null is one."""
-    compare_every: int = setting(100, low=0)
-    """Steps between two comparisons of the processes' weights, which must be the same bits; 0 is none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,26 +45,31 @@ class Link:
 
 
 _known = [Link()]
+_of_groups: dict[str, Link] = {}
 
 
-def link() -> Link:
-    """As all processes have been told; what is compiled has it among its decisions."""
-    if _known[0].decision is not None:
-        take(_known[0].decision)
-    return _known[0]
+def link(group: str = "") -> Link:
+    """As all processes have been told; what is compiled has it among its decisions. group: of this name, where it has
+    a link of its own."""
+    found = _of_groups.get(group, _known[0])
+    if found.decision is not None:
+        take(found.decision)
+    return found
 
 
-def set_link(found: Link) -> None:
-    """From now on, for all programs that this process compiles."""
+def set_link(found: Link, of_groups: Mapping[str, Link] | None = None) -> None:
+    """From now on, for all programs that this process compiles. of_groups: those that have another one, by name."""
     _known[0] = found
+    _of_groups.clear()
+    _of_groups.update(of_groups or {})
 
 
 class Talk:
-    """Collectives that the first process asks for, one after the other: each begins with a sum of one number, which
-    only the first one gives, and which says what follows."""
+    """Collectives that the first process of a group asks for, one after the other: each begins with a sum of one
+    number, which only the first one gives, and which says what follows. group: torch's; None is all processes."""
 
-    def __init__(self, size: int, device: torch.device):
-        self.size, self.device = size, device
+    def __init__(self, size: int, device: torch.device, group: Any = None):
+        self.size, self.device, self.group = size, device, group
         self._word = torch.zeros(1, device=device)
         self._part: torch.Tensor | None = None
 
@@ -87,7 +93,7 @@ class Talk:
 
     def _say(self, word: int) -> int:
         self._word.fill_(word)
-        dist.all_reduce(self._word)
+        dist.all_reduce(self._word, group=self.group)
         if word == 0:
             return int(self._word)
         if word == _WORDS[_MANY]:
@@ -99,7 +105,7 @@ class Talk:
             count = _BYTES[self.device.type] // self.size
             self._part = torch.zeros(count, dtype=torch.uint8, device=self.device)
             self._whole = torch.zeros(count * self.size, dtype=torch.uint8, device=self.device)
-        dist.all_gather_into_tensor(self._whole, self._part)
+        dist.all_gather_into_tensor(self._whole, self._part, group=self.group)
 
 
 def decide_link(talk: Talk, key: str) -> Decision:

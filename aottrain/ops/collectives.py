@@ -7,6 +7,8 @@ collective that one process alone runs never ends.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 NAMESPACE = "aottrain_parallel"
+PARTS, COPIES = "parts", "copies"
+"""Groups by what their processes are to each other: those that hold all weights together, those that hold the same.
+Each process is in one of each kind, which torch gives another name, but all processes have one program."""
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _library.define("all_sum(Tensor value, str group) -> Tensor")
@@ -24,6 +29,24 @@ _library.define("sum_start(Tensor[] values, str group) -> Tensor[]")
 _library.define("gather_start(Tensor shard, int rows, int world, str group) -> Tensor")
 _library.define("scatter_start(Tensor[] values, int world, str group) -> Tensor[]")
 _library.define("arrived(Tensor(a) value) -> Tensor(a)")
+
+
+_named: dict[str, str] = {}
+
+
+@contextmanager
+def groups_named(names: Mapping[str, str]) -> Iterator[None]:
+    """Inside, a program that says one of these means the process group that torch knows by the name beside it."""
+    _named.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del _named[name]
+
+
+def _known(group: str) -> str:
+    return _named.get(group, group)
 
 
 def rows_of_shard(rows: int, world: int) -> int:
@@ -47,7 +70,7 @@ def _functional() -> Any:
 
 def _all_sum(value: Tensor, group: str) -> Tensor:
     out = value.clone()
-    _functional().wait_tensor(_functional().all_reduce_(_flat(out), "sum", group))
+    _functional().wait_tensor(_functional().all_reduce_(_flat(out), "sum", _known(group)))
     return out
 
 
@@ -55,7 +78,7 @@ def _begin_gather(shard: Tensor, world: int, group: str) -> Tensor:
     """Into memory that is made here: where several gathers are under way on gloo, the operator that makes it itself
     damages the heap sooner or later (torch 2.13)."""
     whole = shard.new_empty((shard.shape[0] * world, *shard.shape[1:]))
-    return _functional().all_gather_into_tensor_out(shard.contiguous(), world, group, out=whole)
+    return _functional().all_gather_into_tensor_out(shard.contiguous(), world, _known(group), out=whole)
 
 
 def _gather_rows(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
@@ -65,7 +88,7 @@ def _gather_rows(shard: Tensor, rows: int, world: int, group: str) -> Tensor:
 
 def _scatter_sum(value: Tensor, world: int, group: str) -> Tensor:
     whole = padded(value, rows_of_shard(value.shape[0], world) * world).contiguous()
-    return _functional().wait_tensor(_functional().reduce_scatter_tensor(whole, "sum", world, group))
+    return _functional().wait_tensor(_functional().reduce_scatter_tensor(whole, "sum", world, _known(group)))
 
 
 def _is_dense(value: Tensor) -> bool:
@@ -83,7 +106,7 @@ def _sum_start(values: list[Tensor], group: str) -> list[Tensor]:
     """Of copies of the values, one after the other in one piece of memory, which the results share."""
     dense = [value if _is_dense(value) else value.clone() for value in values]
     flat = torch.cat([_flat(value) for value in dense])
-    _functional().all_reduce_(flat, "sum", group)
+    _functional().all_reduce_(flat, "sum", _known(group))
     parts = flat.split([value.numel() for value in dense])
     return [
         part.as_strided(value.shape, value.stride(), part.storage_offset())
@@ -101,7 +124,7 @@ def _scatter_start(values: list[Tensor], world: int, group: str) -> list[Tensor]
     """Of copies of the values; the results share one piece of memory."""
     counts = [rows_of_shard(value.shape[0], world) for value in values]
     pieces = [padded(value, count * world).reshape(world, -1) for value, count in zip(values, counts, strict=True)]
-    flat = _functional().reduce_scatter_tensor(torch.cat(pieces, 1).view(-1), "sum", world, group)
+    flat = _functional().reduce_scatter_tensor(torch.cat(pieces, 1).view(-1), "sum", world, _known(group))
     parts = flat.split([piece.shape[1] for piece in pieces])
     return [part.view(count, *value.shape[1:]) for part, count, value in zip(parts, counts, values, strict=True)]
 

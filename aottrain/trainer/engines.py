@@ -62,7 +62,7 @@ class LossModule(nn.Module):
 
     def norm_of_all(self, norm: torch.Tensor) -> torch.Tensor:
         """Of gradients of which each process has a part, from the norm of this one's."""
-        return norm if self.shards is None else self.world.sum(norm.double().square()).sqrt().to(norm.dtype)
+        return norm if self.shards is None else self.world.sum_of_parts(norm.double().square()).sqrt().to(norm.dtype)
 
     def casts(self, batch: Batch) -> AbstractContextManager:
         """In which the model is called: that of the run's precision."""
@@ -83,8 +83,7 @@ class LossModule(nn.Module):
 
     def reduced(self, loss: torch.Tensor) -> torch.Tensor:
         """After backwards that left each process's own gradients: they are those of all, and so is the loss."""
-        if self.shards is None:
-            self.world.sum_gradients(list(self.parameters()))
+        self.world.sum_gradients(list(self.parameters()))
         return self.world.sum(loss)
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.config.run import ParallelConfig, RunConfig
+from aottrain.config.parallel import ParallelConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import ParallelError
 from aottrain.trainer.engines import LossModule, ModuleStep
 from aottrain.trainer.parallel.world import joined

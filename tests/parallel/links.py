@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from aottrain.config.run import EngineConfig, ParallelConfig, RunConfig
+from aottrain.config.parallel import ParallelConfig
+from aottrain.config.run import EngineConfig, RunConfig
 from aottrain.ir.settings.decisions import Record
 from aottrain.measure import stopwatch
 from aottrain.measure.links import link

@@ -2,6 +2,8 @@
 the whole batch. Prints a line of JSON for each case, (its name, relative error of loss and gradients, eager calls).
 
     python tests/parallel/sums.py case...      # mode/kernel/partition/model, as ddp/cpp/save_all/tied
+
+mode: ddp, shard, or replicas, two of parts, of four processes. A model's name may end in "-bf16".
 """
 
 from __future__ import annotations
@@ -9,14 +11,18 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from datetime import timedelta
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import aottrain
-from aottrain.config.run import ParallelConfig, RunConfig
+from aottrain.config.parallel import ParallelConfig
+from aottrain.config.run import RunConfig
+from aottrain.ops.random.mode import philox_eager
 from aottrain.trainer.engines import LossModule, ModuleStep
+from aottrain.trainer.parallel.replicas import grouped
 from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import joined
 
@@ -60,8 +66,14 @@ class Unused(Plain):
         self.idle = nn.Linear(3, 3)
 
 
+class Dropping(Plain):
+    def forward(self, tokens):
+        x = F.dropout(self.embedding(tokens), 0.3)
+        return self.head(x + self.contract(F.dropout(F.gelu(self.expand(self.norm(x))), 0.2)))
+
+
 MODELS = {"plain": Plain, "tied": Tied, "odd": Odd, "unused": Unused, "accumulated": Plain, "weighted": Plain,
-          "eager": Plain, "empty": Plain}  # fmt: skip
+          "eager": Plain, "empty": Plain, "dropout": Dropping}  # fmt: skip
 
 
 def loss(model, batch):
@@ -88,32 +100,59 @@ def batches_of(name: str, size: int):
     return whole
 
 
+def expected(reference, name: str, whole, world):
+    """The loss and gradients of one process on the whole batch. Where numbers are drawn each process has others: of all
+    parts one after the other, each drawn for as its process does."""
+    if name != "dropout":
+        losses = [reference(*batch) for batch in whole]
+        total = sum(losses) / len(whole)
+        total.backward()
+        return total.detach()
+    alone = torch.zeros(())
+    for rank in range(world.size):
+        torch.manual_seed(100 + rank)
+        with philox_eager():
+            part = reference(*(t[2 * rank : 2 * rank + 2] for t in whole[0])) / world.size
+        part.backward()
+        alone += part.detach()
+    torch.manual_seed(100 + world.rank)
+    return alone
+
+
 def errors(case: str, world) -> tuple[float, int]:
     mode, kernel, partition, name = case.split("/")
+    name, _, precision = name.partition("-")
+    precision = precision or "fp32"
+    world.mode = "ddp" if mode == "ddp" else "shard"
+    world.replicas = 2 if mode == "replicas" else 1
+    with grouped(world.rank, world.size, world.replicas, timedelta(seconds=60)) as world.groups:
+        return _errors(kernel, partition, name, precision, world)
+
+
+def _errors(kernel: str, partition: str, name: str, precision: str, world) -> tuple[float, int]:
     torch.manual_seed(0)
     reference, model = MODELS[name](), MODELS[name]()
     model.load_state_dict(reference.state_dict())
     whole = batches_of(name, world.size)
     own = [tuple(t[2 * world.rank : 2 * world.rank + 2].clone() for t in batch) for batch in whole]
     weighs = weight if name in ("weighted", "empty") else None
-    expected = sum(loss(reference, batch) for batch in whole) / len(whole)
-    expected.backward()
-    module = LossModule(model, loss, weight=weighs, world=world)
-    if mode == "shard":
+    wanted_loss = expected(LossModule(reference, loss, precision), name, whole, world)
+    module = LossModule(model, loss, precision, weight=weighs, world=world)
+    if world.mode == "shard":
         module.shards = Shards(model, world)
-    reduces = len(whole) == 1 and mode == "ddp"
+    reduces = len(whole) == 1 and world.num_copies > 1
     counts = {"tokens_per_batch": 0, "shares": module.shares, "module": module}
     if name == "eager":
         step = ModuleStep("eager", module, **counts)
     else:
-        over = world.group if reduces else None
+        over = world.copies_group if reduces else None
         options = {**PARTITIONS[partition], "kernel": kernel, "capture": "trace", "on_unsupported": "error"}
         compiled = aottrain.compile(module, reduce_over=over, **options)
         more = {"compile_for": lambda batch: compiled.prepare(*batch), "report": compiled.report, "reduces": reduces}
         step = ModuleStep("aot", compiled, **counts, **more)
     result = step(own)
     assert result.num_samples == 2 * world.size * len(whole)
-    found = [(result.loss - expected).abs() / expected.abs()]
+    found = [(result.loss - wanted_loss).abs() / wanted_loss.abs()]
     for (what, theirs), ours in zip(reference.named_parameters(), model.parameters(), strict=True):
         assert (theirs.grad is None) == (ours.grad is None), what
         if theirs.grad is not None:

@@ -14,9 +14,11 @@ import aottrain
 from aottrain.compiler.link import flights
 from aottrain.compiler.link.flights import place_flights
 from aottrain.compiler.passes.collectives import talks, with_collectives
+from aottrain.ir.flights import start_of
 from aottrain.ir.graph import calls, required_spec
 from aottrain.measure.links import Link
 from aottrain.ops import collectives
+from aottrain.ops.collectives import COPIES, PARTS
 from aottrain.toolchain.native import find_compiler
 from aottrain.trainer.checkpoint import Loaded
 from aottrain.trainer.engines import LossModule
@@ -172,6 +174,28 @@ def test_weights_are_gathered_and_gradients_cut(beside, name, partition):
         torch.testing.assert_close(part.grad, gradient * BOTH, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("rank", "partition"), [(0, {"budget": 0.0}), (1, {})])
+def test_gradients_of_parts_are_summed_over_replicas_too(beside, partition):
+    model, batch = model_of("tied")
+    reference, module = copy.deepcopy(model), LossModule(model, loss)
+    world = World(2 + beside.rank, 4, "shard", replicas=2, groups=object())
+    assert (world.num_parts, world.num_copies, world.part) == (2, 2, beside.rank) and not world.is_of_first_replica
+    module.shards = Shards(model, world)
+    with torch.no_grad():
+        for whole, part in zip(reference.parameters(), model.parameters(), strict=True):
+            assert_same(part.detach(), rows_of(whole.detach(), beside.rank))
+            whole.copy_(gathered(part, beside.rank)[: len(whole)])
+    loss(reference, batch).backward()
+    options = {"kernel": "aten", "capture": "trace", "on_unsupported": "error", **partition}
+    call = aottrain.compile(module, reduce_over=world.copies_group, **options)
+    call(*batch).backward()
+    for part, whole in zip(model.parameters(), reference.parameters(), strict=True):
+        wanted = rows_of(whole.grad, beside.rank) * BOTH * BOTH
+        torch.testing.assert_close(part.grad, wanted, rtol=1e-5, atol=1e-6)
+    told = [str(each) for each in call.report.graphs[-1].collectives]
+    assert any(line.endswith("2, parts)") for line in told) and any(line.endswith(", copies)") for line in told)
+
+
 def in_parts(function, *inputs, group=GROUP, strategy="save_all"):
     joint = with_collectives(group, joint_of(function, *inputs))
     return joint, aottrain.apply_partition(joint, aottrain.plan_partition(joint, strategy))
@@ -205,13 +229,53 @@ def test_sums_leave_as_soon_as_a_bucket_is_full_and_change_nothing(beside, most_
     assert len(starts) == {1: 8, 300: 3, 600: 2, 1 << 20: 1}[most_bytes]
 
 
+class Cutting(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, part):
+        return own.gather_rows(part, 2 * len(part), 2, PARTS)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return own.scatter_sum(gradient, 2, PARTS)
+
+
+class Cut(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.parts = torch.nn.ParameterList(torch.randn(4, 8) for _ in range(6))
+
+    def forward(self, x):
+        for part in self.parts:
+            x = torch.tanh(x @ Cutting.apply(part))
+        return x
+
+
+def test_what_was_cut_goes_on_to_the_other_replicas_while_more_is_cut(beside):
+    """Each bucket's parts are summed over replicas when the bucket after it has left, and nothing waits in between."""
+    model, x = Cut(), torch.randn(2, 8)
+    joint, halves = in_parts(model, x, group=COPIES)
+    placed = place_flights(halves, 512, joins=False)
+    inputs = joint_inputs(joint, [*model.parameters(), x])
+    assert_same(run_parts(placed, inputs), run_parts(halves, inputs))
+    names = {own.scatter_start.default: "cut", own.sum_start.default: "sum", own.arrived.default: "there"}
+    gathered = {node for node in calls(placed.backward) if "gather" in str(start_of_arrival(node))}
+    order = [names[n.target] for n in calls(placed.backward) if n.target in names and n not in gathered]
+    bucket = ["cut", *["there"] * 2, "sum"]  # of two parts each: the one before arrives when this one has left
+    assert order[:5] == ["cut", *bucket] and order.count("sum") == order.count("cut") == 3
+    assert order[5:9] == bucket and order[9:] == [*["there"] * 2, "sum", *["there"] * 6]
+
+
+def start_of_arrival(node):
+    return start_of(node).target if node.target is own.arrived.default else ""
+
+
 def test_what_a_message_costs_is_worth_many_bytes(monkeypatch):
     """A bucket is an eighth of all, but no less than what the link carries in its latency."""
     monkeypatch.setattr(flights, "LEAST_BYTES", 1)
     _, parts = in_parts(layers(16), torch.randn(2, 8))
     counts = []
     for latency_s in (0.0, 2.0):
-        monkeypatch.setattr(flights, "link", lambda latency_s=latency_s: Link(latency_s, 1000.0))
+        monkeypatch.setattr(flights, "link_of", lambda node, latency_s=latency_s: Link(latency_s, 1000.0))
         starts = [node for node in calls(place_flights(parts).backward) if node.target is own.sum_start.default]
         counts.append((len(starts), min(sum(sizes(node)) for node in starts[:-1])))
     assert counts == [(8, 576), (3, 2016)]

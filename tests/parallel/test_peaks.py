@@ -3,12 +3,15 @@ that sends nothing, since gloo's threads hold what has arrived until they have m
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 import torch
 
 import aottrain
 from aottrain.compat_distributed import imagined_processes
 from aottrain.trainer.engines import LossModule
+from aottrain.trainer.parallel.replicas import grouped
 from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import World
 from tests.compiler.link.test_peak import measured_peak
@@ -33,6 +36,15 @@ def test_the_peak_is_predicted_with_joined_gathers_under_way(world, made, kernel
     assert measured == pytest.approx(graph.predicted_peak_bytes, rel=2e-3)
     gathers = [each for each in graph.collectives if "gather" in each.call]
     assert len(gathers) == num_gathers
+
+
+def test_the_peak_is_predicted_where_replicas_add_up_what_is_cut():
+    with imagined_processes(4), grouped(0, 4, 2, timedelta(minutes=1)) as groups:
+        world = World(0, 4, "shard", replicas=2, groups=groups)
+        graph, measured = predicted_and_measured(Plain(512), world, "aten", {"partition": "min_cut"}, (2, 4))
+    told = [each.call for each in graph.collectives]
+    assert any("sum_start" in call and "copies" in call for call in told) and "scatter" in graph.timeline.at
+    assert measured == pytest.approx(graph.predicted_peak_bytes, rel=2e-3)
 
 
 @pytest.mark.parametrize("kernel", ["aten", pytest.param("cpp", marks=WHOLE)])
@@ -72,7 +84,8 @@ def predicted_and_measured(model, world, kernel, plan, size):
     module = LossModule(model, loss, world=world)
     module.shards = Shards(model, world)
     options = {"capture": "trace", "on_unsupported": "error", "decisions": "default", "workspaces": True}
-    call = aottrain.compile(module, kernel=kernel, **options, **plan)
+    over = world.copies_group if world.num_copies > 1 else None
+    call = aottrain.compile(module, kernel=kernel, reduce_over=over, **options, **plan)
     batch = torch.randint(19, size), torch.randint(19, size)
     graph = call.prepare(*batch)
 

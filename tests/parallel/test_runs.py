@@ -109,6 +109,8 @@ def test_weights_in_bfloat16_train_as_by_one_process_and_go_on_bitwise(adapter, 
 @pytest.mark.parametrize(("given", "line"), [
     ([], "parallel=none: torchrun has started 2 processes, each of which would train alone; write parallel=ddp"),
     (["parallel=ddp", "data.batch_size=3"], "data.batch_size=3: must be a multiple of the 2 processes"),
+    (["parallel=shard", "parallel.replicas=2"], "parallel.replicas=2: leaves no two of the 2 processes to share"),
+    (["parallel=shard", "parallel.replicas=3"], "parallel.replicas=3: must divide the 2 processes"),
     (["parallel=shard", "task=compare", "engine=torch_compile"], "engine=torch_compile: parallel=shard takes aot or"),
 ])  # fmt: skip
 def test_what_several_processes_cannot_do_is_said_once(given, line, tmp_path):
@@ -116,6 +118,35 @@ def test_what_several_processes_cannot_do_is_said_once(given, line, tmp_path):
         first, second = ended(processes, tmp_path, asks=True)
     assert first.code == 2 and line in first.err
     assert second.code != 0 and line not in second.err
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory):
+    """Four steps of two replicas of two parts."""
+    folder = tmp_path_factory.mktemp("four")
+    line = [*SMALL, STILL, "data.batch_size=12", "parallel=shard", "parallel.replicas=2", "parallel.compare_every=1"]
+    ended = run_together([*line, "hydra.run.dir=out"], folder, 4)
+    assert [each.code for each in ended] == [0] * 4, ended[-1].err
+    assert "4 processes (2 replicas of 2 parts), planned for" in ended[0].out
+    assert ended[0].out.count("between") == 2 and "finished after step 4" in ended[0].out
+    return folder / "out"
+
+
+def test_replicas_of_parts_train_as_one_process_does_and_go_on_in_another_mesh(four, tmp_path):
+    """The checkpoint is whole, so one process, two parts, or four other replicas go on with it."""
+    line = [*SMALL, STILL, "data.batch_size=12", "trainer.steps=8", "hydra.run.dir=out"]
+    (alone,) = run_together(line, tmp_path, size=1)
+    assert alone.code == 0, alone.err
+    wanted = losses(tmp_path / "out")
+    assert losses(four) == pytest.approx(wanted[:4], rel=1e-5)
+    left = summary(four)
+    assert left["verify_max_error"] < 1e-5 and left["verify_joined_error"] < 1e-5
+    for size, more in ((4, ()), (2, ["parallel.replicas=1"]), (1, ["parallel=none"])):
+        (tmp_path / str(size)).mkdir()
+        again = ["-m", "aottrain", f"resume={four}", "trainer.steps=8", "hydra.run.dir=out", *more]
+        ended = run_together(again, tmp_path / str(size), size)
+        assert [each.code for each in ended] == [0] * size, ended[-1].err
+        assert losses(tmp_path / str(size) / "out") == pytest.approx(wanted[4:], rel=1e-4)
 
 
 def begun(folder, processes) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from aottrain.config.run import ParallelConfig
+from aottrain.config.parallel import ParallelConfig
 from aottrain.trainer.parallel.together import agree
 from aottrain.trainer.parallel.world import World
 from aottrain.trainer.reliability.signals import Interrupted, graceful_stop

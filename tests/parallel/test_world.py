@@ -9,11 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from aottrain.config.run import ParallelConfig, RunConfig
+from aottrain.config.parallel import ParallelConfig
+from aottrain.config.run import RunConfig
 from aottrain.errors import ConfigError, ParallelError
 from aottrain.measure import links
 from aottrain.trainer.parallel import world as worlds
 from aottrain.trainer.parallel.link import take_link
+from aottrain.trainer.parallel.replicas import Groups, members
 from aottrain.trainer.parallel.world import ALONE, World
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch is without gloo")
@@ -24,11 +26,11 @@ def told(monkeypatch):
     """The other process gives four times what this one gives, or what is put in here; what was sent is kept."""
     given, sent = {}, []
 
-    def all_reduce(value, op=dist.ReduceOp.SUM):
+    def all_reduce(value, op=dist.ReduceOp.SUM, group=None):
         sent.append(value.clone())
         value.mul_(5 if op == dist.ReduceOp.SUM else 4)
 
-    def all_gather_object(values, value):
+    def all_gather_object(values, value, group=None):
         values[:] = [value, given["value"]]
 
     def broadcast_object_list(values):
@@ -151,6 +153,8 @@ def test_places_go_on_from_piece_to_piece(monkeypatch):
 
 def test_plans_take_the_link_that_is_configured(monkeypatch):
     monkeypatch.setattr(links, "_known", [links.Link()])
+    monkeypatch.setattr(links, "_of_groups", {})
+
     def taken(world, **figures):
         config = RunConfig(parallel=ParallelConfig(**figures))
         return take_link(world, config, "default", torch.device("cpu"))
@@ -159,3 +163,42 @@ def test_plans_take_the_link_that_is_configured(monkeypatch):
     line = taken(World(0, 2), latency=0.001, bandwidth=2e9)
     assert links.link() == links.Link(0.001, 2e9, 2)
     assert line.startswith("2 processes, planned for 1.00 ms and 1.86 GiB/s")
+    replicas = World(1, 4, "shard", replicas=2, groups=Groups("those of parts", "those of copies"))
+    own = {"replica_latency": 0.5, "replica_bandwidth": 1e6}
+    line = taken(replicas, latency=0.001, bandwidth=2e9, **own)
+    assert links.link("parts") == links.Link(0.001, 2e9, 2) and links.link("copies") == links.Link(0.5, 1e6, 2)
+    assert line.startswith("4 processes (2 replicas of 2 parts), planned for 1.00 ms and 1.86 GiB/s between them")
+    assert line.endswith("between replicas (parallel.replica_latency, parallel.replica_bandwidth)")
+    taken(World(0, 2), latency=0.001, bandwidth=2e9)
+    assert links.link("copies") == links.link("parts")  # of the run before nothing is left
+
+
+def test_replicas_are_held_by_processes_that_follow_each_other():
+    assert members(6, 2) == ([[0, 1, 2], [3, 4, 5]], [[0, 3], [1, 4], [2, 5]])
+    worlds = [World(rank, 6, "shard", replicas=2) for rank in range(6)]
+    assert [world.part for world in worlds] == [0, 1, 2, 0, 1, 2]
+    assert [world.is_of_first_replica for world in worlds] == [True] * 3 + [False] * 3
+    assert (worlds[0].num_parts, worlds[0].num_copies) == (3, 2)
+    assert (World(0, 6, "ddp").num_parts, World(0, 6, "ddp").num_copies) == (1, 6)
+    assert (World(0, 6, "shard").num_parts, World(0, 6, "shard").num_copies) == (6, 1)
+
+
+def test_what_replicas_add_up_and_compare_goes_to_those_with_the_same_part(told, monkeypatch):
+    """Sums of squares go to those with the other parts, gradients and checks of bits to those with the same."""
+    asked = []
+    for name in ("all_reduce", "all_gather_object"):
+        function = getattr(dist, name)
+
+        def noted(*given, function=function, group=None):
+            asked.append(group)
+            return function(*given)
+
+        monkeypatch.setattr(dist, name, noted)
+    world, model = World(3, 4, "shard", replicas=2, groups=Groups("parts", "copies")), Model()
+    world.sum_of_parts(torch.ones(1))
+    model.plain.grad = torch.ones(3)
+    world.sum_gradients([model.plain])
+    told["value"] = torch.stack([worlds._checksum(parameter) for parameter in model.parameters()]) + 1
+    with pytest.raises(ParallelError, match="after step 3 turned is another in process 3 than in process 3"):
+        world.compare(model, 3)  # the stand-in of the other is the second one
+    assert asked == ["parts", "copies", "copies", "copies"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aottrain.compiler.graphs import under_way
 from aottrain.compiler.link import flights as placing
+from aottrain.compiler.partition.costs import op_cost
 from aottrain.compiler.passes import collectives as passes
 from aottrain.data.parts import PartBatches
 from aottrain.ir import flights
@@ -28,8 +29,8 @@ PARALLEL.edit(
     "a sum is read before it has arrived",
     BESIDE.sums_are_of_both_and_leave_what_they_are_given,
     collectives._all_sum,
-    '_functional().wait_tensor(_functional().all_reduce_(_flat(out), "sum", group))',
-    '_functional().all_reduce_(_flat(out), "sum", group)',
+    '_functional().wait_tensor(_functional().all_reduce_(_flat(out), "sum", _known(group)))',
+    '_functional().all_reduce_(_flat(out), "sum", _known(group))',
 )
 PARALLEL.edit(
     "gradients of vectors stay those of one process",
@@ -71,7 +72,7 @@ PARALLEL.edit(
     "each process keeps the first rows",
     f"{BESIDE.weights_are_gathered_and_gradients_cut}[1-odd-partition1]",
     shards.Shards.cut,
-    "first = self.world.rank * count",
+    "first = self.world.part * count",
     "first = 0",
 )
 PARALLEL.edit(
@@ -129,4 +130,39 @@ PARALLEL.edit(
     preparing.start_streams,
     "elif world.rank:",
     "elif not world.size:",
+)
+PARALLEL.edit(
+    "a sum over replicas is waited for where it is cut",
+    BESIDE.what_was_cut_goes_on_to_the_other_replicas_while_more_is_cut,
+    placing._Placing.chain,
+    "if cut in self.new:",
+    "if cut in self.pending or cut in self.new:",
+)
+PARALLEL.edit(
+    "gradients of parts are those of this replica",
+    BESIDE.gradients_of_parts_are_summed_over_replicas_too,
+    passes.with_collectives,
+    "joint if group is None else",
+    "joint if group in (None, 'copies') else",
+)
+PARALLEL.edit(
+    "a replica's norm counts all replicas",
+    WORLD.what_replicas_add_up_and_compare_goes_to_those_with_the_same_part,
+    world.World.sum_of_parts,
+    "None if self.groups is None else self.groups.parts",
+    "None",
+)
+PARALLEL.edit(
+    "replicas are held by processes that lie apart",
+    WORLD.replicas_are_held_by_processes_that_follow_each_other,
+    world.World.part.fget,
+    "self.rank % self.num_parts",
+    "self.rank // self.num_copies",
+)
+PARALLEL.edit(
+    "all groups have one link",
+    TestsOf("tests/compiler/link/test_exposure.py").each_group_has_a_link_of_its_own,
+    op_cost.link_of,
+    "link(group_of(node))",
+    "link()",
 )

@@ -75,7 +75,27 @@ def test_processes_are_planned_for_of_which_none_is_started(run, tmp_path, mode,
     assert received == pytest.approx(plan["parameter_bytes"] * 3 / 4 * (2 if mode == "ddp" else 1), rel=0.01)
 
 
+def test_replicas_of_parts_are_planned_for_each_with_a_link_of_its_own(run, tmp_path):
+    more = ["recipe.model.num_layers=1", "data.batch_size=8", "parallel.world=8", "parallel.replicas=4"]
+    code, out, _ = run("parallel=shard", "kernel=aten", *more, "parallel.latency=1e-3", "parallel.replica_latency=1e-2")
+    assert code == 0 and "the first of 8 processes (4 replicas of 2 parts), 1.00 ms and 954 MiB/s between them" in out
+    assert "10.0 ms and 954 MiB/s between replicas" in out
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    calls = plan["graph"]["collectives"]["calls"]
+    between = [call for call in calls if call["call"].endswith(", copies)")]
+    within = [call for call in calls if call["call"].endswith(", parts)")]
+    assert len(between) + len(within) == len(calls) and all(call["link_s"] >= 1e-2 for call in between)
+    assert all(1e-3 <= call["link_s"] < 1e-2 for call in within)
+    size = plan["parameter_bytes"]
+    assert size <= 2 * plan["graph"]["memory"]["parameters"] <= size + 2 * 1024
+    cut = sum(call["num_bytes"] for call in within if call["is_sum"])
+    assert cut == pytest.approx(size / 2, rel=0.01)
+    # Of its half each takes in three quarters twice.
+    assert sum(call["num_bytes"] for call in between) == pytest.approx(size / 2 * 3 / 4 * 2, rel=0.01)
+
+
 @pytest.mark.parametrize(("more", "line"), [
+    (["parallel=shard", "parallel.world=6", "parallel.replicas=4", "data.batch_size=6"], "must divide the 6 processes"),
     (["parallel=shard", "parallel.world=3"], "data.batch_size=2: must be a multiple of the 3 processes"),
     (["parallel=shard", "parallel.world=2", "device=h100-sxm"], "parallel.world=2: plans for processes of"),
     (["parallel=ddp", "parallel.world=1"], "parallel.world=1: must be a whole number >= 2"),

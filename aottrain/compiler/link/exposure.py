@@ -1,7 +1,7 @@
 """What a program's collectives cost it: the order of its calls, simulated.
 
-A call takes the time that the planner's cost model says, a collective what the link does, one after the other; what is
-under way is hidden behind calls until the program waits for it.
+A call takes the time that the planner's cost model says, a collective what the link of its group does, one after the
+other; what is under way is hidden behind calls until the program waits for it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,20 @@ from dataclasses import dataclass, field, replace
 
 from torch import fx
 
-from aottrain.compiler.partition.costs.op_cost import is_sum_of_many, kernel_operations, node_bytes, taken_in
+from aottrain.compiler.partition.costs.op_cost import (
+    group_of,
+    is_sum_of_many,
+    kernel_operations,
+    link_of,
+    node_bytes,
+    taken_in,
+)
 from aottrain.compiler.traffic import bytes_of
 from aottrain.explain.records import BACKWARD, FORWARD, Collective, Collectives
 from aottrain.ir.flights import start_of
 from aottrain.ir.graph import PartitionedGraph, calls, info, spec_of, value_of
 from aottrain.ir.ops import communicates, ends_flight, packet_name, starts_flight
 from aottrain.ir.schedule import KernelCall, Schedule
-from aottrain.measure.links import link
 from aottrain.measure.rates import rates_for
 
 Price = Callable[[fx.Node], float]
@@ -50,8 +56,8 @@ class _Run:
     half: str
     price: Price
     now_s: float = 0.0
-    free_s: float = 0.0
-    """When nothing is on the link any more."""
+    free_s: dict[str, float] = field(default_factory=dict)
+    """Of each group when nothing is on its link any more; groups do not wait for each other."""
     found: dict[fx.Node, Collective] = field(default_factory=dict)
     arrives_s: dict[fx.Node, float] = field(default_factory=dict)
     """Of what is under way."""
@@ -70,12 +76,13 @@ class _Run:
         if starts_flight(node.target) and packet_name(node.target) != "gather_start":
             self.now_s += _copying_seconds(node)
         num_bytes = taken_in(node)
-        link_s = link().seconds(num_bytes)
-        self.free_s = max(self.now_s, self.free_s) + link_s
+        link_s = link_of(node).seconds(num_bytes)
+        wire = group_of(node)
+        self.free_s[wire] = max(self.now_s, self.free_s.get(wire, 0.0)) + link_s
         is_sum = is_sum_of_many(node)
         times = self.now_s, self.now_s, link_s, 0.0
         self.found[node] = Collective(self.half, _text(node), is_sum, num_bytes, *times)
-        self.arrives_s[node] = self.free_s
+        self.arrives_s[node] = self.free_s[wire]
         if not starts_flight(node.target):
             self._wait(node)
 

@@ -21,6 +21,7 @@ from aottrain.compiler.graphs.rewriting import add_call, copy_into
 from aottrain.compiler.link.backends import KernelPlan, plan_kernels
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
+from aottrain.compiler.partition.costs.op_cost import link_of
 from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.ir.flights import verify_flights
 from aottrain.ir.graph import (
@@ -36,7 +37,6 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.ops import communicates
 from aottrain.ir.plan import PartitionPlan
-from aottrain.measure.links import link
 
 MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
 _BUCKETS = 8  # at least, so that the first one leaves early
@@ -62,6 +62,11 @@ def _is_own(node: fx.Node) -> bool:
 _SUM, _SCATTER, _GATHER = (
     _parallel.all_sum.default, _parallel.scatter_sum.default, _parallel.gather_rows.default
 )  # fmt: skip
+
+
+def _is_chained(node: fx.Node) -> bool:
+    """Whether it adds up, over replicas, what is cut out of another sum."""
+    return node.target is _SUM and node.all_input_nodes[0].target is _SCATTER
 
 
 def _bytes(node: fx.Node) -> int:
@@ -117,6 +122,8 @@ class _Placing:
     """Sums of the bucket that is being filled."""
     flying: list[list[tuple[fx.Node, fx.Node]]] = field(default_factory=list)
     """Of each bucket that has left the sums, with what is under way for them."""
+    chained: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """Of sums that are cut and have not arrived, the sum over replicas of what is cut out of them."""
     begun: dict[fx.Node, tuple[fx.Node, int | None]] = field(default_factory=dict)
     """Of each gather what was started for it, and where in a joined one its rows begin in each process's part."""
     landed: dict[fx.Node, fx.Node] = field(default_factory=dict)
@@ -128,6 +135,8 @@ class _Placing:
         self.new[node] = copy_into(self.graph, node, self.new.__getitem__)
 
     def bring(self, needed: Sequence[fx.Node]) -> None:
+        if cut := [source.all_input_nodes[0] for source in needed if source in self.chained.values()]:
+            self.bring(cut)
         if any(source in self.pending for source in needed):
             self.send()
         for bucket in [b for b in self.flying if any(node in needed for node, _ in b)]:
@@ -142,14 +151,41 @@ class _Placing:
         if sum(map(_bytes, (n.all_input_nodes[0] for n in self.pending))) >= self.bucket_bytes:
             self.send()
 
+    def chain(self, node: fx.Node) -> None:
+        """A sum of what is cut out of another sum. It leaves when that has arrived, which is not waited for here."""
+        (cut,) = node.all_input_nodes
+        if cut in self.new:
+            self.sum(node)
+        else:
+            self.chained[cut] = node
+
     def send(self) -> None:
-        """The bucket leaves. Parts that are cut out of sums are read from copies, whose bytes are bounded."""
+        """The bucket leaves. Parts that are cut out of sums are read from copies, whose bytes are bounded; what was cut
+        before goes on to the other replicas."""
         nodes, self.pending = self.pending, []
         if not nodes:
             return
-        scatters = nodes[0].target is _SCATTER
-        while scatters and self.flying and self._flying_bytes() + self._size(nodes) > self.most_flying:
+        if nodes[0].target is _SCATTER:
+            self.make_room(self._size(nodes))
+        before = list(self.flying)
+        self.leave(nodes)
+        self.go_on(before)
+
+    def go_on(self, buckets: Sequence[list[tuple[fx.Node, fx.Node]]]) -> None:
+        """Of these buckets those arrive of which replicas add up what is cut out, and those sums leave."""
+        for bucket in [b for b in buckets if any(node in self.chained for node, _ in b)]:
+            self.flying.remove(bucket)
+            self.land(bucket)
+
+    def finish(self) -> None:
+        """All arrives."""
+        self.send()
+        self.go_on(list(self.flying))
+        while self.flying:
             self.land(self.flying.pop(0))
+
+    def leave(self, nodes: Sequence[fx.Node]) -> None:
+        scatters = nodes[0].target is _SCATTER
         sources = [self.new[node.all_input_nodes[0]] for node in nodes]
         target = _parallel.scatter_start.default if scatters else _parallel.sum_start.default
         start = add_call(sources[-1], target, (sources, *nodes[0].args[1:]))
@@ -157,8 +193,14 @@ class _Placing:
             [(node, add_call(start, operator.getitem, (start, place))) for place, node in enumerate(nodes)]
         )
 
-    def _flying_bytes(self) -> int:
-        return sum(self._size([node for node, _ in bucket]) for bucket in self.flying)
+    def make_room(self, num_bytes: int) -> None:
+        """For copies of what is cut: the oldest ones arrive."""
+        cut = [bucket for bucket in self.flying if bucket[0][0].target is _SCATTER]
+        sizes = [self._size([node for node, _ in bucket]) for bucket in cut]
+        while cut and sum(sizes) + num_bytes > self.most_flying:
+            self.flying.remove(cut[0])
+            self.land(cut.pop(0))
+            sizes.pop(0)
 
     @staticmethod
     def _size(nodes: Sequence[fx.Node]) -> int:
@@ -167,6 +209,8 @@ class _Placing:
     def land(self, bucket: Sequence[tuple[fx.Node, fx.Node]]) -> None:
         for node, item in bucket:
             self.new[node] = self.arrived(node, item)
+        if onward := [self.chained.pop(node) for node, _ in bucket if node in self.chained]:
+            self.leave(onward)
 
     def arrived(self, old: fx.Node, value: fx.Node) -> fx.Node:
         return add_call(value, _parallel.arrived.default, (value,), old.name)
@@ -220,9 +264,10 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     if not any(map(_is_own, nodes)):
         return old
     sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
-    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums)
+    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
     gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
-    least = max(LEAST_BYTES, int(link().latency_s * link().bytes_per_s))  # below it the fixed time is most of all
+    link = link_of(next(node for node in nodes if _is_own(node) and not _is_chained(node)))
+    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))  # below it the fixed time is most of all
     bucket = min(most_bytes, max(whole // _BUCKETS, least))
     ahead = min(most_bytes, max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]))
     placing = _Placing(bucket, 2 * bucket)
@@ -236,13 +281,13 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
             placing.begin(joined)
         if node in placing.begun:
             placing.gather(node)
+        elif _is_chained(node):
+            placing.chain(node)
         elif node.target in (_SUM, _SCATTER):
             placing.sum(node)
         else:
             placing.add(node)
-    placing.send()
-    for flight in placing.flying:
-        placing.land(flight)
+    placing.finish()
     placing.graph.output([None if node is None else placing.new[node] for node in results(old)])
     placing.graph.lint()
     verify_flights(placing.graph, calls(placing.graph), storage_root)

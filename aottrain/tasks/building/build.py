@@ -71,7 +71,7 @@ def build_job(config: RunConfig, decisions: str | Record | None = None, world: W
     module.shards = shards
     optimizer, optimizer_kernel = choose_optimizer(config, module, device)
     if shards is not None and isinstance(optimizer, ClipsItself):
-        optimizer.sum_over = world.sum
+        optimizer.sum_over = world.sum_of_parts
     is_whole = all(parameter.requires_grad for parameter in model.parameters())
     may_run_eagerly = config.engine.on_unsupported == "eager"
     averages = None if config.trainer.ema is None else Averages(model, config.trainer.ema)
@@ -215,13 +215,13 @@ def build_step(
         "decisions": decisions_asked(config) if decisions is None else decisions,
     }
     # Of several micro-batches gradients are summed once, at their end.
-    reduces = module.world.mode == "ddp" and config.trainer.accumulate == 1
+    reduces = module.world.num_copies > 1 and config.trainer.accumulate == 1
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     options = {
         "on_unsupported": config.engine.on_unsupported,
         "cuda_graphs": config.kernel.cuda_graphs,
         "memory_bytes": total_bytes(device),
-        "reduce_over": module.world.group if reduces else None,
+        "reduce_over": module.world.copies_group if reduces else None,
     }
 
     def compiled_with(plan: Any) -> Any:

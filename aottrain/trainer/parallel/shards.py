@@ -25,7 +25,8 @@ _parallel: Any = torch.ops.aottrain_parallel
 
 
 class _Gather(torch.autograd.Function):
-    """A weight from its parts; the gradient of a part from that of the weight, summed over all processes."""
+    """A weight from its parts; the gradient of a part from that of the weight, summed over the processes that have
+    the parts."""
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, rows: int, world: int, group: str) -> Tensor:
@@ -54,7 +55,7 @@ class Shards:
 
     def __init__(self, model: nn.Module, world: World):
         """Takes the weights of the model, which all processes have alike, and leaves their parts in their places."""
-        self.world, self.group = world, world.group
+        self.world, self.group = world, world.parts_group
         self.shapes: dict[str, torch.Size] = {}
         self.places: list[_Place] = []
         self._is_whole = False
@@ -82,15 +83,15 @@ class Shards:
     def cut(self, whole: Tensor) -> Tensor:
         """This process's rows."""
         whole = whole if whole.ndim else whole.reshape(1)
-        count = rows_of_shard(whole.shape[0], self.world.size)
-        first = self.world.rank * count
+        count = rows_of_shard(whole.shape[0], self.world.num_parts)
+        first = self.world.part * count
         return padded(whole[first : first + count], count).clone(memory_format=torch.contiguous_format)
 
     def gather(self, name: str, part: Tensor) -> Tensor:
         """The whole of what this process holds a part of, of the shape of the weight of this name."""
         shape = self.shapes[name]
         rows = shape[0] if shape else 1
-        whole = _Gather.apply(part, rows, self.world.size, self.group)
+        whole = _Gather.apply(part, rows, self.world.num_parts, self.group)
         return whole if len(shape) else whole.reshape(())
 
     @contextmanager
@@ -126,12 +127,12 @@ class Shards:
     @torch.no_grad()
     def consolidated(self, values: Mapping[str, Any], names: Mapping[Any, str]) -> dict[Any, Any]:
         """Of tensors by keys, of which `names` says of which weight each is a part, the whole ones on the CPU, in the
-        first process; the others get none of them, but take part."""
+        first process; the others get none of them, but take part where they are of its replica."""
         result = {}
         for key, value in values.items():
             name = names.get(key)
             if name is not None and isinstance(value, Tensor) and value.ndim:
-                value = self.gather(name, value)
+                value = self.gather(name, value) if self.world.is_of_first_replica else None
                 value = value.cpu() if self.world.is_first else None
             result[key] = value
         return result

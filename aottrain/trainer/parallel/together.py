@@ -16,7 +16,7 @@ from aottrain.trainer.parallel.world import World
 from aottrain.trainer.reliability.signals import Stop
 
 if TYPE_CHECKING:
-    from aottrain.config.run import ParallelConfig
+    from aottrain.config.parallel import ParallelConfig
 
 
 def agree(job: Job, config: ParallelConfig, step: int, stop: Stop) -> None:
@@ -28,7 +28,7 @@ def agree(job: Job, config: ParallelConfig, step: int, stop: Stop) -> None:
     torch.distributed.all_reduce(heard, torch.distributed.ReduceOp.MAX)
     signum, asked = heard.tolist()
     stop.signum, stop.is_save_asked = signum or None, bool(asked)
-    if world.mode == "ddp" and config.compare_every and step % config.compare_every == 0:
+    if world.num_copies > 1 and config.compare_every and step % config.compare_every == 0:
         world.compare(job.module, step)
 
 

@@ -20,10 +20,13 @@ from torch import Tensor, nn
 from aottrain.compat_distributed import imagined_processes
 from aottrain.config.launch import place
 from aottrain.errors import AottrainError, ParallelError
+from aottrain.ops.collectives import COPIES, PARTS
 from aottrain.trainer.parallel.meeting import fresh
+from aottrain.trainer.parallel.replicas import Groups, grouped
 
 if TYPE_CHECKING:
-    from aottrain.config.run import ParallelConfig, RunConfig
+    from aottrain.config.parallel import ParallelConfig
+from aottrain.config.run import RunConfig
 
 T = TypeVar("T")
 
@@ -42,6 +45,10 @@ class World:
     timeout: timedelta = timedelta(minutes=10)
     store: Any = None
     """Where processes leave texts for each other; None for one alone."""
+    replicas: int = 1
+    """Under `shard`, how often all weights are there, in parts."""
+    groups: Groups | None = field(default=None, repr=False)
+    """Where there are several replicas."""
     num_agreements: int = field(default=0, repr=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> World:
@@ -53,15 +60,53 @@ class World:
         return self.rank == 0
 
     @property
+    def num_parts(self) -> int:
+        """Into how many parts weights are cut; under `ddp` each process has them whole."""
+        return self.size // self.replicas if self.mode == "shard" else 1
+
+    @property
+    def num_copies(self) -> int:
+        """How many processes hold the same."""
+        return self.size // self.num_parts
+
+    @property
+    def part(self) -> int:
+        """Which one this process holds."""
+        return self.rank % self.num_parts
+
+    @property
+    def is_of_first_replica(self) -> bool:
+        return self.rank < self.num_parts
+
+    @property
     def group(self) -> str:
-        """The name of the process group."""
+        """The name of the process group of all."""
         return str(torch.distributed.group.WORLD.group_name)  # type: ignore[union-attr]
+
+    @property
+    def parts_group(self) -> str:
+        """The name, in programs, of the group of processes that hold all parts together."""
+        return self.group if self.groups is None else PARTS
+
+    @property
+    def copies_group(self) -> str:
+        """The name, in programs, of the group of processes that hold the same."""
+        return self.group if self.groups is None else COPIES
 
     def sum(self, value: Tensor) -> Tensor:
         """Over all processes, in place."""
         if self.size > 1:
             torch.distributed.all_reduce(value)
         return value
+
+    def sum_of_parts(self, value: Tensor) -> Tensor:
+        """Over the processes that hold all weights together, in place."""
+        if self.num_parts > 1:
+            torch.distributed.all_reduce(value, group=None if self.groups is None else self.groups.parts)
+        return value
+
+    def _sum_of_copies(self, value: Tensor) -> None:
+        torch.distributed.all_reduce(value, group=None if self.groups is None else self.groups.copies)
 
     def total(self, number: float) -> float:
         return number if self.size == 1 else self.sum(torch.tensor(number, dtype=torch.float64)).item()
@@ -131,29 +176,33 @@ class World:
                 torch.distributed.broadcast(buffer if buffer.is_contiguous() else _dense(buffer), 0)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Of each parameter over all processes, in buckets. One that has a gradient somewhere has one everywhere."""
-        if self.size == 1:
+        """Of each parameter over the processes that hold the same, in buckets. One that has a gradient somewhere has
+        one everywhere."""
+        if self.num_copies == 1:
             return
         has = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
-        self.sum(has)
+        self._sum_of_copies(has)
         for bucket in _buckets([p for p, count in zip(parameters, has.tolist(), strict=True) if count]):
             for parameter in bucket:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
             gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            self.sum(flat)
+            self._sum_of_copies(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
 
     def compare(self, module: nn.Module, step: int) -> None:
-        """ParallelError: some weight has not the same bits in all processes."""
-        if self.size == 1:
+        """ParallelError: some weight, or part of one, has not the same bits in all processes that hold it."""
+        if self.num_copies == 1:
             return
         named = list(module.named_parameters())
         sums = torch.stack([_checksum(parameter) for _, parameter in named]).cpu()
-        for other, theirs in enumerate(self.gather(sums)):
+        everyones: list[Any] = [None] * self.num_copies
+        torch.distributed.all_gather_object(everyones, sums, group=None if self.groups is None else self.groups.copies)
+        for number, theirs in enumerate(everyones):
+            other = number * self.num_parts + self.part
             wrong = [name for (name, _), same in zip(named, (theirs == sums).tolist(), strict=True) if not same]
             if wrong:
                 text = f"after step {step} {wrong[0]} is another in process {other} than in process {self.rank}"
@@ -220,10 +269,14 @@ def joined(config: RunConfig) -> Iterator[tuple[World, RunConfig]]:
     except Exception as error:
         raise ParallelError(f"the {here.size} processes cannot be connected: {error}") from error
     prefixed = torch.distributed.PrefixStore("aottrain", store)
-    world = World(rank, size, config.parallel.name, timeout, prefixed)
+    replicas = config.parallel.replicas
+    world = World(rank, size, config.parallel.name, timeout, prefixed, replicas)
     try:
         output_dir = world.from_first(lambda: config.output_dir)
-        with tempfile.TemporaryDirectory(prefix="aottrain-rank-") as own:
+        with (
+            tempfile.TemporaryDirectory(prefix="aottrain-rank-") as own,
+            grouped(rank, size, replicas, timeout) as world.groups,
+        ):
             if not world.is_first:
                 logger = replace(config.logger, name="csv")
                 config = replace(config, output_dir=own, logger=logger)
@@ -244,8 +297,9 @@ def imagined(parallel: ParallelConfig) -> Iterator[World]:
     if parallel.world is None:
         yield ALONE
         return
-    with imagined_processes(parallel.world):
-        yield World(0, parallel.world, parallel.name)
+    size, replicas = parallel.world, parallel.replicas
+    with imagined_processes(size), grouped(0, size, replicas, timedelta(minutes=1)) as groups:
+        yield World(0, size, parallel.name, replicas=replicas, groups=groups)
 
 
 def is_of_connection(error: RuntimeError) -> bool:

@@ -25,6 +25,7 @@ aten, parallel = torch.ops.aten, torch.ops.aottrain_parallel
 @pytest.fixture(autouse=True)
 def slow_link(monkeypatch):
     monkeypatch.setattr(links, "_known", [Link()])
+    monkeypatch.setattr(links, "_of_groups", {})
     set_link(Link(1.0, 4.0, 2))
     with deciding("default"):
         yield
@@ -107,3 +108,18 @@ def test_each_process_takes_in_what_the_others_have(size, gathered, summed, cut)
              made.call(parallel.scatter_sum.default, made.a, size, "0", value=torch.empty(1))]  # fmt: skip
     assert list(map(taken_in, calls)) == [gathered, summed, cut]
     assert node_seconds(calls[0]) == 1 + gathered / 4
+
+
+def test_each_group_has_a_link_of_its_own():
+    """Ten times as slow between copies, of which there are three; none waits for the other group."""
+    set_link(Link(1.0, 4.0, 2), {"copies": Link(10.0, 0.4, 3)})
+    made = Made()
+    near = made.call(parallel.sum_start.default, [made.a], "parts", value=[torch.empty(4)])
+    far = made.call(parallel.sum_start.default, [made.b], "copies", value=[torch.empty(4)])
+    waits = [made.call(parallel.arrived.default, made.call(operator.getitem, each, 0)) for each in (near, far)]
+    made.graph.output(waits)
+    first, second = found(made)
+    assert (first.num_bytes, second.num_bytes) == (16, 21)  # twice all but its own share
+    assert first.link_s == 1.0 + 16 / 4 and second.link_s == 10.0 + 21 / 0.4
+    assert first.exposed_s == pytest.approx(5.0, abs=1e-3)
+    assert second.exposed_s == pytest.approx(second.link_s - 5.0, abs=1e-3)

@@ -17,7 +17,7 @@ from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.ops import OpKind, communicates, flop_formula, op_info, packet_name
 from aottrain.ir.sizes.expressions import concrete, hint, is_symbolic
 from aottrain.ir.sizes.polynomials import likely
-from aottrain.measure.links import link
+from aottrain.measure.links import Link, link
 from aottrain.measure.rates import DEFAULT_RATES, Rates, rates_for
 from aottrain.measure.timings import call_seconds
 
@@ -67,9 +67,20 @@ def node_seconds(node: fx.Node) -> float:
     if node.op != "call_function" or info(node).is_free:
         return 0.0
     if communicates(node.target):
-        return link().seconds(taken_in(node))
+        return link_of(node).seconds(taken_in(node))
     rates = _rates_of(node)
     return max(arithmetic_seconds(node), node_bytes(node) / rates.bytes_per_s) + rates.op_overhead_s
+
+
+def group_of(node: fx.Node) -> str:
+    """Of the processes that a collective is over: they name it last; "" where one does not."""
+    group = node.args[-1] if node.args else ""
+    return group if isinstance(group, str) else ""
+
+
+def link_of(node: fx.Node) -> Link:
+    """Between the processes that a collective is over."""
+    return link(group_of(node))
 
 
 def taken_in(node: fx.Node) -> int:
@@ -77,7 +88,7 @@ def taken_in(node: fx.Node) -> int:
     gather and of parts of a sum all but its own share, of a whole sum twice that (Thakur et al., 2005, "Optimization
     of Collective Communication Operations in MPICH")."""
     name = packet_name(node.target)
-    size = link().size
+    size = link_of(node).size
     if name in _WORLD_AT and isinstance(given := node.args[_WORLD_AT[name]], int):
         size = given
     if not is_sum_of_many(node):
