@@ -33,6 +33,13 @@ HERE.attribute(
     lambda func, args: (),
 )
 HERE.attribute(
+    "operators that arrive whole in inference mode unseen",
+    PROGRAMS.norm_and_dropout_in_inference_mode,
+    CAPTURE,
+    "arrived_whole",
+    lambda *_: False,
+)
+HERE.attribute(
     "writes to shared inputs unseen",
     PROGRAMS.written_shared_memory,
     analysis,
