@@ -31,8 +31,6 @@ from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off on every device inside it
-# Before torch 2.13 tracers took every composite op apart.
-autograd_would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
 
 
 def map_values(function: Callable[[Any], Any], nest: Any) -> Any:

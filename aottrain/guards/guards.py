@@ -82,6 +82,7 @@ def describe(tensor: Tensor, dynamic: frozenset[int] = frozenset()) -> tuple[Any
         tensor.requires_grad,
         tensor.is_leaf,
         tensor.storage_offset(),
+        tensor.is_inference(),
     )
 
 

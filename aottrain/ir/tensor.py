@@ -137,3 +137,8 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(int(size), 1))
     return tuple(reversed(strides)) if shape else ()
+
+
+def version_of(value: torch.Tensor) -> int | None:
+    """How often a tensor was written; None for a tensor of inference mode, where nobody counts."""
+    return None if value.is_inference() else value._version

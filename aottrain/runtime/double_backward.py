@@ -10,6 +10,7 @@ from torch import Tensor
 
 from aottrain.compat import disable_autocast
 from aottrain.errors import UnsupportedError
+from aottrain.ir.tensor import version_of
 from aottrain.runtime.chain import LinkMode
 
 
@@ -27,7 +28,7 @@ def _replayed(node: Any, stand_ins: Mapping[int, Tensor]) -> tuple[list[Tensor],
     primals = []
     for reference, version in call.inputs:
         value = reference()
-        if value is None or value._version != version:
+        if value is None or version_of(value) != version:
             raise UnsupportedError("create_graph=True needs the inputs of the forward, and one is gone or was modified")
         # A view, at which the inner differentiation below ends: the caller's hooks are for the outer one.
         primals.append(value.view_as(value) if value.requires_grad else value)

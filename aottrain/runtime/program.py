@@ -15,7 +15,7 @@ from torch.autograd.function import BackwardCFunction
 from aottrain.compat import disable_autocast, saved_tensors
 from aottrain.errors import UnsupportedError
 from aottrain.ir.calling import NO_LINKS, Links
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.tensor import TensorSpec, version_of
 from aottrain.ops.random.philox import new_state
 from aottrain.runtime.chain import WHOLE, Chain, LinkState, write
 from aottrain.runtime.double_backward import differentiable_at_links, differentiable_gradients
@@ -104,7 +104,7 @@ class Program:
                     outputs = self.run_forward(state, sizes, primals, updates)[: self.num_outputs]
             else:
                 call = _Call(
-                    self, state, sizes, updates, link_state, tuple((weakref.ref(v), v._version) for v in primals)
+                    self, state, sizes, updates, link_state, tuple((weakref.ref(v), version_of(v)) for v in primals)
                 )
                 inputs = [value.detach() if i in self.cut_off else value for i, value in enumerate(primals)]
                 inputs += [torch.empty(0, requires_grad=True)] * self.anchored
@@ -172,7 +172,7 @@ class _Call:
     updates: list[Tensor]
     """Where its state updates go."""
     link_state: LinkState
-    inputs: tuple[tuple[weakref.ref[Tensor], int], ...]
+    inputs: tuple[tuple[weakref.ref[Tensor], int | None], ...]
     """Its primals, with the versions that they had."""
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+import aottrain
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.split import apply_partition
@@ -166,6 +168,20 @@ test_view_of_overlapping_leaf = runs(
     wanted=EAGER,
 )
 test_infinity = runs("v0 = x0.masked_fill(x0 > 0, float('-inf'))", "v0.softmax(1)")
+
+
+def test_norm_and_dropout_in_inference_mode():
+    """Where autograd is bypassed, and operators are not taken apart before a trace sees them."""
+    norms = [torch.nn.BatchNorm1d(4) for _ in range(2)]
+    program = aottrain.compile(lambda x: (norms[0](x), F.dropout(x, 0.5)), capture="trace", kernel="aten", rng="eager")
+    with torch.inference_mode():
+        x = values((8, 4), torch.float32, 1)
+        torch.manual_seed(0)
+        normed, dropped = program(x)
+        torch.manual_seed(0)
+        assert_same([normed, dropped], [norms[1](x), F.dropout(x, 0.5)])
+    assert_same(list(norms[0].buffers()), list(norms[1].buffers()))
+    assert not program.report.fallbacks
 
 
 def test_written_unbound() -> None:

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
+from aottrain.compat_dispatch import arrived_whole
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
     Region,
@@ -258,6 +259,9 @@ class CaptureMode(PhiloxMode):
             sys.setprofile(profile)
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if arrived_whole(func, args, kwargs):
+            with self:  # its parts have rules of their own
+                return func.decompose(*args, **kwargs)
         location = self.provenance.current()
         regions = open_regions()
         self._check_regions(regions, func, args, kwargs)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -17,13 +16,13 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat import TorchDispatchMode, autograd_would_have_decomposed
+from aottrain.compat import TorchDispatchMode
+from aottrain.compat_dispatch import arrived_whole
 from aottrain.counted import tell
 from aottrain.ir.graph import set_value
 
 aten = torch.ops.aten
 
-_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _DEVICE = torch.ops.prim.device.default  # a question, no work
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
@@ -53,7 +52,7 @@ class Recorder(TorchDispatchMode):
         leaves = list(tensors_among((args, kwargs)))
         if any(type(leaf) not in _PLAIN and leaf not in self._nodes for leaf in leaves):
             return NotImplemented  # a subclass is to unwrap itself first
-        if _is_composite(func) and autograd_would_have_decomposed(func, leaves):
+        if arrived_whole(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
         if torch.Tag.data_dependent_output in func.tags:
@@ -106,11 +105,3 @@ def tensors_among(values: Any) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, (list, tuple, dict)):
             yield from tensors_among(value)
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether it is written in terms of other ops, for which autograd has formulas."""
-    if func in (aten.size.default, aten.stride.default, aten.storage_offset.default):
-        return False
-    return _COMPOSITE in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE)

@@ -22,7 +22,7 @@ from aottrain.errors import OverlapError, UnsupportedError
 from aottrain.ir.calling import NO_LINKS, ComputedInfo, Links, OutputInfo, ResultSource, is_pair
 from aottrain.ir.ops import op_info
 from aottrain.ir.sizes.expressions import hint, is_symbolic, size_of
-from aottrain.ir.tensor import is_injective, tensor_spec
+from aottrain.ir.tensor import is_injective, tensor_spec, version_of
 from aottrain.ir.values import PLAIN_TYPES
 
 aten = torch.ops.aten
@@ -135,7 +135,7 @@ def analyse(step: CapturedStep) -> Analysis:
         state = torch.zeros(2, dtype=torch.int64, device=step.device)
         primals = enter_primals(step, leaves_in, range(len(leaves_in)))
         before = [_metadata(value) for value in primals]
-        versions, histories = [value._version for value in primals], [value.grad_fn for value in primals]
+        versions, histories = list(map(version_of, primals)), [value.grad_fn for value in primals]
         with _AnalysisMode(state, step.rng, fake_mode) as mode, autocast_cache(torch.is_autocast_cache_enabled()):
             mode.of_inputs = {_storage_key(value) for value in primals}
             result = step.call(primals)
@@ -145,7 +145,7 @@ def analyse(step: CapturedStep) -> Analysis:
     mutated = tuple(i for i, value in enumerate(primals) if _storage_key(value) in mode.written)
     for i, value in enumerate(primals):
         _check_input_state(step, i, before[i], value, i in mutated)
-    unversioned = tuple(i for i in mutated if primals[i]._version == versions[i])
+    unversioned = tuple(i for i in mutated if version_of(primals[i]) == versions[i])
     differentiable = {i for i in mutated if grad_mode and step.inputs[i].requires_grad and not step.is_leaf[i]}
     # What is written through a detached alias keeps its history: gradients go by the old value's.
     differentiable = {i for i in differentiable if primals[i].grad_fn is not histories[i]}

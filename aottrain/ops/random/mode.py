@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from aottrain.compat import TorchDispatchMode
+from aottrain.compat_dispatch import arrived_whole
 from aottrain.errors import UnsupportedError
 from aottrain.ops.random.philox import SIGNIFICAND_BITS, new_state
 from aottrain.ops.random.ranges import check_integers, check_number, check_values
@@ -85,6 +86,9 @@ class PhiloxMode(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if arrived_whole(func, args, kwargs):
+            with self:
+                return func.decompose(*args, **kwargs)
         rule = RULES.get(func)
         if rule is None:
             if torch.Tag.nondeterministic_seeded in func.tags:

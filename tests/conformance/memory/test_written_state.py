@@ -370,6 +370,18 @@ def lazily_initialised_buffer(comp):
     return g(normal(2)), g(normal(2, seed=1)), m.s, m.ready
 
 
+@case(close="a batch norm rounds otherwise in generated kernels")
+def norms_trained_in_inference_mode(comp):
+    norms = nn.BatchNorm2d(3), nn.InstanceNorm2d(3, track_running_stats=True), nn.BatchNorm2d(3, affine=False)
+    m = nn.Sequential(*norms)
+    g = comp(m)
+    with torch.inference_mode():
+        inside = [g(normal(2, 3, 4, 4, seed=i)) for i in range(2)]
+        tensors = normal(2, 3, 4, 4, seed=5).clone()
+        inside.append(g(tensors))
+    return inside, g(normal(2, 3, 4, 4)), m.state_dict()
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, PROGRAMS))
 def test_equals_eager(case, frontend):
     check(case, frontend)

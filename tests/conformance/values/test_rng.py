@@ -514,6 +514,33 @@ def masks_do_not_depend_on_the_budget(comp):
     return torch.equal(a, b)
 
 
+@case(options=EAGER)
+def draws_in_inference_mode(comp):
+    def f(x):
+        noisy = F.rrelu(F.alpha_dropout(F.dropout(x, 0.5, True), 0.3, True), training=True)
+        return noisy, F.dropout1d(x[None], 0.4), F.gumbel_softmax(x), torch.rand(2)
+
+    g = comp(f)
+    with torch.inference_mode():
+        inside = g(normal(4, 4)), g(normal(4, 4, seed=1).clone())
+    return inside, torch.get_rng_state()
+
+
+@case
+def masks_in_inference_mode(comp):
+    def f(x):
+        return F.dropout(x, 0.5, True), F.alpha_dropout(x, 0.5, True), F.rrelu(x, training=True)
+
+    g = comp(f)
+    with torch.inference_mode():
+        dropped, other, _ = g(torch.ones(64, 64))
+        torch.manual_seed(3)
+        again = g(torch.ones(64, 64))[0]
+        torch.manual_seed(3)
+        equal = torch.equal(again, g(torch.ones(64, 64))[0])
+    return 0.4 < (dropped != 0).float().mean() < 0.6, torch.equal(dropped, again), other.unique().numel(), equal
+
+
 @pytest.mark.parametrize(("case", "frontend"), cases_of(__name__, VALUES))
 def test_equals_eager(case, frontend):
     check(case, frontend)
