@@ -97,15 +97,9 @@ def _sweeps(
     sweeps = [_sweep(_steps(parts.forward, forward, first), {}, outliving, (0, block_bytes), workspace, reused)]
     if parts.backward is None:
         return sweeps, {}
+    owned_inputs, passed = _between(parts)
     inputs = placeholders(parts.backward)
-    owned_inputs = {
-        node: storage_bytes(node)
-        for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
-        if primal is None
-    }
     producers = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
-    returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
-    passed = sum(map(storage_bytes, [*returned, *parts.tangents]))
     gradients = dict.fromkeys(_roots(results(parts.backward), backward), "gradients")
     reused = frozenset(
         node for node in owned_inputs if node in producers and _memory(producers[node], forward) in blocks
@@ -114,6 +108,28 @@ def _sweeps(
     steps = _steps(parts.backward, backward, second)
     sweeps.append(_sweep(steps, owned_inputs, gradients, (passed, block_bytes), workspace, reused))
     return sweeps, producers
+
+
+def least_peak_bytes(parts: PartitionedGraph, reserved_bytes: int) -> int:
+    """What is alive between forward and backward, however each of them runs: no schedule where memory is fresh peaks
+    below that."""
+    fixed = sum(_fixed(parts, reserved_bytes).values())
+    if parts.backward is None:
+        return fixed
+    saved, passed = _between(parts)
+    return fixed + sum(saved.values()) + passed
+
+
+def _between(parts: PartitionedGraph) -> tuple[dict[fx.Node, int], int]:
+    """The backward's inputs that the forward made, with their bytes; and bytes of outputs and tangents."""
+    assert parts.backward is not None
+    inputs = placeholders(parts.backward)[parts.signature.num_sizes :]
+    saved = {
+        node: storage_bytes(node) for node, (_, primal) in zip(inputs, parts.residuals, strict=False) if primal is None
+    }
+    outputs = len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))
+    returned = _roots(results(parts.forward)[:outputs])
+    return saved, sum(map(storage_bytes, [*returned, *parts.tangents]))
 
 
 def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
