@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -144,8 +145,7 @@ def _first_fit(
                     break
                 offset = max(offset, end)
         offsets[buffer] = offset
-        placed.append((offset, offset + size, first, final))
-        placed.sort()
+        insort(placed, (offset, offset + size, first, final))
     return offsets
 
 
