@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from aottrain.compiler.codegen.rendering import render
-from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
+from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.exposure import collectives_of
 from aottrain.compiler.link.programs import FusedGraph
@@ -22,7 +22,7 @@ from aottrain.compiler.partition.budget.bound import find_gap
 from aottrain.compiler.partition.budget.marginal import Marginal, marginals
 from aottrain.compiler.partition.costs.kernel_cost import fused_prices
 from aottrain.compiler.partition.costs.op_cost import price_of, total_flops
-from aottrain.compiler.partition.costs.storages import contract
+from aottrain.compiler.partition.costs.storages import StorageGraph, contract
 from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
@@ -33,7 +33,8 @@ from aottrain.explain.pictures import Pictures
 from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.analysis.reach import descendants
-from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, info
+from aottrain.ir.graph import InputKind, JointGraph, PartitionedGraph, calls, info, value_of
+from aottrain.ir.kernels.kernel import KernelIR
 from aottrain.ir.ops import OpKind
 from aottrain.ir.plan import ForwardValue, PartitionPlan
 from aottrain.ir.schedule import Schedule
@@ -41,7 +42,7 @@ from aottrain.ir.sizes.polynomials import within
 from aottrain.ir.tensor import TensorSpec, tensor_spec
 from aottrain.ir.text import graph_text
 from aottrain.ir.units import format_shape
-from aottrain.measure.decisions import planned_for
+from aottrain.measure.decisions import decided_here, planned_for
 from aottrain.measure.machine import describe_machine
 
 
@@ -72,47 +73,37 @@ def describe(
     """The report of one compiled program, without its stages and what was measured for it; the other strategies' saved
     bytes stand beside the chosen one's."""
     options = decided.options
-    by_name = {node.name: node for node in joint.graph.nodes}
     # Measuring what operators need within themselves takes a moment, which not everyone wants to wait for.
     measures = options.counts_workspaces
     workspace = workspaces_of(joint.graph) if measures else no_workspace
-    language = decided.fused[0].backend if decided.fused else "cpp"
-    render_kernel = partial(render, language=language)
     schedules, memories = [part.schedule for part in decided.fused], [part.memory for part in decided.fused]
     timeline = trace_memory(parts, options.reserved_bytes, workspace, schedules, memories)
     price = price_of(options.cost, joint.graph)
+    _ask_rates(joint.graph, price)
     trains = parts.backward is not None
-    contracted = contract(joint, price, workspace)
-    if options.partition == "budget" and decided.fused:
-        contracted.rerun_seconds = fused_prices(contracted, within(size_facts(joint.graph), one_kernel))
-    worth = marginals(contracted, plan, parts) if trains else {}
-    late = descendants(joint.inputs_of(InputKind.TANGENT))
-    backward_nodes = [] if parts.backward is None else calls(parts.backward)
-    gradient_flops = total_flops(node for node in calls(joint.graph) if node in late)
-    all_backward = total_flops(backward_nodes)
-    return GraphReport(
+    report = GraphReport(
         mode="train" if trains else "inference",
         partition=options.partition_name,
         budget=options.budget,
         kernel=options.kernel_name,
         stages=(),
-        saved=tuple(_saved(by_name[name], plan, worth.get(name)) for name in plan.saved),
-        recomputed=tuple(_recomputed(by_name[name], plan, price(by_name[name])) for name in plan.recomputed),
+        saved=(),
+        recomputed=(),
         saved_bytes=plan.saved_bytes,
-        min_cut_saved_bytes=plan_partition(joint, "min_cut").saved_bytes if trains else 0,
-        save_all_bytes=plan_partition(joint, "save_all").saved_bytes if trains else 0,
+        min_cut_saved_bytes=0,
+        save_all_bytes=0,
         predicted_peak_bytes=timeline.peak_bytes,
         memory=timeline.memory,
-        forward_flops=total_flops(calls(parts.forward)),
-        backward_flops=gradient_flops,
-        recompute_flops=max(all_backward - gradient_flops, 0),
+        forward_flops=0,
+        backward_flops=0,
+        recompute_flops=0,
         num_nodes={
             "joint": len(calls(joint.graph)),
             "forward": len(calls(parts.forward)),
-            "backward": len(backward_nodes),
+            "backward": 0 if parts.backward is None else len(calls(parts.backward)),
         },
-        forward_text=graph_text(parts.forward),
-        backward_text="" if parts.backward is None else graph_text(parts.backward),
+        forward_text="",
+        backward_text="",
         num_draws=joint.num_draws,
         curve=plan.curve,
         kernel_reason=decided.kernel_reason,
@@ -127,7 +118,6 @@ def describe(
         loss_heads=decided.by_pass.get("chunk_loss_heads", ()),
         traffic=_traffic(joint, parts, schedules),
         layouts="".join(decided.by_pass.get("choose_layouts", ())),
-        gap=find_gap(contracted, plan, parts) if trains else None,
         cuda_graphs=decided.replays,
         tangents=decided.tangents,
         capture=options.capture,
@@ -135,25 +125,102 @@ def describe(
         num_parameters=sum(spec.numel for spec in _specs(joint, InputKind.PARAMETER)),
         machine=_machine(joint),
         diagrams=_pictures(joint, plan, parts, schedules),
-        kernel_records=kernel_records(schedules, render_kernel),
-        refusals=refusals(schedules),
     )
+    fusing = options.partition == "budget" and bool(decided.fused)
+    looked = _Looked(*without_constants(joint, parts), plan, schedules, price, workspace, fusing)
+    language = decided.fused[0].backend if decided.fused else "cpp"
+    return report.late(looked.finders(partial(render, language=language)))
+
+
+def _ask_rates(graph: fx.Graph, price: Callable[[fx.Node], float]) -> None:
+    """What recompute is priced by is decided while the program is compiled, and stands in its record."""
+    priced = {value_of(node).device: node for node in calls(graph) if isinstance(value_of(node), Tensor)}
+    for node in priced.values():
+        price(node)
+
+
+def without_constants(joint: JointGraph, parts: PartitionedGraph) -> tuple[JointGraph, PartitionedGraph]:
+    """What a report may keep: no memory of the program's."""
+    return replace(joint, constants=()), replace(parts, constants=())
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What is found of a program when its report is read: prices, other plans, texts."""
+
+    joint: JointGraph
+    parts: PartitionedGraph
+    plan: PartitionPlan
+    schedules: Sequence[Schedule]
+    price: Callable[[fx.Node], float]
+    workspace: Workspace
+    fusing: bool
+    """Whether what is computed again is priced as a part of kernels."""
+
+    def finders(self, render_kernel: Callable[[KernelIR], str]) -> dict[str, Callable[[], Any]]:
+        parts, schedules, backward = self.parts, self.schedules, self.parts.backward
+        found: dict[str, Callable[[], Any]] = {
+            "saved": self._saved,
+            "recomputed": self._recomputed,
+            "min_cut_saved_bytes": partial(self._saved_bytes, "min_cut"),
+            "save_all_bytes": partial(self._saved_bytes, "save_all"),
+            "forward_flops": lambda: total_flops(calls(parts.forward)),
+            "backward_flops": self._gradient_flops,
+            "recompute_flops": self._recompute_flops,
+            "forward_text": lambda: graph_text(parts.forward),
+            "backward_text": lambda: "" if backward is None else graph_text(backward),
+            "gap": lambda: None if backward is None else find_gap(self._contracted, self.plan, parts),
+            "kernel_records": lambda: kernel_records(schedules, render_kernel),
+            "refusals": lambda: refusals(schedules),
+        }
+        return {name: cache(decided_here(find)) for name, find in found.items()}
+
+    @cached_property
+    def _contracted(self) -> StorageGraph:
+        contracted = contract(self.joint, self.price, self.workspace)
+        if self.fusing:
+            contracted.rerun_seconds = fused_prices(contracted, within(size_facts(self.joint.graph), one_kernel))
+        return contracted
+
+    @cached_property
+    def _by_name(self) -> dict[str, fx.Node]:
+        return {node.name: node for node in self.joint.graph.nodes}
+
+    def _saved(self) -> tuple[ValueRecord, ...]:
+        trains = self.parts.backward is not None
+        worth = marginals(self._contracted, self.plan, self.parts) if trains else {}
+        return tuple(_saved(self._by_name[name], self.plan, worth.get(name)) for name in self.plan.saved)
+
+    def _recomputed(self) -> tuple[ValueRecord, ...]:
+        nodes = [self._by_name[name] for name in self.plan.recomputed]
+        return tuple(_recomputed(node, self.plan, self.price(node)) for node in nodes)
+
+    def _saved_bytes(self, strategy: str) -> int:
+        return 0 if self.parts.backward is None else plan_partition(self.joint, strategy).saved_bytes
+
+    def _gradient_flops(self) -> int:
+        late = descendants(self.joint.inputs_of(InputKind.TANGENT))
+        return total_flops(node for node in calls(self.joint.graph) if node in late)
+
+    def _recompute_flops(self) -> int:
+        backward = self.parts.backward
+        return 0 if backward is None else max(total_flops(calls(backward)) - self._gradient_flops(), 0)
 
 
 def _pictures(
     joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, schedules: Sequence[Schedule]
 ) -> Pictures:
-    """Made when they are looked at. Constants are no part of them: a report keeps no memory of the program's."""
-    joint, parts = replace(joint, constants=()), replace(parts, constants=())
+    """Made when they are looked at."""
+    joint, parts = without_constants(joint, parts)
     return Pictures(lambda: (joint_diagram(joint, plan.saved, plan.recomputed), *half_diagrams(parts, schedules)))
 
 
 def _traffic(joint: JointGraph, parts: PartitionedGraph, schedules: Sequence[Schedule]) -> Traffic | None:
-    """Counted when it is read. Constants are no part of it: a report keeps no memory of the program's."""
+    """Counted when it is read."""
     symbolic = any(each.kind is InputKind.SIZE for each in joint.signature.inputs)
     if symbolic or not schedules:
         return None
-    return Traffic(partial(traffic_of, replace(joint, constants=()), replace(parts, constants=()), schedules))
+    return Traffic(partial(traffic_of, *without_constants(joint, parts), schedules))
 
 
 def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[Any]) -> GraphReport:
@@ -169,7 +236,7 @@ def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[A
     count = sum(count for count in counts if isinstance(count, int))  # reading a symbol would fix it
     timeline = report.timeline and replace(report.timeline, fixed=_with_state(report.timeline.fixed, state))
     memory = _with_state(report.memory, state)
-    return replace(report, inputs=tuple(map(_type_of, batch)), num_parameters=count, memory=memory, timeline=timeline)
+    return report.changed(inputs=tuple(map(_type_of, batch)), num_parameters=count, memory=memory, timeline=timeline)
 
 
 def _with_state(memory: dict[str, int], state: Mapping[str, Sequence[Tensor]]) -> dict[str, int]:

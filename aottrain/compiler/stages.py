@@ -67,6 +67,8 @@ class StageLog:
 
     records: list[StageRecord] = field(default_factory=list)
     num_nodes: int = 0
+    _looked: tuple[fx.Graph, int, str] | None = None
+    """The graph that was looked at last, with what was found."""
 
     def trace(self, name: str, stage: Callable[..., T], *args: Any, check: Callable[[T], None] | None = None) -> T:
         """Like `run`, for a stage that runs the user's code: whatever that raises means that it cannot be traced."""
@@ -93,13 +95,18 @@ class StageLog:
         if check is not None:
             check(out)
         graph = getattr(out, "graph", None)
-        num_nodes = len(calls(graph)) if isinstance(graph, fx.Graph) else self.num_nodes
-        text = graph_text(graph) if isinstance(graph, fx.Graph) else ""
+        num_nodes, text = self._look_at(graph) if isinstance(graph, fx.Graph) else (self.num_nodes, "")
         seconds = time.perf_counter() - start
         cpu_seconds = _processor_seconds() - start_cpu
         self.records.append(StageRecord(name, seconds, self.num_nodes, num_nodes, text, cpu_seconds=cpu_seconds))
         self.num_nodes = num_nodes
         return out
+
+    def _look_at(self, graph: fx.Graph) -> tuple[int, str]:
+        """How many calls a graph has, and its text. Most passes leave most programs as they are."""
+        if self._looked is None or self._looked[0] is not graph:
+            self._looked = graph, len(calls(graph)), graph_text(graph)
+        return self._looked[1:]
 
 
 def _processor_seconds() -> float:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from aottrain.explain.late import Late
 from aottrain.explain.records import Collectives, Diagram, KernelRecord, Refusal
 from aottrain.explain.traffic import Traffic
 from aottrain.ir.settings.budget import Budget, budget_text
@@ -174,7 +175,7 @@ class Tangents:
 
 
 @dataclass(frozen=True)
-class GraphReport:
+class GraphReport(Late):
     """One compiled program (one set of guards). All sizes in bytes, all times in seconds."""
 
     mode: str
@@ -224,7 +225,7 @@ class GraphReport:
     """What was decided about the layouts of convolutions, and why; "" where there are none."""
     traffic: Traffic | None = None
     """None where operators run one by one, and for symbolic sizes."""
-    gap: Gap | None = None
+    gap: Gap | None = field(default_factory=lambda: None)
     """None where nothing is trained."""
     cuda_graphs: Replays | None = None
     """None where none are wanted."""
@@ -244,9 +245,9 @@ class GraphReport:
     """What was decided by measuring, or instead of it."""
     diagrams: Sequence[Diagram] = ()
     """What its pictures show: the joint graph, the forward and the backward; found when it is read."""
-    kernel_records: tuple[KernelRecord, ...] = ()
+    kernel_records: tuple[KernelRecord, ...] = field(default_factory=tuple)
     """The functions that `kernels` are."""
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[Refusal, ...] = field(default_factory=tuple)
     """Fusions that were not made, and why."""
     guards: tuple[str, ...] = ()
     """For which calls this program is, a line each."""

@@ -174,15 +174,18 @@ class StateGuard:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside, guard what each function that runs can read, as it is before the function runs."""
-        before = sys.getprofile()
+        before, ran = sys.getprofile(), self._ran
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
-            if event == "call" and frame.f_code not in self._ran:
-                sys.setprofile(None)  # not this one's own calls
-                try:
-                    self._run(frame)
-                finally:
-                    sys.setprofile(watch)
+            if event == "call":
+                if frame.f_code not in ran:
+                    sys.setprofile(None)  # not this one's own calls
+                    try:
+                        self._run(frame)
+                    finally:
+                        sys.setprofile(watch)
+            elif event != "c_call":  # half of all events: nobody asks what returns
+                return
             if before is not None:
                 before(frame, event, called)
 

@@ -100,7 +100,11 @@ class Schedule:
 
     def library(self, call: fx.Node) -> str:
         """Which one does it, where that is not ATen's own choice."""
-        return self.libraries.get(call, (str(call.target) if str(call.target) in WRITTEN else "", ""))[0]
+        given = self.libraries.get(call)
+        if given is not None:
+            return given[0]
+        name = info(call).name
+        return name if name in WRITTEN else ""
 
     def memory_of(self, node: fx.Node) -> fx.Node:
         """The value for which the node's memory was taken."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +18,7 @@ from aottrain.ir.settings.devices import Target
 from aottrain.measure.machine import machine_description
 
 Policy = str | Record
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,20 @@ def deciding(policy: Policy, target: Target | None = None) -> Iterator[Ledger]:
         yield ledger
     finally:
         _active.reset(before)
+
+
+def decided_here(function: Callable[[], T]) -> Callable[[], T]:
+    """The function, to be called later: what it asks is answered as it would be now."""
+    ledger = _active.get()
+
+    def later() -> T:
+        before = _active.set(ledger)
+        try:
+            return function()
+        finally:
+            _active.reset(before)
+
+    return later
 
 
 def planned_for() -> Target | None:

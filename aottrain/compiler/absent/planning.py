@@ -104,5 +104,5 @@ def plan_step(traced: TracedStep, options: CompileOptions) -> PlannedStep:
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
         schedules = [part.schedule for part in built.fused]
         time = None if traced.target is None else step_time(built.expected, schedules, traced.target)
-    report = replace(report, stages=tuple(log.records), guards=traced.guards)
+    report = report.changed(stages=tuple(log.records), guards=traced.guards)
     return PlannedStep(report, built.joint, built.plan, time)

@@ -42,21 +42,23 @@ def audited(function: Callable[..., Any], module: nn.Module | None) -> Iterator[
     modules: list[Any] = []
 
     def is_users(frame: FrameType) -> bool:
-        """Nearly all that runs is torch's: this comes first, and must cost nothing."""
-        key = id(frame.f_globals)
-        answer = is_users_module.get(key)
-        if answer is None:
-            modules.append(frame.f_globals)
-            answer = is_users_module[key] = _package(frame) in packages
+        """Of a module that is seen for the first time."""
+        modules.append(frame.f_globals)
+        answer = is_users_module[id(frame.f_globals)] = _package(frame) in packages
         return answer
 
     def check(frame: FrameType, event: str, called: Any) -> None:
+        # Nearly all that runs is torch's: this comes first, and must cost nothing.
+        caller = frame if event == "c_call" else frame.f_back if event == "call" else None
+        if caller is None:
+            return
+        answer = is_users_module.get(id(caller.f_globals))
+        if not (is_users(caller) if answer is None else answer):
+            return
         if event == "c_call":
-            if not is_users(frame):
-                return
             if called in _BUILTINS or _module_of(called) in _MODULES or called.__name__ in _SETTINGS:
                 raise UnsupportedError(f"the program calls {called.__qualname__}, which each call would do again")
-        elif event == "call" and frame.f_back is not None and is_users(frame.f_back):
+        else:
             package = _package(frame)
             name = frame.f_code.co_name
             if package == "torch" and _is_setting(frame):

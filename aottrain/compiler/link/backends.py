@@ -14,7 +14,7 @@ from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, wor
 from aottrain.compiler.graphs.symbols import guard, size_facts
 from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.link.retention import keep_memory
-from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
 from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.lowering.pooling import WINDOWED
 from aottrain.compiler.options import CompileOptions, Kernel
@@ -75,11 +75,19 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
         return None
 
     workspaces: list[Workspace] = []  # found when they are first asked for
+    cut: dict[int, tuple[PartitionPlan, PartitionedGraph]] = {}  # plans whose kernels' peak may be asked for next
+
+    def halves(plan: PartitionPlan) -> PartitionedGraph:
+        return for_tangents(apply_partition(joint, plan), defined)
+
+    def least_bytes(plan: PartitionPlan) -> int:
+        cut[id(plan)] = plan, halves(plan)
+        return least_peak_bytes(cut[id(plan)][1], options.reserved_bytes)
 
     def peak_bytes(plan: PartitionPlan) -> int:
         if not workspaces:
             workspaces.append(workspaces_of(joint.graph))
-        parts = for_tangents(apply_partition(joint, plan), defined)
+        parts = cut.pop(id(plan))[1] if id(plan) in cut else halves(plan)
         with unchanged():
             schedules = [schedule for _, _, schedule in plan_program(parts, local=True)]
             return trace_memory(parts, options.reserved_bytes, workspaces[0], schedules).peak_bytes
@@ -87,7 +95,10 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
     facts = size_facts(joint.graph)
     rules = within(facts, rules_for)
     return FusionModel(
-        within(facts, one_kernel), lambda node: str(node.target) in WINDOWED or not rules(node), peak_bytes
+        within(facts, one_kernel),
+        lambda node: str(node.target) in WINDOWED or not rules(node),
+        peak_bytes,
+        least_bytes,
     )
 
 

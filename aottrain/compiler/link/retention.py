@@ -15,8 +15,8 @@ import numpy.typing as npt
 from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace
-from aottrain.compiler.link.timeline import Span, lifetimes, trace_memory
-from aottrain.compiler.schedule.memory import halved, plan_memory
+from aottrain.compiler.link.timeline import Course, Span, courses_of, lifetimes, trace_memory
+from aottrain.compiler.schedule.memory import find_lives, halved, memory_for
 from aottrain.ir.graph import PartitionedGraph, placeholders, results, storage_bytes
 from aottrain.ir.schedule import MemoryPlan, Schedule
 
@@ -34,13 +34,14 @@ Bytes = npt.NDArray[np.int64]
 def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: Workspace) -> list[MemoryPlan]:
     """A memory plan for each of the program's graphs, `planned`."""
     schedules = [schedule for _, _, schedule in planned]
-    live, spans = lifetimes(parts, workspace, schedules)
+    courses = courses_of(parts, schedules)
+    live, spans = lifetimes(parts, workspace, schedules, courses)
     limit = max(live) + max(int(max(live) * _SHARE), _PAGES)
-    memories = _largest_arena(parts, planned, workspace, limit)
+    memories = _largest_arena(parts, planned, workspace, limit, courses)
     blocks = _blocks(parts, schedules[0], memories[0].residuals, spans)
     holder = memories[0].holder
     memories = [replace(memory, residuals=frozenset(), holder=holder) for memory in memories]
-    timeline = trace_memory(parts, 0, workspace, schedules, memories)
+    timeline = trace_memory(parts, 0, workspace, schedules, memories, courses)
     free = limit - np.array(timeline.totals, np.int64) + timeline.fixed_bytes - timeline.fixed.get("arena", 0)
     kept = set()
     for node, (first, end) in sorted(blocks.items(), key=lambda block: -block[1][1]):  # least idle first
@@ -53,20 +54,25 @@ def keep_memory(parts: PartitionedGraph, planned: Sequence[Planned], workspace: 
 
 
 def _largest_arena(
-    parts: PartitionedGraph, planned: Sequence[Planned], workspace: Workspace, limit: int
+    parts: PartitionedGraph,
+    planned: Sequence[Planned],
+    workspace: Workspace,
+    limit: int,
+    courses: Sequence[Course],
 ) -> list[MemoryPlan]:
     """Plans with the largest arena that fits: of all temporaries, else of those up to a size that is halved; none where
     that is too small to be of use."""
     schedules = [schedule for _, _, schedule in planned]
-    memories = [plan_memory(graph, schedule, count) for graph, count, schedule in planned]
+    lives = [find_lives(graph, schedule, count) for graph, count, schedule in planned]
+    memories = [memory_for(each) for each in lives]
     while largest := max(map(halved, memories)):
         arenas_only = [replace(memory, residuals=frozenset()) for memory in memories]
-        timeline = trace_memory(parts, 0, workspace, schedules, arenas_only)
+        timeline = trace_memory(parts, 0, workspace, schedules, arenas_only, courses)
         if timeline.peak_bytes - timeline.fixed_bytes + timeline.fixed.get("arena", 0) <= limit:
             break
-        memories = [plan_memory(graph, schedule, count, largest) for graph, count, schedule in planned]
+        memories = [memory_for(each, largest) for each in lives]
         if max(memory.arena_bytes for memory in memories) < _SMALLEST_ARENA:
-            return [plan_memory(graph, schedule, count, 0) for graph, count, schedule in planned]
+            return [memory_for(each, 0) for each in lives]
     return memories
 
 

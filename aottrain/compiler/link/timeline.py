@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -40,18 +40,19 @@ def trace_memory(
     workspace: Workspace = no_workspace,
     schedules: Sequence[Schedule] = (),
     memories: Sequence[MemoryPlan | None] = (),
+    courses: Sequence[Course] = (),
 ) -> MemoryTimeline:
     """Parameters, buffers, batch and `reserved_bytes` are alive throughout; outputs and residuals from the forward on;
     gradients until the end of the backward; `workspace(node)` bytes while the call runs.
 
     schedules: of the forward and the backward, where they run as generated kernels; else they run op by op. memories:
     the plans of each, where memory is used again from step to step: then one arena for the temporaries of both, and
-    the blocks of residuals, are alive throughout.
+    the blocks of residuals, are alive throughout. courses: `courses_of` these, where they are known.
     """
     fixed = _fixed(parts, reserved_bytes)
     if arena_bytes := max((memory.arena_bytes for memory in memories if memory is not None), default=0):
         fixed["arena"] = arena_bytes
-    sweeps, producers = _sweeps(parts, workspace, schedules, memories)
+    sweeps, producers = _sweeps(parts, workspace, schedules, memories, courses)
     top = max(sweeps, key=lambda sweep: sweep.peak_bytes)
     num_forward = len(sweeps[0].live)
     return MemoryTimeline(
@@ -68,11 +69,11 @@ def trace_memory(
 
 
 def lifetimes(
-    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule]
+    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule], courses: Sequence[Course] = ()
 ) -> tuple[list[int], list[dict[fx.Node, Span]]]:
     """Where all memory is fresh: bytes at each instant beside what is alive throughout, and for each graph the live
     range of each of its storages. A residual is a node of its own in the forward, an input in the backward."""
-    sweeps, _ = _sweeps(parts, workspace, schedules, ())
+    sweeps, _ = _sweeps(parts, workspace, schedules, (), courses)
     starts = (0, len(sweeps[0].live))
     spans = [
         {node: (first + start, end + start) for node, (first, end) in sweep.spans.items()}
@@ -81,8 +82,19 @@ def lifetimes(
     return [sum(instant) for sweep in sweeps for instant in sweep.live], spans
 
 
+def courses_of(parts: PartitionedGraph, schedules: Sequence[Schedule] = ()) -> list[Course]:
+    """Of the forward and, where there is one, the backward: the same wherever their memory lies."""
+    forward, backward = (*schedules, None, None)[:2]
+    courses = [_course(parts.forward, forward)]
+    return courses if parts.backward is None else [*courses, _course(parts.backward, backward)]
+
+
 def _sweeps(
-    parts: PartitionedGraph, workspace: Workspace, schedules: Sequence[Schedule], memories: Sequence[MemoryPlan | None]
+    parts: PartitionedGraph,
+    workspace: Workspace,
+    schedules: Sequence[Schedule],
+    memories: Sequence[MemoryPlan | None],
+    courses: Sequence[Course],
 ) -> tuple[list[_Sweep], dict[fx.Node, fx.Node]]:
     """Of both graphs; and the forward's node behind each residual that the backward is given."""
     forward, backward = (*schedules, None, None)[:2]
@@ -94,26 +106,43 @@ def _sweeps(
     blocks = frozenset() if first is None else first.residuals
     block_bytes = sum(map(storage_bytes, blocks))
     reused = blocks.union(() if first is None else first.offsets)
-    sweeps = [_sweep(_steps(parts.forward, forward, first), {}, outliving, (0, block_bytes), workspace, reused)]
+    courses = courses or courses_of(parts, schedules)
+    sweeps = [_sweep(_in_memory(courses[0], first), {}, outliving, (0, block_bytes), workspace, reused)]
     if parts.backward is None:
         return sweeps, {}
+    owned_inputs, passed = _between(parts)
     inputs = placeholders(parts.backward)
-    owned_inputs = {
-        node: storage_bytes(node)
-        for node, (_, primal) in zip(inputs[num_sizes:], parts.residuals, strict=False)
-        if primal is None
-    }
     producers = {node: value for node, value in zip(inputs[num_sizes:], values[count:], strict=False) if value}
-    returned = _roots(values[: len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))])
-    passed = sum(map(storage_bytes, [*returned, *parts.tangents]))
     gradients = dict.fromkeys(_roots(results(parts.backward), backward), "gradients")
     reused = frozenset(
         node for node in owned_inputs if node in producers and _memory(producers[node], forward) in blocks
     )
     reused = reused.union(() if second is None else second.offsets)
-    steps = _steps(parts.backward, backward, second)
+    steps = _in_memory(courses[1], second)
     sweeps.append(_sweep(steps, owned_inputs, gradients, (passed, block_bytes), workspace, reused))
     return sweeps, producers
+
+
+def least_peak_bytes(parts: PartitionedGraph, reserved_bytes: int) -> int:
+    """What is alive between forward and backward, however each of them runs: no schedule where memory is fresh peaks
+    below that."""
+    fixed = sum(_fixed(parts, reserved_bytes).values())
+    if parts.backward is None:
+        return fixed
+    saved, passed = _between(parts)
+    return fixed + sum(saved.values()) + passed
+
+
+def _between(parts: PartitionedGraph) -> tuple[dict[fx.Node, int], int]:
+    """The backward's inputs that the forward made, with their bytes; and bytes of outputs and tangents."""
+    assert parts.backward is not None
+    inputs = placeholders(parts.backward)[parts.signature.num_sizes :]
+    saved = {
+        node: storage_bytes(node) for node, (_, primal) in zip(inputs, parts.residuals, strict=False) if primal is None
+    }
+    outputs = len(parts.signature.output_indices(OutputKind.OUTPUT, OutputKind.REPLACEMENT))
+    returned = _roots(results(parts.forward)[:outputs])
+    return saved, sum(map(storage_bytes, [*returned, *parts.tangents]))
 
 
 def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
@@ -173,23 +202,47 @@ class _Step:
     """Its operator has no workspace."""
 
 
-def _steps(graph: fx.Graph, schedule: Schedule | None, memory: MemoryPlan | None) -> list[_Step]:
-    """A graph's calls, or a schedule's, between its inputs and its output."""
+@dataclass(frozen=True)
+class Course:
+    """What one graph does to memory, wherever that lies."""
+
+    steps: Sequence[_Step]
+    """Its calls, or its schedule's, between its inputs and its output."""
+    num_inputs: int
+    last: Mapping[fx.Node, int]
+    """The last step that needs each storage."""
+
+
+def _course(graph: fx.Graph, schedule: Schedule | None) -> Course:
+    steps = _steps(graph, schedule)
+    return Course(steps, len(placeholders(graph)), _last_steps(steps))
+
+
+def _steps(graph: fx.Graph, schedule: Schedule | None) -> list[_Step]:
     if schedule is None:
         return [_library_step(node) for node in graph.nodes]
     steps = [_library_step(node) for node in placeholders(graph)]
-    for position, call in enumerate(schedule.calls):
-        planned = memory is not None and position in memory.scratch
+    for call in schedule.calls:
         if isinstance(call, fx.Node):
             library = schedule.library(call)
-            scratch_bytes = 0 if planned or library in WRITTEN else copied_bytes(call, library)
-            steps.append(_library_step(call, schedule, scratch_bytes, planned))
+            steps.append(_library_step(call, schedule, 0 if library in WRITTEN else copied_bytes(call, library)))
         else:
             allocated = [(node, storage_bytes(node)) for node in call.writes if node not in schedule.in_place]
             touched = [schedule.memory_of(node) for node in call.buffers]
-            scratch_bytes = 0 if planned else _scratch_bytes(schedule, call)
-            steps.append(_Step(call.writes[0], allocated, touched, scratch_bytes, True))
+            steps.append(_Step(call.writes[0], allocated, touched, _scratch_bytes(schedule, call), True))
     return [*steps, _library_step(graph.output_node(), schedule)]
+
+
+def _in_memory(course: Course, memory: MemoryPlan | None) -> Course:
+    """What a call computes in lies in the arena, where that is planned, and so does what its operator needs."""
+    if memory is None or not memory.scratch:
+        return course
+    steps = list(course.steps)
+    for position in memory.scratch:
+        place = course.num_inputs + position
+        own = 0 if steps[place].no_workspace else copies_at_start(steps[place].node)  # of a kernel there are none
+        steps[place] = replace(steps[place], scratch_bytes=own, no_workspace=True)
+    return replace(course, steps=steps)
 
 
 def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
@@ -201,20 +254,18 @@ def _scratch_bytes(schedule: Schedule, call: KernelCall) -> int:
     return partial_bytes(call.kernel)
 
 
-def _library_step(
-    node: fx.Node, schedule: Schedule | None = None, scratch_bytes: int = 0, no_workspace: bool = False
-) -> _Step:
+def _library_step(node: fx.Node, schedule: Schedule | None = None, scratch_bytes: int = 0) -> _Step:
     touched = [_memory(source, schedule) for source in (*node.all_input_nodes, node)]
     allocated = [] if schedule is not None and node in schedule.in_place else allocations(node)
     held, num_bytes = held_under_way(node)
     if num_bytes:
         allocated = [*allocated, *((key, num_bytes) for key in held[:1])]
     touched += [*held[:1], *(_memory(source, schedule) for source in held[1:])]
-    return _Step(node, allocated, touched, scratch_bytes + copies_at_start(node), no_workspace)
+    return _Step(node, allocated, touched, scratch_bytes + copies_at_start(node))
 
 
 def _sweep(
-    steps: Sequence[_Step],
+    course: Course,
     owned_inputs: dict[fx.Node, int],
     outliving: dict[fx.Node, str],
     throughout: tuple[int, int],
@@ -224,7 +275,7 @@ def _sweep(
     """owned_inputs: those that die at their last use. outliving: storages that outlive the graph, with their category.
     throughout: bytes of outputs and tangents, and of blocks of residuals. reused: storages in such a block, or in the
     arena."""
-    dying = _deaths(steps, outliving)
+    dying = freed_after(course.last, outliving)
     alive = dict(owned_inputs)
     if gradients_are_shared():
         reused |= {node for node, name in outliving.items() if name == "gradients"}
@@ -238,7 +289,7 @@ def _sweep(
     live = [tuple(totals.values())]
     born, ends = dict.fromkeys(owned_inputs, 0), dict[fx.Node, int]()
     peak, peak_bytes, peak_node, sizes_at_peak = 0, sum(live[0]), None, dict(alive)
-    for i, step in enumerate(steps):
+    for i, step in enumerate(course.steps):
         node = step.node
         for root, size in step.allocated:
             alive[root], born[root] = size, len(live)
@@ -256,14 +307,14 @@ def _sweep(
     return _Sweep(live, peak, peak_node, [(node, size, category(node)) for node, size in alive_at_peak if size], spans)
 
 
-def _deaths(steps: Sequence[_Step], outliving: dict[fx.Node, str]) -> dict[int, list[fx.Node]]:
-    """After which step each storage that does not outlive the graph is freed."""
+def _last_steps(steps: Sequence[_Step]) -> dict[fx.Node, int]:
+    """The last step that needs each storage."""
     last = last_uses(step.touched for step in steps)
     for node in [step.node for step in steps if is_tuple(step.node)]:
         for user in node.users if view_source(node) is None else ():
             # A tuple holds all its items until the last of them is taken.
             last[user] = max(last.get(user, 0), last[node])
-    return freed_after(last, outliving)
+    return last
 
 
 def _alive(node: fx.Node, size: int, category: str) -> AliveRecord:

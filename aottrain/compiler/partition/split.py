@@ -49,7 +49,7 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
     for node in inputs:
         if node in needed and node in mutated and node not in saved:
             raise VerificationError(f"the backward reads {node.name}, which the step updates, and it is not saved")
-    direct = [node for node in inputs if node in needed and node not in mutated]
+    direct = {node: None for node in inputs if node in needed and node not in mutated}
     residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import fx
 
@@ -19,6 +20,38 @@ _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
 Buffer = fx.Node | int  # a value, or by its position a call that computes in memory of its own
 
 
+@dataclass(frozen=True)
+class Lives:
+    """What of a schedule can live in planned memory, and when: the same for every plan of its memory."""
+
+    schedule: Schedule
+    residuals: frozenset[fx.Node]
+    """Of what is written here, what goes to the backward alone."""
+    sizes: Mapping[Buffer, int]
+    """Of temporaries in bytes, and of what calls compute in while they run."""
+    born: Mapping[Buffer, int]
+    last: Mapping[Buffer, int]
+
+
+def find_lives(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> Lives:
+    """num_outputs: how many of the graph's results go to the user; the others are residuals."""
+    values = results(graph)
+    memory_of = schedule.memory_of
+    escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}
+    residuals = frozenset(memory_of(node) for node in values[num_outputs:] if node is not None) - escaping
+    written, used = _lifetimes(schedule)
+    alone = set(map(memory_of, unshared_operands(graph)))
+    temporaries = [node for node in written if node not in escaping and node not in residuals and node not in alone]
+    sizes: dict[Buffer, int] = {node: aligned_bytes(node) for node in temporaries}
+    born: dict[Buffer, int] = {node: written[node] for node in temporaries}
+    last: dict[Buffer, int] = {node: used[node] for node in temporaries}
+    for position, call in enumerate(schedule.calls):
+        size = aligned(scratch_of(schedule, call))
+        if size > 0:
+            sizes[position], born[position], last[position] = size, position, position
+    return Lives(schedule, residuals.intersection(written), sizes, born, last)
+
+
 def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: int | None = None) -> MemoryPlan:
     """num_outputs: how many of the graph's results go to the user; the others are residuals, for the backward alone.
 
@@ -26,31 +59,22 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
     lowest offset that nothing alive at the same time has. What escapes, and all that libraries allocate themselves, is
     fresh memory; so are temporaries of more than `largest` bytes.
     """
-    values = results(graph)
-    memory_of = schedule.memory_of
-    escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}
-    residuals = frozenset(memory_of(node) for node in values[num_outputs:] if node is not None) - escaping
-    born, last = _lifetimes(schedule)
-    alone = set(map(memory_of, unshared_operands(graph)))
-    temporaries = [node for node in born if node not in escaping and node not in residuals and node not in alone]
+    return memory_for(find_lives(graph, schedule, num_outputs), largest)
+
+
+def memory_for(lives: Lives, largest: int | None = None) -> MemoryPlan:
+    """As `plan_memory`, where it is known what lives when."""
     most = float("inf") if largest is None else largest
-    temporaries = [node for node in temporaries if aligned_bytes(node) <= most]
-    sizes: dict[Buffer, int] = {node: aligned_bytes(node) for node in temporaries}
-    starts: dict[Buffer, int] = {node: born[node] for node in temporaries}
-    ends: dict[Buffer, int] = {node: last[node] for node in temporaries}
-    for position, call in enumerate(schedule.calls):
-        size = aligned(scratch_of(schedule, call))
-        if 0 < size <= most:
-            sizes[position], starts[position], ends[position] = size, position, position
-    offsets = _first_fit(sizes, starts, ends)
-    verify_offsets(offsets, sizes, starts, ends)
-    in_arena = {node: offsets[node] for node in temporaries}
-    verify_apart(schedule.calls, memory_of, in_arena, aligned_bytes)
+    sizes = {buffer: size for buffer, size in lives.sizes.items() if size <= most}
+    offsets = _first_fit(sizes, lives.born, lives.last)
+    verify_offsets(offsets, sizes, lives.born, lives.last)
+    in_arena = {buffer: offsets[buffer] for buffer in sizes if isinstance(buffer, fx.Node)}
+    verify_apart(lives.schedule.calls, lives.schedule.memory_of, in_arena, aligned_bytes)
     return MemoryPlan(
         offsets=in_arena,
-        residuals=residuals.intersection(born),
+        residuals=lives.residuals,
         arena_bytes=max((offsets[buffer] + size for buffer, size in sizes.items()), default=0),
-        max_live_bytes=_max_live(sizes, starts, ends),
+        max_live_bytes=_max_live(sizes, lives.born, lives.last),
         scratch={buffer: (offset, sizes[buffer]) for buffer, offset in offsets.items() if isinstance(buffer, int)},
     )
 
@@ -63,9 +87,10 @@ def halved(memory: MemoryPlan) -> int:
 
 def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, first: MemoryPlan) -> MemoryPlan:
     """As plan_memory, for another backward of a program: in its arena, with the largest values fresh until all fit."""
-    memory = plan_memory(graph, schedule, num_outputs)
+    lives = find_lives(graph, schedule, num_outputs)
+    memory = memory_for(lives)
     while memory.arena_bytes > first.arena_bytes:
-        memory = plan_memory(graph, schedule, num_outputs, halved(memory))
+        memory = memory_for(lives, halved(memory))
     return replace(memory, holder=first.holder)
 
 
@@ -120,8 +145,7 @@ def _first_fit(
                     break
                 offset = max(offset, end)
         offsets[buffer] = offset
-        placed.append((offset, offset + size, first, final))
-        placed.sort()
+        insort(placed, (offset, offset + size, first, final))
     return offsets
 
 

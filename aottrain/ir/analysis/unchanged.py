@@ -13,7 +13,6 @@ from torch import fx
 from aottrain.ir.sizes.polynomials import SizeFacts, current_facts
 
 T = TypeVar("T")
-_UNKNOWN = object()
 
 
 class _Known(threading.local):
@@ -49,12 +48,12 @@ def once(function: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
         if by_function is None:
             return function(node)
         place = function, current_facts()
-        results = by_function.get(place)
-        if results is None:
-            results = by_function[place] = {}
-        found = results.get(node, _UNKNOWN)
-        if found is _UNKNOWN:
-            found = results[node] = function(node)
-        return found  # type: ignore[return-value]
+        try:
+            return by_function[place][node]  # type: ignore[return-value]
+        except KeyError:
+            pass
+        found = function(node)
+        by_function.setdefault(place, {})[node] = found
+        return found
 
     return of

@@ -37,7 +37,7 @@ def marginals(
     by_name = {root.name: storage for storage, root in enumerate(graph.roots)}
     saved = frozenset(by_name[name] for name in plan.saved)
     emitter = Emitter(graph)
-    base = OpSchedule(saved, emitter.emit(saved, False).forward, backward)
+    base = OpSchedule(saved, emitter.forward(saved), backward)
     base_peak, base_seconds = simulate(graph, base).peak_bytes, seconds_beyond(graph, base, 0.0)
     accesses = _FirstAccesses(graph, base)
     by_value: dict[str, Marginal] = {}
@@ -50,7 +50,7 @@ def marginals(
         still_saved = saved - {storage}
         # A plan with a schedule says when a value is computed again; without one it is once, and kept.
         rest = backward[position:] if plan.schedule is not None else [i for i in backward[position:] if i not in ops]
-        without = OpSchedule(still_saved, emitter.emit(still_saved, False).forward, (*backward[:position], *ops, *rest))
+        without = OpSchedule(still_saved, emitter.forward(still_saved), (*backward[:position], *ops, *rest))
         change = None
         if simulated < num_simulated:
             simulated += 1

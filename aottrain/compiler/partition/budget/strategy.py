@@ -144,6 +144,8 @@ class _KernelPeaks:
         self._points = family.frontier.apart(_APART)
         last = len(self._points) - 1
         self._samples = sorted({last * i // (_NUM_SAMPLES - 1) for i in range(_NUM_SAMPLES)})
+        self._plans: dict[int, PartitionPlan] = {}
+        self._least: dict[int, int] = {}
         self._peaks: dict[int, int] = {}
 
     def choose(self, budget: Budget) -> tuple[Point, int] | None:
@@ -151,7 +153,7 @@ class _KernelPeaks:
         if isinstance(budget, float):
             limit = self._family.reference
             if budget < 1.0:
-                lowest = min(map(self._peak, self._samples))
+                lowest = self._lowest()
                 if lowest > limit:
                     return None
                 limit = lowest + int(budget * (limit - lowest))
@@ -164,25 +166,49 @@ class _KernelPeaks:
 
     def _first(self, limit: int) -> int | None:
         """The fastest sample whose kernels peak within the limit."""
-        return next((sample for sample in self._samples if self._peak(sample) <= limit), None)
+        return next((sample for sample in self._samples if self._fits(sample, limit)), None)
+
+    def _lowest(self) -> int:
+        """The lowest peak of a sample. The last ones, which save least, come first: of most others what they save is
+        more than that."""
+        lowest = self._peak(self._samples[-1])
+        for sample in reversed(self._samples[:-1]):
+            if self._least_peak(sample) < lowest:
+                lowest = min(lowest, self._peak(sample))
+        return lowest
 
     def _faster(self, sample: int, limit: int) -> int:
         """A point between this sample and the one before, or the sample."""
         low = max((other for other in self._samples if other < sample), default=sample)
         while low + 1 < sample:
             middle = (low + sample) // 2
-            if self._peak(sample) <= self._peak(middle) <= limit:
+            if self._fits(middle, limit) and self._peak(sample) <= self._peak(middle):
                 sample = middle
             else:
                 low = middle
         return sample
 
+    def _fits(self, number: int, limit: int) -> bool:
+        return self._least_peak(number) <= limit and self._peak(number) <= limit
+
     def _peak(self, number: int) -> int:
-        """Bytes beside the fixed ones."""
+        """Bytes beside the fixed ones, here and below."""
         if number not in self._peaks:
-            plan = _plan_at(self._family, self._points[number], 0.0, 0)
-            self._peaks[number] = self._fusion.peak_bytes(plan) - self._family.fixed_bytes
+            self._peaks[number] = self._fusion.peak_bytes(self._plan(number)) - self._family.fixed_bytes
         return self._peaks[number]
+
+    def _least_peak(self, number: int) -> int:
+        """What the peak is at least, without scheduling."""
+        if number in self._peaks:
+            return self._peaks[number]
+        if number not in self._least:
+            self._least[number] = self._fusion.least_bytes(self._plan(number)) - self._family.fixed_bytes
+        return self._least[number]
+
+    def _plan(self, number: int) -> PartitionPlan:
+        if number not in self._plans:
+            self._plans[number] = _plan_at(self._family, self._points[number], 0.0, 0)
+        return self._plans[number]
 
 
 def _plan_at(family: Family, point: Point, budget: Budget, limit: int) -> PartitionPlan:

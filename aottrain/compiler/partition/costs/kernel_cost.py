@@ -32,6 +32,8 @@ class FusionModel:
     """Whether a library does a call, or it reads a whole window for each result."""
     peak_bytes: Callable[[PartitionPlan], int]
     """At which a plan's programs peak as small kernels."""
+    least_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
+    """What that peak is at least, found without a schedule."""
 
 
 def fused_prices(graph: StorageGraph, fits: Fits) -> list[float]:

@@ -37,7 +37,7 @@ def merge_pairs(fusion: Fusion, dependencies: Dependencies, local: bool) -> None
             if key in tried:
                 continue
             tried.add(key)
-            between = any((above[reader.number] >> u) & (above[u] >> number) & 1 for u in range(len(above)))
+            between = dependencies.lies_between(number, reader.number)
             waits = above[reader.number] & ~above[number] & waiting
             if not between and not waits and not any(number < unit < reader.number for unit in borders):
                 merged = _both(groups[number], reader, fusion.inlined)

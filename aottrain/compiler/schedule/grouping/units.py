@@ -48,6 +48,16 @@ class Dependencies:
         """Whether nothing that the sources need, themselves aside, depends on the unit."""
         return all(source == unit or not (self.ancestors[source] >> unit) & 1 for source in sources)
 
+    def lies_between(self, unit: int, later: int) -> bool:
+        """Whether something that the later one depends on depends on the unit."""
+        above, own = self.ancestors[later], 1 << unit
+        while above:  # the last first: what depends on the unit mostly comes after it
+            other = above.bit_length() - 1
+            if self.ancestors[other] & own:
+                return True
+            above ^= 1 << other
+        return False
+
     def floats(self, group: Group) -> bool:
         """Whether a group reads nothing of the size of what it makes, as draws, and nothing depends on it yet: it may
         as well be made where it is read."""
