@@ -11,6 +11,7 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
+from aottrain.compiler.passes.layouts.rewriting import Rewriting
 from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Timing
 from aottrain.measure.decisions import Timed
@@ -101,7 +102,7 @@ def _copies(activation: nn.Module) -> int:
     """Copies between layouts of a program in channels_last."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), activation, nn.Conv2d(4, 4, 3, bias=False))
     joint = joint_of(model, torch.randn(2, 3, 8, 8))
-    return len(layouts._Rewriting(joint.graph, frozenset()).run().copies)
+    return len(Rewriting(joint.graph).run().copies)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_residuals_of_permuted_rows_and_norms_over_channels_stay_in_channels_las
     norm read its channels across memory."""
     model, x = ConvNeXtBlock(), torch.randn(4, 8, 16, 16)
     joint = joint_of(model, x)
-    assert len(layouts._Rewriting(joint.graph, frozenset()).run().copies) == 1 + 2
+    assert len(Rewriting(joint.graph).run().copies) == 1 + 2
     wanted, got, report = both(model, x)
     check_equal(wanted, got)
     assert {name for name in report.library_calls if "norm" in name or "copy" in name} == set()
@@ -157,7 +158,7 @@ def test_the_gradient_of_a_mean_is_one_number_in_no_layout():
     """In eager's layout it was written for each element, and read across memory by what is in channels_last."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     joint = joint_of(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
-    graph = layouts._Rewriting(joint.graph, frozenset()).run().graph
+    graph = Rewriting(joint.graph).run().graph
     quotients = [node for node in graph.nodes if node.target is torch.ops.aten.div.Scalar]
     assert [node.meta["val"].numel() for node in quotients] == [1]
     wanted, got, _ = both(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
