@@ -29,7 +29,7 @@ from aottrain.ir.graph import (
     view_source,
 )
 from aottrain.ir.ops import OpKind
-from aottrain.ir.tensor import TensorSpec
+from aottrain.ir.tensor import TensorSpec, contiguous_strides
 
 aten = torch.ops.aten
 
@@ -190,7 +190,11 @@ class Rewriting:
         before = spec_of(node)
         if before is None or new.op != "call_function" or required_spec(new).stride == before.stride:
             return new
-        return self._restored(node, new)
+        if before.stride != contiguous_strides(before.shape):
+            return self._restored(node)
+        # A view gives dimensions of size 1 the strides of a contiguous tensor, but one of the same shape.
+        without = add_call(new, aten.view.default, (new, [size for size in before.shape if size != 1]))
+        return add_call(new, aten.view.default, (without, list(before.shape)))
 
     def _as_before(self, node: fx.Node) -> fx.Node:
         """The value in the layout that it had."""
@@ -198,10 +202,10 @@ class Rewriting:
         if alike(new, node):
             return new
         if node not in self._in_old_layout:
-            self._in_old_layout[node] = self._restored(node, new)
+            self._in_old_layout[node] = self._restored(node)
         return self._in_old_layout[node]
 
-    def _restored(self, node: fx.Node, new: fx.Node) -> fx.Node:
+    def _restored(self, node: fx.Node) -> fx.Node:
         if view_source(node) is not None:
             return self._again(node, self._as_before)
         return self._copied(node, required_spec(node).stride, False)
