@@ -35,7 +35,6 @@ aten = torch.ops.aten
 
 # The tensors among a convolution's arguments that are images: of the backward the gradient, too.
 _IMAGES: dict[Any, tuple[int, ...]] = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
-_TRANSPOSED: dict[Any, int] = {aten.convolution.default: 6, aten.convolution_backward.default: 7}
 _DTYPES = (torch.float32, torch.bfloat16)
 # Beside pointwise ops, those that work as well on any layout of images.
 _ANY_LAYOUT = {
@@ -69,8 +68,8 @@ _EACH = 8
 
 
 def is_candidate(node: fx.Node) -> bool:
-    """A convolution of images on a CPU, not transposed."""
-    if not images_of(node) or node.args[_TRANSPOSED[node.target]]:
+    """A convolution of images on a CPU."""
+    if not images_of(node):
         return False
     for source in node.all_input_nodes:
         spec = spec_of(source)
