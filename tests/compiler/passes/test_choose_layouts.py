@@ -365,3 +365,27 @@ def test_the_gradient_of_a_weight_of_one_pixel_is_not_copied():
     wanted, got, report = both(model, x)
     check_equal(wanted, got)
     assert "in channels_last" in report.layouts
+
+
+class Gated(nn.Module):
+    """WaveNet's gates: each convolution's channels in two halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(4, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            gate, value = layer(x).chunk(2, dim=1)
+            x = x + torch.sigmoid(gate) * torch.tanh(value)
+        return x
+
+
+def test_parts_of_a_value_are_in_its_layout():
+    """Each was copied before it was split."""
+    model, x = Gated(), torch.randn(4, 4, 16, 16)
+    # The images into channels_last, the result and the weights' gradients back; a gradient of the result is one number.
+    assert len(Rewriting(joint_of(model, x).graph).run().copies) == 2 + 3
+    wanted, got, report = both(model, x)
+    check_equal(wanted, got)
+    assert "in channels_last" in report.layouts

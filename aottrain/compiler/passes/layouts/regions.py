@@ -124,7 +124,7 @@ class _Cut:
                     yield self.number(user), not same_strides(spec, channels_last(spec.shape))
                 if any(i not in images for i in places):
                     yield _GIVEN, False
-            elif _is_view(user) and user.args[0] is value:
+            elif _is_part(user) and user.args[0] is value:
                 yield from self._readers(user)
             else:
                 yield self.number(user), False

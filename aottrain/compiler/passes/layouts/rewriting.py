@@ -61,7 +61,8 @@ _UNTAGGED = {
 # Views that any strides allow.
 _VIEWS = {
     "aten.expand.default", "aten.permute.default", "aten.transpose.int", "aten.unsqueeze.default", "aten.slice.Tensor",
-    "aten.select.int", "aten.squeeze.dim", "aten.squeeze.dims",
+    "aten.select.int", "aten.squeeze.dim", "aten.squeeze.dims", "aten.split.Tensor", "aten.split_with_sizes.default",
+    "aten.unbind.int",
 }  # fmt: skip
 # Every how many-th image a batch norm's first mean is of.
 _EACH = 8
@@ -228,9 +229,8 @@ class Rewriting:
         again = self.graph.create_node("call_function", view.target, args, kwargs)
         copy_meta(view, again)
         value = fake_result(again.target, again.args, dict(again.kwargs))
-        if isinstance(value, torch.Tensor) and value.stride() != value_of(view).stride():
-            again.meta.pop("aottrain_spec", None)
-            set_value(again, value)
+        again.meta.pop("aottrain_spec", None)
+        set_value(again, value)
         return again
 
     def _copied(self, node: fx.Node, stride: tuple[int, ...], into: bool) -> fx.Node:
