@@ -43,6 +43,7 @@ from aottrain.compiler.passes.share_heads import share_heads
 from aottrain.compiler.passes.split_losses import split_losses
 from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.compiler.passes.split_pools import split_pools
+from aottrain.compiler.passes.widen_convolutions import widen_convolutions
 from aottrain.compiler.reporting import Decided, describe
 from aottrain.compiler.schedule.grouping.alike import sharing
 from aottrain.compiler.stages import StageLog, collection_paused
@@ -80,6 +81,7 @@ __all__ = [
     "split_norms",
     "split_pools",
     "trace_joint",
+    "widen_convolutions",
 ]
 
 _MAX_CAPTURES = 4
@@ -149,6 +151,7 @@ PASSES = (
     Pass("order_scatters", "ordered scatters", order_scatters, ROUNDING, GENERATED),
     Pass("split_losses", "split losses", split_losses, ROUNDING, GENERATED),
     Pass("split_norms", "split norms", split_norms, ROUNDING, GENERATED),
+    Pass("widen_convolutions", "wide convolutions", widen_convolutions, ROUNDING, _CPP),
     Pass("choose_layouts", "layouts", _lay_out, ROUNDING, _CPP),
     Pass("split_pools", "split pools", split_pools, BITWISE, GENERATED),
 )

@@ -290,7 +290,7 @@ IMAGES = TestsOf("tests/compiler/passes/test_choose_layouts.py")
 LAYOUTS.edit(
     "results keep the layout inside",
     IMAGES.results_and_gradients_have_eagers_strides_and_values,
-    layouts._Rewriting._result,
+    rewriting.Rewriting._result,
     "new = self._as_before(node)",
     "return self.new[node]",
 )
@@ -311,7 +311,7 @@ LAYOUTS.edit(
 LAYOUTS.edit(
     "channels last are channels first",
     IMAGES.a_block_is_a_few_kernels_and_no_change_of_layout_between_convolutions,
-    layouts._strides,
+    rewriting.channels_last,
     "return channels * height * width, 1, channels * width, channels",
     "return channels * height * width, height * width, width, 1",
 )

@@ -1,40 +1,28 @@
 """choose_layouts: convolutions, and the ops between them, in channels_last where the libraries are faster that way.
 
-Only values within the program change. Inputs are copied once where a convolution reads them, and each result has the
-strides that eager gives it. Whether it pays is measured: each distinct convolution once in either layout, kept on disk.
+Only values within the program change, and each region of it by itself: where images are large channels_last saves a
+copy before and after each convolution, where they are small and weights are large it costs copies of these. Inputs are
+copied once where a convolution reads them, and each result has the strides that eager gives it. What pays is measured:
+each distinct convolution once in either layout, and each copy at the border of a region, kept on disk.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import fx
 
-from aottrain.compat import tree_map
 from aottrain.compiler.graphs.measured_calls import call_of
-from aottrain.compiler.graphs.rewriting import add_call, fake_result
-from aottrain.compiler.graphs.simplification import remove_dead_code
-from aottrain.ir.graph import (
-    JointGraph,
-    OutputKind,
-    calls,
-    copy_meta,
-    copy_provenance,
-    info,
-    required_spec,
-    results,
-    set_value,
-    spec_of,
-    value_of,
-    view_source,
-)
-from aottrain.ir.ops import OpKind
+from aottrain.compiler.passes.layouts.regions import Prices, cheapest_regions
+from aottrain.compiler.passes.layouts.rewriting import Rewriting, images_of, in_channels_last, is_candidate
+from aottrain.ir.graph import JointGraph, OutputKind, calls, required_spec
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, SOURCES, Decision, Timing
 from aottrain.ir.tensor import TensorSpec
 from aottrain.ir.units import format_seconds
@@ -45,41 +33,13 @@ from aottrain.measure.timings import calls_timed
 
 aten = torch.ops.aten
 
-# The tensors among a convolution's arguments that are images: of the backward the gradient, too.
-_IMAGES: dict[Any, tuple[int, ...]] = {aten.convolution.default: (0,), aten.convolution_backward.default: (0, 1)}
-_TRANSPOSED: dict[Any, int] = {aten.convolution.default: 6, aten.convolution_backward.default: 7}
-_DTYPES = (torch.float32, torch.bfloat16)
-# Beside pointwise ops, those that work as well on any layout of images.
-_ANY_LAYOUT = {
-    "aten.mean.dim", "aten.sum.dim_IntList", "aten.mean.default", "aten.sum.default", "aten.amax.default",
-    "aten._softmax.default", "aten._softmax_backward_data.default",
-    "aten._log_softmax.default", "aten._log_softmax_backward_data.default",
-    "aten.native_layer_norm.default", "aten.native_layer_norm_backward.default", "aten.cat.default",
-    "aten.constant_pad_nd.default", "aten.clone.default",
-    "aten.max_pool2d_with_indices.default", "aten.max_pool2d_with_indices_backward.default",
-    "aten.avg_pool2d.default", "aten.avg_pool2d_backward.default",
-    "aten._adaptive_avg_pool2d.default", "aten._adaptive_avg_pool2d_backward.default",
-    "aten.upsample_nearest2d.default", "aten.upsample_nearest2d_backward.default",
-    "aten._upsample_nearest_exact2d.default", "aten._upsample_nearest_exact2d_backward.default",
-    "aten.native_batch_norm_backward.default", "aten._native_batch_norm_legit_functional.default",
-    "aottrain.batch_spread.default", "aottrain.batch_normalize.default", "aottrain.batch_norm_sums.default",
-    "aottrain.batch_norm_input_gradient.default",
-}  # fmt: skip
-# Pointwise ops of images that torch does not tag as such.
-_UNTAGGED = {
-    f"aten.{name}{part}.default"
-    for name in ("elu", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "mish", "softplus")
-    for part in ("", "_backward")
-}
-# Views that any strides allow.
-_VIEWS = {
-    "aten.expand.default", "aten.permute.default", "aten.transpose.int", "aten.unsqueeze.default", "aten.slice.Tensor",
-    "aten.select.int", "aten.squeeze.dim", "aten.squeeze.dims",
-}  # fmt: skip
 # Of the time of the convolutions: less is not worth another rounding.
 _GAIN = 0.03
-# Every how many-th image a batch norm's first mean is of.
-_EACH = 8
+# What is measured: all as eager has it, all in channels_last, and what is between.
+_REGIONS = "by region"
+# So many programs are looked at: copies are measured that stand in one of these, and the others have a price by bytes.
+_MAX_CUTS = 4
+_NANOSECONDS = 1e9
 
 
 @dataclass(frozen=True)
@@ -93,67 +53,176 @@ class LayoutChoice:
 
 
 def choose_layouts(joint: JointGraph) -> LayoutChoice:
-    """The decision for all convolutions of a program together, forward and backward."""
-    convolutions = [node for node in calls(joint.graph) if _is_candidate(node)]
+    """The decision for all convolutions of a program, forward and backward."""
+    convolutions = [node for node in calls(joint.graph) if is_candidate(node)]
     if not convolutions:
         return LayoutChoice()
-    rewritten = _Rewriting(joint.graph, frozenset(joint.signature.output_indices(OutputKind.TOTAL))).run()
-    subject = f"{len(convolutions)} convolutions, forward and backward,"
-    decision = decide(
-        "layouts", _decision_key(convolutions), CHANNELS_LAST, partial(_timed, convolutions, rewritten.copies), _prefer
-    )
-    if decision.choice == AS_GIVEN:
-        return LayoutChoice(None, f"{subject} as the program has them: {_times_text(decision)}")
-    return LayoutChoice(rewritten.graph, f"{subject} in channels_last: {_times_text(decision)}")
+    laid = Rewriting(joint.graph, frozenset(joint.signature.output_indices(OutputKind.TOTAL))).run()
+    chooser = _Chooser(laid, convolutions)
+    decision = decide("layouts", _decision_key(convolutions), chooser.by_model(), chooser.timed, chooser.prefer)
+    choice, count = str(decision.choice), f"{len(convolutions)} convolutions, forward and backward,"
+    if choice == AS_GIVEN:
+        return LayoutChoice(None, f"{count} as the program has them: {_times_text(decision)}")
+    part = "" if choice == CHANNELS_LAST else f"{len(_convolutions_of(choice, convolutions))} of "
+    return LayoutChoice(chooser.program(choice).graph, f"{part}{count} in channels_last: {_times_text(decision)}")
 
 
 def _decision_key(convolutions: Sequence[fx.Node]) -> str:
-    """The same for programs of the same convolutions."""
-    texts = sorted(str(call and call.plain_text) for call in map(call_of, convolutions))
+    """The same for programs of the same convolutions in the same order."""
+    texts = [str(call and call.plain_text) for call in map(call_of, convolutions)]
     return f"{len(convolutions)} convolutions {hashlib.sha256(chr(0).join(texts).encode()).hexdigest()[:12]}"
 
 
-def _prefer(times: Mapping[str, Timing]) -> str:
-    is_worth_it = times[CHANNELS_LAST].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds
-    return CHANNELS_LAST if is_worth_it else AS_GIVEN
+def _choice_of(chosen: Collection[fx.Node], convolutions: Sequence[fx.Node]) -> str:
+    """`channels_last`, `as given`, or `channels_last: 0-6, 9`, by the place of each convolution in the program."""
+    places = [i for i, node in enumerate(convolutions) if node in chosen]
+    if len(places) in (0, len(convolutions)):
+        return CHANNELS_LAST if places else AS_GIVEN
+    runs = [[i for _, i in run] for _, run in itertools.groupby(enumerate(places), lambda pair: pair[1] - pair[0])]
+    return f"{CHANNELS_LAST}: " + ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _convolutions_of(choice: str, convolutions: Sequence[fx.Node]) -> list[fx.Node]:
+    """Those that the choice names."""
+    if choice in (AS_GIVEN, CHANNELS_LAST):
+        return list(convolutions) if choice == CHANNELS_LAST else []
+    runs = re.findall(r"(\d+)(?:-(\d+))?", choice.removeprefix(CHANNELS_LAST))
+    places = {i for first, last in runs for i in range(int(first), int(last or first) + 1)}
+    return [node for i, node in enumerate(convolutions) if i in places]
 
 
 def _times_text(decision: Decision) -> str:
     if not decision.times:
         return SOURCES[decision.source]
-    changed, unchanged = (format_seconds(decision.times[name].seconds) for name in (CHANNELS_LAST, AS_GIVEN))
+    seconds = {name: format_seconds(timing.seconds) for name, timing in decision.times.items()}
+    whole, unchanged = seconds[CHANNELS_LAST], seconds[AS_GIVEN]
     busy = f"; {SOURCES[decision.source]}" if decision.source == "busy" else ""
-    return f"{changed} with copies, as given {unchanged}{busy}"
+    if decision.choice in (AS_GIVEN, CHANNELS_LAST) or _REGIONS not in seconds:
+        return f"{whole} with copies, as given {unchanged}{busy}"
+    return f"{seconds[_REGIONS]} with copies, all {whole}, as given {unchanged}{busy}"
 
 
-def _is_candidate(node: fx.Node) -> bool:
-    """A convolution of images on a CPU, not transposed."""
-    if not _images(node) or node.args[_TRANSPOSED[node.target]]:
-        return False
-    for source in node.all_input_nodes:
-        spec = spec_of(source)
-        if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES or spec.device.type != "cpu":
-            return False
-    return all(len(required_spec(node.args[i]).shape) == 4 and required_spec(node.args[i]).numel for i in _images(node))
+def _prefer(times: Mapping[str, Timing]) -> str:
+    """Of the three: all as given, all in channels_last, by region."""
+    best = min((name for name in times if name != AS_GIVEN), key=lambda name: times[name].seconds)
+    is_worth_it = times[best].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds
+    return best if is_worth_it else AS_GIVEN
 
 
-def _images(node: fx.Node) -> tuple[int, ...]:
-    return _IMAGES.get(node.target, ())
+@dataclass
+class _Chooser:
+    """Finds the cheapest regions of one program."""
+
+    laid: Rewriting
+    """The program with all convolutions in channels_last."""
+    convolutions: Sequence[fx.Node]
+    _regions: str = CHANNELS_LAST
+    """The cheapest choice that `timed` has found."""
+    _copies: dict[Any, Timed] = field(default_factory=dict)
+    """Of what was measured of copies at borders, by `_copy_key`."""
+    _programs: dict[str, Rewriting] = field(default_factory=dict)
+
+    def program(self, choice: str) -> Rewriting:
+        """What these convolutions are in channels_last in, and between them whatever makes the copies smallest."""
+        if choice == CHANNELS_LAST:
+            return self.laid
+        if choice not in self._programs:
+            chosen = set(_convolutions_of(choice, self.convolutions))
+            known: dict[fx.Node, Prices] = {
+                node: (None, 0) if node in chosen else (0, None) for node in self.convolutions
+            }
+            calls = cheapest_regions(self.laid, known, lambda value, into: required_spec(value).nbytes)
+            self._programs[choice] = Rewriting(self.laid.source, self.laid.inner, calls, self.laid).run()
+        return self._programs[choice]
+
+    def by_model(self) -> str:
+        """The choice without a clock: by the bytes that each layout copies."""
+        prices: dict[fx.Node, Prices] = {node: _model_prices(node) for node in self.convolutions}
+        return self._cheapest(prices, lambda value, into: 2 * required_spec(value).nbytes)
+
+    def _cheapest(self, prices: Mapping[fx.Node, Prices], copy_price: Callable[[fx.Node, bool], int]) -> str:
+        return _choice_of(cheapest_regions(self.laid, prices, copy_price), self.convolutions)
+
+    def timed(self) -> Timed:
+        """The convolutions as they are, all in channels_last, and in the cheapest regions, each with the copies that it
+        takes. The spread is the largest; nothing is measured where one call is not."""
+        alone = {node: _convolution_timed(node) for node in self.convolutions}
+        if (without := _without_times(alone.values())) is not None:
+            return without
+        prices: dict[fx.Node, Prices] = {node: _prices(timed.times) for node, timed in alone.items()}
+        found = self._regions = CHANNELS_LAST
+        for _ in range(_MAX_CUTS):
+            self._regions = found
+            self._measure_copies(found)
+            if (without := _without_times(self._copies.values())) is not None:
+                return without
+            found = self._cheapest(prices, self._copy_price)
+            if found in (self._regions, AS_GIVEN):
+                break
+        times = {AS_GIVEN: _total([timed.times[AS_GIVEN] for timed in alone.values()])}
+        times[CHANNELS_LAST] = self._total(alone, CHANNELS_LAST)
+        if self._regions != CHANNELS_LAST:
+            times[_REGIONS] = self._total(alone, self._regions)
+        return Timed(times, _source([*alone.values(), *self._copies.values()]))
+
+    def prefer(self, times: Mapping[str, Timing]) -> str:
+        best = _prefer(times)
+        return self._regions if best == _REGIONS else best
+
+    def _total(self, alone: Mapping[fx.Node, Timed], choice: str) -> Timing:
+        chosen = set(_convolutions_of(choice, self.convolutions))
+        each = [timed.times[CHANNELS_LAST if node in chosen else AS_GIVEN] for node, timed in alone.items()]
+        copies = self.program(choice).copies.values()
+        return _total([*each, *(self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies)])
+
+    def _measure_copies(self, choice: str) -> None:
+        """Those in the program, each kind once."""
+        for node, copy in self.program(choice).copies.items():
+            if (key := self._copy_key(*copy)) not in self._copies:
+                self._copies[key] = _copy_timed(node)
+
+    def _copy_key(self, value: fx.Node, into: bool) -> tuple[TensorSpec, TensorSpec, bool]:
+        return required_spec(value), required_spec(self.laid.new[value]), into
+
+    def _copy_price(self, value: fx.Node, into: bool) -> int:
+        known = self._copies.get(self._copy_key(value, into), Timed()).times
+        return round(_NANOSECONDS * (known[CHANNELS_LAST].seconds if known else _copy_seconds(value)))
 
 
-def _timed(nodes: Sequence[fx.Node], copies: Sequence[fx.Node]) -> Timed:
-    """All calls as they are, and with their images in channels_last and the copies that this takes. The spread is the
-    largest; nothing is measured where one call is not."""
-    convolutions, copy_timings = [_convolution_timed(node) for node in nodes], [_copy_timed(node) for node in copies]
-    old_times = [timed.times.get(AS_GIVEN, Timing(0.0)) for timed in convolutions]
-    new_times = [timed.times.get(CHANNELS_LAST, Timing(0.0)) for timed in (*convolutions, *copy_timings)]
-    sources = {timed.source for timed in (*convolutions, *copy_timings)}
-    if "model" in sources:
-        return Timed()
-    source = next(source for source in ("busy", "measured", "cache") if source in sources)
-    if not all(timed.times for timed in (*convolutions, *copy_timings)):
-        return Timed(source=source)
-    return Timed({AS_GIVEN: _total(old_times), CHANNELS_LAST: _total(new_times)}, source)
+def _source(seen: Collection[Timed]) -> str:
+    """The least certain."""
+    sources = {timed.source for timed in seen}
+    return next(source for source in ("model", "busy", "measured", "cache") if source in sources)
+
+
+def _without_times(seen: Collection[Timed]) -> Timed | None:
+    """What is answered where one of the calls has no time that can be added to others."""
+    if not seen or (_source(seen) != "model" and all(timed.times for timed in seen)):
+        return None
+    return Timed() if _source(seen) == "model" else Timed(source=_source(seen))
+
+
+def _prices(times: Mapping[str, Timing]) -> Prices:
+    """In nanoseconds: in channels_last it must be worth another rounding."""
+    given, laid = (times[name].seconds * _NANOSECONDS for name in (AS_GIVEN, CHANNELS_LAST))
+    return round((1 - _GAIN) * given), round(laid)
+
+
+def _model_prices(node: fx.Node) -> Prices:
+    """Bytes that the call copies: images into the library's own layout and back, or the weight and its gradient, which
+    in channels_last have another layout, too, unless they are of one pixel."""
+    images = images_of(node)
+    weight = required_spec(node.args[images[-1] + 1])
+    num_weights = 2 if node.target is aten.convolution_backward.default else 1
+    moved = [required_spec(node.args[i]) for i in images] + _image_results(node)
+    return 2 * sum(spec.nbytes for spec in moved), 2 * num_weights * weight.nbytes * (math.prod(weight.shape[2:]) > 1)
+
+
+def _image_results(node: fx.Node) -> list[TensorSpec]:
+    if node.target is aten.convolution.default:
+        return [required_spec(node)]
+    wants_gradient = node.args[10][0]  # type: ignore[index]
+    return [required_spec(node.args[1])] if wants_gradient else []
 
 
 def _total(times: Sequence[Timing]) -> Timing:
@@ -163,8 +232,8 @@ def _total(times: Sequence[Timing]) -> Timing:
 def _convolution_timed(node: fx.Node) -> Timed:
     call = call_of(node)
     assert call is not None
-    images = _images(node)
-    args = tuple(_in_channels_last(arg) if i in images else arg for i, arg in enumerate(call.args))
+    images = images_of(node)
+    args = tuple(in_channels_last(arg) if i in images else arg for i, arg in enumerate(call.args))
     return calls_timed({AS_GIVEN: call, CHANNELS_LAST: OpCall(call.target, args, call.kwargs, call.result_bytes)})
 
 
@@ -175,215 +244,14 @@ def _copy_timed(node: fx.Node) -> Timed:
     assert call is not None
     timed = calls_timed({"copy": call})
     if timed.source == "model":
-        rates = rates_for(torch.device("cpu"))
-        seconds = 2 * required_spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2
-        timed = Timed({"copy": Timing(seconds)}, "cache")  # by rates that were measured before
+        timed = Timed({"copy": Timing(_copy_seconds(node))}, "cache")  # by rates that were measured before
     if not timed.times:  # the machine was found busy before anything ran
         return timed
     copy = timed.times["copy"]
     return Timed({CHANNELS_LAST: Timing(2 * copy.seconds, copy.spread)}, timed.source)
 
 
-def _in_channels_last(spec: TensorSpec) -> TensorSpec:
-    return replace(spec, stride=_strides(spec.shape))
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Those of channels_last."""
-    _, channels, height, width = shape
-    return channels * height * width, 1, channels * width, channels
-
-
-@dataclass
-class _Rewriting:
-    """Copies `source` to `graph` node by node, with images in channels_last."""
-
-    source: fx.Graph
-    inner: frozenset[int] = frozenset()
-    """Positions of results that no caller gets: they may have any layout."""
-    graph: fx.Graph = field(default_factory=fx.Graph)
-    new: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """The copy of each node of the source."""
-    copies: list[fx.Node] = field(default_factory=list)
-    """Calls that only change a layout."""
-    _in_old_layout: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """For nodes of the source: the value copied back into the layout that it had."""
-    _changed: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """For nodes of the graph: the value copied into channels_last."""
-
-    def run(self) -> _Rewriting:
-        for node in self.source.nodes:
-            if node.op == "output":
-                values = enumerate(results(self.source))
-                inner = self.inner
-                self.graph.output([v and (self.new[v] if i in inner else self._result(v)) for i, v in values])
-            elif node.op != "call_function":
-                self.new[node] = self.graph.node_copy(node)
-            else:
-                self.new[node] = self._call(node)
-        remove_dead_code(self.graph)
-        self.copies = [node for node in self.copies if node.graph is self.graph and node.users]
-        self.graph.lint()
-        return self
-
-    def _call(self, node: fx.Node) -> fx.Node:
-        if _is_candidate(node):
-            images = _images(node)
-            args = tuple(
-                self._to_channels_last(arg) if i in images else _map_nodes(arg, self._as_before)  # type: ignore[arg-type]
-                for i, arg in enumerate(node.args)
-            )
-            return self._emit(node, args, node.kwargs)
-        if (spread := _spread_number(node)) is not None:
-            # One number for all elements, as a mean's gradient: in no layout until something reads it.
-            kwargs: dict[str, Any] = dict(node.kwargs)
-            number = add_call(self.new[spread], node.target, (self.new[spread], *node.args[1:]), **kwargs)
-            expanded = add_call(number, aten.expand.default, (number, list(required_spec(node).shape)))
-            for new in (number, expanded):
-                copy_provenance(node, new)
-            return expanded
-        take = self.new.__getitem__ if _takes_any_layout(node) else self._as_before
-        args, kwargs = _map_nodes((node.args, dict(node.kwargs)), take)
-        if _is_first_mean(node) and not _alike(args[0], node.all_input_nodes[0]):
-            args = (self._sample(args[0]), *args[1:])
-        return self._emit(node, args, kwargs)
-
-    def _sample(self, images: fx.Node) -> fx.Node:
-        """Some of the images, for a mean from which distances are taken: `batch_statistics` corrects for what it lacks.
-
-        Otherwise all images would be read once more: a sum over rows is known only when all rows are done. Of n numbers
-        the mean of any m is at most sqrt(n / m) deviations off, so the variance loses at most a factor of 1 + n / m of
-        its last digits to cancellation, and commonly none.
-        """
-        count = required_spec(images).shape[0]
-        if count < 2 * _EACH:
-            return images
-        return add_call(images, aten.slice.Tensor, (images, 0, 0, count, _EACH))
-
-    def _emit(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
-        """The call on these arguments. Its value is the old one where theirs are."""
-        new = self.graph.create_node("call_function", node.target, args, dict(kwargs), node.name)
-        copy_meta(node, new)
-        pairs = zip(new.all_input_nodes, node.all_input_nodes, strict=False)
-        same = len(new.all_input_nodes) == len(node.all_input_nodes) and all(_alike(a, b) for a, b in pairs)
-        value = _pointwise_in_channels_last(node, new)
-        if value is None and same:
-            return new
-        if value is None:
-            value = fake_result(new.target, new.args, dict(new.kwargs))
-        new.meta.pop("aottrain_spec", None)
-        set_value(new, value)
-        return new
-
-    def _result(self, node: fx.Node) -> fx.Node:
-        """What a caller gets: also in dimensions of size 1 the strides that it had."""
-        new = self._as_before(node)
-        before = spec_of(node)
-        if before is None or new.op != "call_function" or required_spec(new).stride == before.stride:
-            return new
-        return self._restored(node, new)
-
-    def _as_before(self, node: fx.Node) -> fx.Node:
-        """The value in the layout that it had."""
-        new = self.new[node]
-        if _alike(new, node):
-            return new
-        if node not in self._in_old_layout:
-            self._in_old_layout[node] = self._restored(node, new)
-        return self._in_old_layout[node]
-
-    def _restored(self, node: fx.Node, new: fx.Node) -> fx.Node:
-        if view_source(node) is not None:
-            args, kwargs = _map_nodes((node.args, dict(node.kwargs)), self._as_before)
-            again = self.graph.create_node("call_function", node.target, args, kwargs)
-            copy_meta(node, again)
-            return again
-        stride = required_spec(node).stride
-        order = sorted(range(len(stride)), key=lambda d: -stride[d])  # stable: those of size 1 stay in their place
-        straight = order == sorted(order)
-        moved = new if straight else add_call(new, aten.permute.default, (new, order))
-        moved = add_call(new, aten.clone.default, (moved,), memory_format=torch.contiguous_format)
-        self.copies.append(moved)
-        back = [order.index(d) for d in range(len(order))]
-        return moved if straight else add_call(new, aten.permute.default, (moved, back))
-
-    def _to_channels_last(self, node: fx.Node) -> fx.Node:
-        """The value in channels_last."""
-        new = self.new[node]
-        if _same_strides(required_spec(new), _strides(required_spec(new).shape)):
-            return new
-        if new not in self._changed:
-            copy = add_call(new, aten.clone.default, (new,), memory_format=torch.channels_last)
-            self.copies.append(copy)
-            self._changed[new] = copy
-        return self._changed[new]
-
-
-def _pointwise_in_channels_last(old: fx.Node, new: fx.Node) -> torch.Tensor | None:
-    """A pointwise result of which an operand of its shape is in channels_last is so, whatever the others are. None for
-    other results."""
-    spec = spec_of(old)
-    if spec is None or len(spec.shape) != 4 or not _is_pointwise(old):
-        return None
-    strides = _strides(spec.shape)
-    operands = [spec_of(source) for source in new.all_input_nodes]
-    if any(other and other.shape == spec.shape and _same_strides(other, strides) for other in operands):
-        return value_of(old).new_empty_strided(spec.shape, strides)
-    return None
-
-
-def _spread_number(node: fx.Node) -> fx.Node | None:
-    """The one number that is expanded to be the only operand of a pointwise call; None for other calls."""
-    source = node.args[0] if node.all_input_nodes else None
-    if not isinstance(source, fx.Node) or len(node.all_input_nodes) != 1 or not _is_pointwise(node):
-        return None
-    spec, number = spec_of(node), view_source(source)
-    if spec is None or len(spec.shape) != 4 or source.target is not aten.expand.default or number is None:
-        return None
-    if torch.Tag.nondeterministic_seeded in node.target.tags:  # type: ignore[union-attr]
-        return None
-    return number if required_spec(number).numel == 1 and spec.numel > 1 else None
-
-
-def _is_first_mean(node: fx.Node) -> bool:
-    """Whether it is the mean that the statistics of a batch norm begin with."""
-    readers = {user.target for user in node.users}
-    own = torch.ops.aottrain
-    return node.target is aten.mean.dim and readers == {own.batch_spread.default, own.batch_statistics.default}
-
-
-def _takes_any_layout(node: fx.Node) -> bool:
-    if info(node).kind is OpKind.STRUCTURE or info(node).name in _VIEWS:
-        return True
-    return _is_pointwise(node) or info(node).name in _ANY_LAYOUT
-
-
-def _is_pointwise(node: fx.Node) -> bool:
-    has_format = node.kwargs.get("memory_format") not in (None, torch.preserve_format)
-    tagged = torch.Tag.pointwise in getattr(node.target, "tags", ()) or info(node).name in _UNTAGGED
-    return tagged and not has_format
-
-
-def _alike(new: fx.Node, old: fx.Node) -> bool:
-    """Whether the values of both have the same layout."""
-    a, b = spec_of(new), spec_of(old)
-    if a is None or b is None:
-        return _items_alike(value_of(new), value_of(old))
-    return a.shape == b.shape and _same_strides(a, b.stride)
-
-
-def _items_alike(a: Any, b: Any) -> bool:
-    if not isinstance(a, (tuple, list)) or not isinstance(b, (tuple, list)):
-        return True
-    pairs = zip(a, b, strict=True)
-    return all(x.stride() == y.stride() for x, y in pairs if isinstance(x, torch.Tensor) and x.numel() > 1)
-
-
-def _same_strides(spec: TensorSpec, stride: tuple[int, ...]) -> bool:
-    if math.prod(spec.shape) <= 1:
-        return True
-    return all(size == 1 or a == b for size, a, b in zip(spec.shape, spec.stride, stride, strict=True))
-
-
-def _map_nodes(nest: Any, function: Callable[[fx.Node], fx.Node]) -> Any:
-    return tree_map(lambda value: function(value) if isinstance(value, fx.Node) else value, nest)
+def _copy_seconds(node: fx.Node) -> float:
+    """At the rate of memory."""
+    rates = rates_for(torch.device("cpu"))
+    return 2 * required_spec(node).nbytes / rates.bytes_per_s + rates.op_overhead_s / 2

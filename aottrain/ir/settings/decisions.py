@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -38,11 +39,14 @@ AS_GIVEN, CHANNELS_LAST = "as given", "channels_last"
 ATEN, ONEDNN, OWN = "ATen", "oneDNN", "own function"
 PRODUCTS, ONE_OP = "products and softmax", "one op"
 
+# Of all convolutions of a program, or of some by their places in it: `channels_last: 0-6, 9`.
+_LAYOUTS = re.compile(rf"{AS_GIVEN}|{CHANNELS_LAST}(: \d+(-\d+)?(, \d+(-\d+)?)*)?")
+
 Choice = str | float | None | Mapping[str, float]
 # Of each kind of question what an answer may be: these names, or what a function admits.
 _ANSWERS: dict[str, tuple[str, ...] | Callable[[Any], bool]] = {
     "products": (ATEN, ONEDNN, OWN),
-    "layouts": (AS_GIVEN, CHANNELS_LAST),
+    "layouts": lambda value: isinstance(value, str) and _LAYOUTS.fullmatch(value) is not None,
     "attention": (ATEN, OWN),
     "written attention": (PRODUCTS, ONE_OP),
     "rates": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),

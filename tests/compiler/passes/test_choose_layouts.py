@@ -11,6 +11,7 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
+from aottrain.compiler.passes.layouts.rewriting import Rewriting
 from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Timing
 from aottrain.measure.decisions import Timed
@@ -101,7 +102,7 @@ def _copies(activation: nn.Module) -> int:
     """Copies between layouts of a program in channels_last."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), activation, nn.Conv2d(4, 4, 3, bias=False))
     joint = joint_of(model, torch.randn(2, 3, 8, 8))
-    return len(layouts._Rewriting(joint.graph, frozenset()).run().copies)
+    return len(Rewriting(joint.graph).run().copies)
 
 
 @pytest.mark.parametrize(
@@ -143,11 +144,11 @@ def _square(width: int) -> nn.Module:
 
 
 def test_residuals_of_permuted_rows_and_norms_over_channels_stay_in_channels_last():
-    """What is given is copied, and the weights' gradients as eager has them: each sum was in eager's layout, and each
-    norm read its channels across memory."""
+    """What is given is copied: each sum was in eager's layout, and each norm read its channels across memory. The
+    weights have one channel: their gradients are laid out as eager's."""
     model, x = ConvNeXtBlock(), torch.randn(4, 8, 16, 16)
     joint = joint_of(model, x)
-    assert len(layouts._Rewriting(joint.graph, frozenset()).run().copies) == 1 + 2
+    assert len(Rewriting(joint.graph).run().copies) == 1
     wanted, got, report = both(model, x)
     check_equal(wanted, got)
     assert {name for name in report.library_calls if "norm" in name or "copy" in name} == set()
@@ -157,7 +158,7 @@ def test_the_gradient_of_a_mean_is_one_number_in_no_layout():
     """In eager's layout it was written for each element, and read across memory by what is in channels_last."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
     joint = joint_of(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
-    graph = layouts._Rewriting(joint.graph, frozenset()).run().graph
+    graph = Rewriting(joint.graph).run().graph
     quotients = [node for node in graph.nodes if node.target is torch.ops.aten.div.Scalar]
     assert [node.meta["val"].numel() for node in quotients] == [1]
     wanted, got, _ = both(_Mean(model), torch.randn(4, 3, 16, 16, requires_grad=True))
@@ -353,3 +354,38 @@ def test_instance_norms_are_kernels(affine):
     wanted, got, report = both(model, torch.randn(4, 9, 13, 17, requires_grad=True))
     check_equal(wanted, got)
     assert report.library_calls == {}
+
+
+def test_the_gradient_of_a_weight_of_one_pixel_is_not_copied():
+    """It is laid out as eager's but in dimensions of size 1, whose strides are eager's, too: each was copied for these."""
+    model, x = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 6, 1)), torch.randn(4, 4, 16, 16)
+    rewritten = Rewriting(joint_of(model, x).graph).run()
+    # The images and the gradient of the result into channels_last, and the result back.
+    assert len(rewritten.copies) == 3
+    wanted, got, report = both(model, x)
+    check_equal(wanted, got)
+    assert "in channels_last" in report.layouts
+
+
+class Gated(nn.Module):
+    """WaveNet's gates: each convolution's channels in two halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(4, 8, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            gate, value = layer(x).chunk(2, dim=1)
+            x = x + torch.sigmoid(gate) * torch.tanh(value)
+        return x
+
+
+def test_parts_of_a_value_are_in_its_layout():
+    """Each was copied before it was split."""
+    model, x = Gated(), torch.randn(4, 4, 16, 16)
+    # The images into channels_last, the result and the weights' gradients back; a gradient of the result is one number.
+    assert len(Rewriting(joint_of(model, x).graph).run().copies) == 2 + 3
+    wanted, got, report = both(model, x)
+    check_equal(wanted, got)
+    assert "in channels_last" in report.layouts

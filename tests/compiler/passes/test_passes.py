@@ -73,6 +73,10 @@ def pooled(x: Tensor) -> Tensor:
     return F.max_pool2d(F.relu(x), 3, 2, 1) + F.max_pool2d(x, 3, 2, 1, ceil_mode=True)[:, :, :8, :9]
 
 
+def along_rows(x: Tensor, w: Tensor) -> Tensor:
+    return F.conv1d(F.conv1d(x, w, padding=1).relu(), w, stride=2, dilation=2)
+
+
 # One program for each rewrite, which that rewrite changes.
 PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "simplify": (twice_the_same, (leaf(6, 4),)),
@@ -84,6 +88,7 @@ PROGRAMS: dict[str, tuple[Any, tuple[Tensor, ...]]] = {
     "split_losses": (small_head, (leaf(12, 8),)),
     "split_norms": (normalised, (leaf(4, 3, 8, 8), leaf(3, seed=1), leaf(3, seed=2))),
     "split_pools": (pooled, (leaf(4, 8, 16, 17),)),
+    "widen_convolutions": (along_rows, (leaf(4, 8, 64), leaf(8, 8, 3, seed=1))),
     "choose_layouts": (convolved, (leaf(4, 8, 16, 16), leaf(8, 8, 3, 3, seed=1))),
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from aottrain.compiler.partition.algorithms.min_cut import min_vertex_cut
+from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.partition.budget.marginal import scheduled_ops
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, seconds_beyond, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from aottrain.compiler.partition.algorithms.range_maximum import RangeMaximum
+from aottrain.compiler.graphs.algorithms.range_maximum import RangeMaximum
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, simulate
 from aottrain.compiler.partition.costs.storages import StorageGraph
 

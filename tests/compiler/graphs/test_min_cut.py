@@ -8,7 +8,7 @@ import random
 import networkx as nx
 import pytest
 
-from aottrain.compiler.partition.algorithms.min_cut import _NO_CUT, min_vertex_cut
+from aottrain.compiler.graphs.algorithms.min_cut import _NO_CUT, min_vertex_cut
 
 
 def separates(cut, edges, sources, sinks):

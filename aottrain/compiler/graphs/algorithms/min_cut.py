@@ -1,4 +1,4 @@
-"""Minimum cut over vertices, on plain integers: no torch, so that it is tested with hand-drawn graphs.
+"""Minimum cuts, of vertices and of edges, on plain integers: no torch, so that they are tested with hand-drawn graphs.
 
 A vertex cut is an edge cut after each vertex is split into an entry and an exit, joined by an edge of its weight
 (Ford and Fulkerson, "Flows in Networks", 1962). Solved by Dinic's blocking flows ("Algorithm for solution of a problem
@@ -41,6 +41,28 @@ def min_vertex_cut(
         raise ValueError(_NO_CUT)
     behind = network.reaching(sink)
     return value, {v for v, entry in number.items() if entry not in behind and entry + 1 in behind}
+
+
+def min_edge_cut(edges: Iterable[tuple[int, int, int | None]], source: int, sink: int) -> tuple[int, set[int]]:
+    """The cheapest edges that every path from the source to the sink passes through; of several cuts the one nearest to
+    the sink.
+
+    edges: (first, second, integer weight); None: may not be in the cut. Returns (total weight, the vertices behind the
+    cut, the sink among them). Raises ValueError where no finite cut exists.
+    """
+    edges = list(edges)
+    number: dict[int, int] = {}
+    for vertex in (source, sink, *(vertex for first, second, _ in edges for vertex in (first, second))):
+        number.setdefault(vertex, len(number))
+    infinite = 1 + sum(weight for _, _, weight in edges if weight is not None)
+    network = _Network(len(number))
+    for first, second, weight in edges:
+        network.add(number[first], number[second], infinite if weight is None else weight)
+    value = network.max_flow(number[source], number[sink], infinite)
+    if value >= infinite:
+        raise ValueError("a path from source to sink holds no edge that may be cut")
+    behind = network.reaching(number[sink])
+    return value, {vertex for vertex, i in number.items() if i in behind}
 
 
 class _Network:
