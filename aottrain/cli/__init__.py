@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,9 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     formatted = warnings.formatwarning
     warnings.formatwarning = one_line
     try:
-        from aottrain.cli.command import run  # here, so that what is not installed gets a sentence
-
-        return run(list(sys.argv[1:] if arguments is None else arguments))
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in DEPENDENCIES:
             raise
@@ -76,6 +75,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + getattr(error, "signum", signal.SIGINT)
     finally:
         warnings.formatwarning = formatted
+
+
+def _run(arguments: list[str]) -> int:
+    """Run it. An error that follows Ctrl-C is no mistake of the input: OmegaConf undoes its changes where an exception
+    passes, and with a node half made that raises an error of its own, which hides the KeyboardInterrupt."""
+    came = False
+
+    def interrupt(number: int, frame: object) -> None:
+        nonlocal came
+        came = True
+        raise KeyboardInterrupt
+
+    ours = threading.current_thread() is threading.main_thread()
+    ours = ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        from aottrain.cli.command import run  # here, so that what is not installed gets a sentence
+
+        return run(arguments)
+    except Exception:
+        if came:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        if ours and signal.getsignal(signal.SIGINT) is interrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def one_line(message: Warning | str, category: type[Warning], file: str, line: int, source: str | None = None) -> str:

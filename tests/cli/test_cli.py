@@ -351,6 +351,23 @@ def run(config):
 """
 
 
+def test_an_error_that_ctrl_c_leads_to_is_no_mistake_of_the_input(tmp_path):
+    """OmegaConf raises one of its own where it is interrupted with a node half made, and undoes what it did."""
+    script = """
+import signal
+from aottrain.cli import command, main
+def run(arguments):
+    try:
+        signal.raise_signal(signal.SIGINT)
+    finally:
+        None._invalidate_flags_cache()
+command.run = run
+raise SystemExit(main([]))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (130, "aottrain: interrupted\n")
+
+
 def test_wrong_input_is_answered_without_torch_and_traceback(here):
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
     process = command("partition.budget=7parsecs", folder=here)

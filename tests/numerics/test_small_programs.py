@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import aottrain
-from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.errors import UnsupportedError, VerificationError

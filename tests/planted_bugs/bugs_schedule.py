@@ -6,6 +6,7 @@ from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
 from aottrain.compiler.passes import split_losses
+from aottrain.compiler.passes.layouts import rewriting
 from aottrain.compiler.schedule import demand, in_place, kernels, memory
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule

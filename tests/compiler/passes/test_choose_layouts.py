@@ -357,7 +357,7 @@ def test_instance_norms_are_kernels(affine):
 
 
 def test_the_gradient_of_a_weight_of_one_pixel_is_not_copied():
-    """It is laid out as eager's but in dimensions of size 1, whose strides are eager's, too: each was copied for these."""
+    """It is laid out as eager's but in dimensions of size 1, whose strides are eager's, too."""
     model, x = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 6, 1)), torch.randn(4, 4, 16, 16)
     rewritten = Rewriting(joint_of(model, x).graph).run()
     # The images and the gradient of the result into channels_last, and the result back.
