@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
+from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.errors import UnsupportedError, VerificationError

@@ -9,9 +9,9 @@ import torch
 from torch import fx
 
 import aottrain.compiler.pipeline as pipeline
+from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.compiler.link import timeline
 from aottrain.compiler.partition import split, strategies, undefined
-from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.ir import graph
 from tests.planted_bugs.planting import Area, Plant, TestsOf
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
+from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
 from aottrain.compiler.partition.budget.strategy import Family, find_family, plan_of
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks

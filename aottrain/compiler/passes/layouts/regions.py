@@ -1,7 +1,7 @@
 """Which calls of a program work in channels_last: the cheapest cut between those that do and those that do not.
 
-Each convolution has a price in either layout; a call that takes any layout has none, and every other works on what eager
-gives it. A value that is made in one layout and read in the other is copied once, whatever the number of its readers
+Each convolution has a price in either layout; a call that takes any layout has none, and every other works on what
+eager gives it. A value that is made in one layout and read in the other is copied once, however many read it
 (Kolmogorov & Zabih, "What energy functions can be minimized via graph cuts?", 2004: two labels, no worse for agreeing).
 """
 
@@ -40,8 +40,8 @@ def cheapest_regions(
     laid: the program with all calls in channels_last that can be. prices: of each convolution as eager has it and in
     channels_last. copy_price: of a value, into channels_last (True) or back.
     """
-    # Of copies of one price that of the later value is taken: what is pointwise can write its result in the other layout,
-    # while the second of two norms would read it in both.
+    # Of copies of one price that of the later value is taken: what is pointwise can write its result in the other
+    # layout, while the second of two norms would read it in both.
     order = {node: i for i, node in enumerate(laid.source.nodes)}
     scale = len(order) + 1
     cut = _Cut(laid, lambda value, into: (copy_price(value, into) + 1) * scale - order[value] - 1)

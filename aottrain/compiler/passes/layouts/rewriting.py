@@ -76,7 +76,8 @@ def is_candidate(node: fx.Node) -> bool:
         spec = spec_of(source)
         if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES or spec.device.type != "cpu":
             return False
-    return all(len(required_spec(node.args[i]).shape) == 4 and required_spec(node.args[i]).numel for i in images_of(node))
+    images = [required_spec(node.args[i]) for i in images_of(node)]
+    return all(len(spec.shape) == 4 and spec.numel for spec in images)
 
 
 def images_of(node: fx.Node) -> tuple[int, ...]:

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
+from aottrain.compiler.graphs.algorithms.range_maximum import RangeMaximum
 from aottrain.compiler.graphs.measured_calls import no_workspace
 from aottrain.compiler.graphs.repetition import once_for_alike
-from aottrain.compiler.graphs.algorithms.range_maximum import RangeMaximum
 from aottrain.compiler.partition.budget.frontier import find_frontier
 from aottrain.compiler.partition.budget.refinement import reexecute, relax, trim
 from aottrain.compiler.partition.budget.simulation import Emitter, OpSchedule, Timeline, simulate
