@@ -299,7 +299,7 @@ LAYOUTS.edit(
     "measured times are overlooked",
     IMAGES.the_decision_is_by_measured_times,
     layouts._prefer,
-    "is_worth_it = times[CHANNELS_LAST].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds",
+    "is_worth_it = times[best].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds",
     "is_worth_it = True",
 )
 LAYOUTS.edit(
@@ -318,11 +318,11 @@ LAYOUTS.edit(
 )
 
 LAYOUTS.edit(
-    "the border of a region costs nothing",
+    "the prices of the two layouts are exchanged",
     IMAGES.a_region_is_worth_its_borders,
     regions.cheapest_regions,
-    "(copy_price(value, into) + 1) * scale - order[value] - 1",
-    "0",
+    "(cut.number(node), _LAID, given), (_GIVEN, cut.number(node), in_channels_last)",
+    "(cut.number(node), _LAID, in_channels_last), (_GIVEN, cut.number(node), given)",
 )
 LAYOUTS.edit(
     "rows that are an image in channels_last keep that layout",

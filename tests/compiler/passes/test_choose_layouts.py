@@ -11,6 +11,7 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
+from aottrain.compiler.passes.choose_layouts import _convolutions_of
 from aottrain.compiler.passes.layouts.rewriting import Rewriting
 from aottrain.compiler.passes.split_norms import split_norms
 from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Decision, Record, Timing, record_from
@@ -391,25 +392,30 @@ def test_parts_of_a_value_are_in_its_layout():
     assert "in channels_last" in report.layouts
 
 
-def in_parts(monkeypatch, copy: float) -> None:
-    """Convolutions that read 8 channels take half of their time in channels_last, those that read 16 twice."""
+def in_parts(monkeypatch, copy: float, slower: float) -> None:
+    """Convolutions that read 8 channels take half of their time in channels_last, those that read 16 more."""
 
     def calls_timed(calls):
         if "copy" in calls:
             return Timed({"copy": Timing(copy)}, "measured")
         wide = calls[AS_GIVEN].args[0].shape[1] == 16
-        return Timed({AS_GIVEN: Timing(1.0), CHANNELS_LAST: Timing(2.0 if wide else 0.5)}, "measured")
+        return Timed({AS_GIVEN: Timing(1.0), CHANNELS_LAST: Timing(slower if wide else 0.5)}, "measured")
 
     monkeypatch.delenv("AOTTRAIN_RATES")
     monkeypatch.setattr(layouts, "calls_timed", calls_timed)
     monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
 
 
-@pytest.mark.parametrize(("copy", "words", "choice"), ((0.01, "3 of 6 convolutions", "channels_last: 0-1, 5"),
-                                                       (10.0, "6 convolutions", AS_GIVEN)))  # fmt: skip
-def test_a_region_is_worth_its_borders(monkeypatch, copy, words, choice):
+@pytest.mark.parametrize(
+    ("copy", "slower", "words", "choice"),
+    (
+        (0.01, 2.0, "3 of 6 convolutions", "channels_last: 0-1, 5"),
+        (10.0, 2.0, "6 convolutions", AS_GIVEN),
+    ),
+)
+def test_a_region_is_worth_its_borders(monkeypatch, copy, slower, words, choice):
     """All or nothing, as it was before, left either half of this network in the slower layout."""
-    in_parts(monkeypatch, copy)
+    in_parts(monkeypatch, copy, slower)
     # Forward the first two read 8 channels, backward the last call alone is given a gradient of 8.
     model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Tanh(), nn.Conv2d(16, 16, 3))
     wanted, got, report = both(model, torch.randn(4, 8, 16, 16, requires_grad=True))
@@ -417,6 +423,15 @@ def test_a_region_is_worth_its_borders(monkeypatch, copy, words, choice):
     (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
     assert report.layouts.startswith(words)
     assert decision.choice == choice
+
+
+def test_what_is_a_little_slower_between_two_others_stays_with_them(monkeypatch):
+    """The copies before and after it would take longer."""
+    in_parts(monkeypatch, 0.1, 1.01)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3))
+    _, _, report = both(model, torch.randn(4, 8, 16, 16))
+    (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
+    assert _convolutions_of(str(decision.choice), range(6))[:3] == [0, 1, 2]
 
 
 def test_a_record_keeps_regions():
