@@ -104,10 +104,6 @@ class Rewritten(NamedTuple):
         return self.joint.graph
 
 
-def _wants_chunks(options: CompileOptions) -> bool:
-    return options.chunks_loss_head
-
-
 @dataclass(frozen=True)
 class Pass:
     """One rewrite of the joint graph. Laws 1 and 2 are checked after it."""
@@ -136,15 +132,14 @@ def _chunk(joint: JointGraph) -> Rewritten:
 
 def _lay_out(joint: JointGraph) -> Rewritten:
     choice = choose_layouts(joint)
-    return Rewritten(
-        joint if choice.graph is None else joint.with_graph(choice.graph), (choice.reason,) if choice.reason else ()
-    )
+    rewritten = joint if choice.graph is None else joint.with_graph(choice.graph)
+    return Rewritten(rewritten, (choice.reason,) if choice.reason else ())
 
 
 _CPP = ("cpp",)
 PASSES = (
     Pass("simplify", "simplified", simplify, BITWISE),
-    Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=_wants_chunks),
+    Pass("chunk_loss_heads", "chunked loss head", _chunk, ROUNDING, when=lambda options: options.chunks_loss_head),
     Pass("join_sums", "joined sums", join_sums, ROUNDING, GENERATED),
     Pass("share_heads", "shared heads", share_heads, ROUNDING, GENERATED),
     Pass("fuse_attention", "fused attention", fuse_attention, ROUNDING, _CPP),

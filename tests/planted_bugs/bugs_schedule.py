@@ -5,8 +5,8 @@ from __future__ import annotations
 from aottrain.compiler.passes import choose_layouts as layouts
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.compiler.passes import fuse_attention as attention
-from aottrain.compiler.passes import split_losses
-from aottrain.compiler.passes.layouts import rewriting
+from aottrain.compiler.passes import split_losses, widen_convolutions
+from aottrain.compiler.passes.layouts import regions, rewriting
 from aottrain.compiler.schedule import demand, in_place, kernels, memory
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
@@ -299,15 +299,15 @@ LAYOUTS.edit(
     "measured times are overlooked",
     IMAGES.the_decision_is_by_measured_times,
     layouts._prefer,
-    "is_worth_it = times[CHANNELS_LAST].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds",
+    "is_worth_it = times[best].seconds <= (1 - _GAIN) * times[AS_GIVEN].seconds",
     "is_worth_it = True",
 )
 LAYOUTS.edit(
     "copies between layouts cost nothing",
     IMAGES.what_copies_between_layouts_take_counts,
-    layouts._timed,
-    "for timed in (*convolutions, *copy_timings)]",
-    "for timed in convolutions]",
+    layouts._Chooser._total,
+    "return _total([*each, *(self._copies[self._copy_key(*copy)].times[CHANNELS_LAST] for copy in copies)])",
+    "return _total(each)",
 )
 LAYOUTS.edit(
     "channels last are channels first",
@@ -315,6 +315,21 @@ LAYOUTS.edit(
     rewriting.channels_last,
     "return channels * height * width, 1, channels * width, channels",
     "return channels * height * width, height * width, width, 1",
+)
+
+LAYOUTS.edit(
+    "the prices of the two layouts are exchanged",
+    IMAGES.a_region_is_worth_its_borders,
+    regions.cheapest_regions,
+    "(cut.number(node), _LAID, given), (_GIVEN, cut.number(node), in_channels_last)",
+    "(cut.number(node), _LAID, in_channels_last), (_GIVEN, cut.number(node), given)",
+)
+LAYOUTS.edit(
+    "rows that are an image in channels_last keep that layout",
+    TestsOf("tests/compiler/passes/test_widen_convolutions.py").results_and_gradients_have_eagers_strides_and_values,
+    widen_convolutions._narrowed,
+    "if required_spec(narrow).stride == required_spec(old).stride:",
+    "if True:",
 )
 
 PRODUCTS = Area("products")

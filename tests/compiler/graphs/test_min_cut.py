@@ -8,7 +8,7 @@ import random
 import networkx as nx
 import pytest
 
-from aottrain.compiler.graphs.algorithms.min_cut import _NO_CUT, min_vertex_cut
+from aottrain.compiler.graphs.algorithms.min_cut import _NO_CUT, min_edge_cut, min_vertex_cut
 
 
 def separates(cut, edges, sources, sinks):
@@ -130,3 +130,24 @@ def test_the_cut_is_that_of_networkx(seed):
             return str(error)
 
     assert result(min_vertex_cut) == result(reference_cut)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_the_cut_of_edges_is_that_of_networkx(seed):
+    rng = random.Random(seed)
+    num = rng.randint(2, 9)
+    pairs = [(a, b) for a in range(num) for b in range(num) if a != b and rng.random() < 0.4]
+    edges = [(a, b, None if rng.random() < 0.1 else rng.randint(0, 9)) for a, b in pairs]
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(num))
+    for a, b, weight in edges:
+        graph.add_edge(a, b, **({} if weight is None else {"capacity": weight}))
+    try:
+        wanted = nx.minimum_cut_value(graph, 0, 1)
+    except nx.NetworkXUnbounded:
+        with pytest.raises(ValueError, match="no edge that may be cut"):
+            min_edge_cut(edges, 0, 1)
+        return
+    value, behind = min_edge_cut(edges, 0, 1)
+    assert value == wanted == sum(w for a, b, w in edges if a not in behind and b in behind)
+    assert 1 in behind and 0 not in behind

@@ -11,9 +11,10 @@ from torch import nn
 
 import aottrain
 from aottrain.compiler.passes import choose_layouts as layouts
+from aottrain.compiler.passes.choose_layouts import _convolutions_of
 from aottrain.compiler.passes.layouts.rewriting import Rewriting
 from aottrain.compiler.passes.split_norms import split_norms
-from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Timing
+from aottrain.ir.settings.decisions import AS_GIVEN, CHANNELS_LAST, Decision, Record, Timing, record_from
 from aottrain.measure.decisions import Timed
 from aottrain.measure.rates import DEFAULT_RATES
 from aottrain.ops.convolutions import can_convolve_into, convolve_into
@@ -357,7 +358,7 @@ def test_instance_norms_are_kernels(affine):
 
 
 def test_the_gradient_of_a_weight_of_one_pixel_is_not_copied():
-    """It is laid out as eager's but in dimensions of size 1, whose strides are eager's, too."""
+    """It is laid out as eager's but in dimensions of size 1, and each was copied for the strides of these."""
     model, x = nn.Sequential(nn.Conv2d(4, 8, 1), nn.ReLU(), nn.Conv2d(8, 6, 1)), torch.randn(4, 4, 16, 16)
     rewritten = Rewriting(joint_of(model, x).graph).run()
     # The images and the gradient of the result into channels_last, and the result back.
@@ -389,3 +390,53 @@ def test_parts_of_a_value_are_in_its_layout():
     wanted, got, report = both(model, x)
     check_equal(wanted, got)
     assert "in channels_last" in report.layouts
+
+
+def in_parts(monkeypatch, copy: float, slower: float) -> None:
+    """Convolutions that read 8 channels take half of their time in channels_last, those that read 16 more."""
+
+    def calls_timed(calls):
+        if "copy" in calls:
+            return Timed({"copy": Timing(copy)}, "measured")
+        wide = calls[AS_GIVEN].args[0].shape[1] == 16
+        return Timed({AS_GIVEN: Timing(1.0), CHANNELS_LAST: Timing(slower if wide else 0.5)}, "measured")
+
+    monkeypatch.delenv("AOTTRAIN_RATES")
+    monkeypatch.setattr(layouts, "calls_timed", calls_timed)
+    monkeypatch.setattr(layouts, "rates_for", lambda device: DEFAULT_RATES)
+
+
+@pytest.mark.parametrize(
+    ("copy", "slower", "words", "choice"),
+    (
+        (0.01, 2.0, "3 of 6 convolutions", "channels_last: 0-1, 5"),
+        (10.0, 2.0, "6 convolutions", AS_GIVEN),
+    ),
+)
+def test_a_region_is_worth_its_borders(monkeypatch, copy, slower, words, choice):
+    """All or nothing, as it was before, left either half of this network in the slower layout."""
+    in_parts(monkeypatch, copy, slower)
+    # Forward the first two read 8 channels, backward the last call alone is given a gradient of 8.
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3), nn.Tanh(), nn.Conv2d(16, 16, 3))
+    wanted, got, report = both(model, torch.randn(4, 8, 16, 16, requires_grad=True))
+    check_equal(wanted, got)
+    (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
+    assert report.layouts.startswith(words)
+    assert decision.choice == choice
+
+
+def test_what_is_a_little_slower_between_two_others_stays_with_them(monkeypatch):
+    """The copies before and after it would take longer."""
+    in_parts(monkeypatch, 0.1, 1.01)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.Tanh(), nn.Conv2d(8, 8, 3))
+    _, _, report = both(model, torch.randn(4, 8, 16, 16))
+    (decision,) = (found for found in report.decisions.decisions if found.kind == "layouts")
+    assert _convolutions_of(str(decision.choice), range(6))[:3] == [0, 1, 2]
+
+
+def test_a_record_keeps_regions():
+    for choice in (AS_GIVEN, CHANNELS_LAST, "channels_last: 0-3, 7, 9-10"):
+        decision = Decision("layouts", "key", choice, "measured")
+        assert record_from(Record((decision,)).to_dict()).decisions[0].choice == choice
+    with pytest.raises(ValueError, match="is no answer"):
+        record_from(Record((Decision("layouts", "key", "channels_last: -", "measured"),)).to_dict())

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(find_compiler() is None, reason="no C++ compiler
 
 
 class Rows(nn.Module):
-    """Strides, dilations, groups, a transposed one, batch norm, a residual and a value that escapes half-way."""
+    """Strides, dilations, groups, a transposed convolution, batch norm, a residual, a value that escapes half-way."""
 
     def __init__(self, by_channel: bool):
         super().__init__()

@@ -1,9 +1,8 @@
 """Which calls of a program work in channels_last: the cheapest cut between those that do and those that do not.
 
 Each convolution has a price in either layout; a call that takes any layout has none, and every other works on what
-eager gives it. A value that is made in one layout and read in the other is copied once, whatever the number of its
-readers (Kolmogorov & Zabih, "What energy functions can be minimized via graph cuts?", 2004: two labels, no worse for
-agreeing).
+eager gives it. A value that is made in one layout and read in the other is copied once, however many read it
+(Kolmogorov & Zabih, "What energy functions can be minimized via graph cuts?", 2004: two labels, no worse for agreeing).
 """
 
 from __future__ import annotations

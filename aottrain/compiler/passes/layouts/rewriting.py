@@ -76,8 +76,8 @@ def is_candidate(node: fx.Node) -> bool:
         spec = spec_of(source)
         if spec is None or spec.symbolic is not None or spec.dtype not in _DTYPES or spec.device.type != "cpu":
             return False
-    specs = [required_spec(node.args[i]) for i in images_of(node)]
-    return all(len(spec.shape) == 4 and spec.numel for spec in specs)
+    images = [required_spec(node.args[i]) for i in images_of(node)]
+    return all(len(spec.shape) == 4 and spec.numel for spec in images)
 
 
 def images_of(node: fx.Node) -> tuple[int, ...]:
