@@ -7,12 +7,13 @@ from dataclasses import replace
 
 from torch import fx
 
-from aottrain.errors import VerificationError
 from aottrain.ir.analysis.liveness import last_uses
+from aottrain.ir.analysis.placement import extent, first_fit, verify_offsets
 from aottrain.ir.flights import flown, verify_apart
 from aottrain.ir.graph import results, spec_of
 from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of, touched_by, unshared_operands
+from aottrain.ir.sizes.polynomials import likely
 
 _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
 
@@ -24,7 +25,8 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
 
     Temporaries, and what a call computes in while it runs, share an arena: each is put, the largest first, at the
     lowest offset that nothing alive at the same time has. What escapes, and all that libraries allocate themselves, is
-    fresh memory; so are temporaries of more than `largest` bytes.
+    fresh memory; so are temporaries of more than `largest` bytes. Symbolic sizes are those of `sizes_at`; at another
+    size each call plans anew where the same buffers lie (`runtime.open_arena`).
     """
     values = results(graph)
     memory_of = schedule.memory_of
@@ -39,19 +41,20 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
     starts: dict[Buffer, int] = {node: born[node] for node in temporaries}
     ends: dict[Buffer, int] = {node: last[node] for node in temporaries}
     for position, call in enumerate(schedule.calls):
-        size = aligned(scratch_of(schedule, call))
+        size = aligned(likely(scratch_of(schedule, call)))
         if 0 < size <= most:
             sizes[position], starts[position], ends[position] = size, position, position
-    offsets = _first_fit(sizes, starts, ends)
+    offsets = first_fit(sizes, starts, ends)
     verify_offsets(offsets, sizes, starts, ends)
     in_arena = {node: offsets[node] for node in temporaries}
     verify_apart(schedule.calls, memory_of, in_arena, aligned_bytes)
     return MemoryPlan(
         offsets=in_arena,
         residuals=residuals.intersection(born),
-        arena_bytes=max((offsets[buffer] + size for buffer, size in sizes.items()), default=0),
+        arena_bytes=extent(offsets, sizes),
         max_live_bytes=_max_live(sizes, starts, ends),
         scratch={buffer: (offset, sizes[buffer]) for buffer, offset in offsets.items() if isinstance(buffer, int)},
+        spans={buffer: (starts[buffer], ends[buffer]) for buffer in offsets},
     )
 
 
@@ -67,20 +70,6 @@ def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, first: M
     while memory.arena_bytes > first.arena_bytes:
         memory = plan_memory(graph, schedule, num_outputs, halved(memory))
     return replace(memory, holder=first.holder)
-
-
-def verify_offsets(
-    offsets: Mapping[Buffer, int], sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
-) -> None:
-    """Law 5. Raises VerificationError where two that are alive at once overlap."""
-    alive: list[Buffer] = []
-    for buffer in sorted(offsets, key=lambda buffer: born[buffer]):
-        alive = [other for other in alive if last[other] >= born[buffer]]
-        start, end = offsets[buffer], offsets[buffer] + sizes[buffer]
-        for other in alive:
-            if start < offsets[other] + sizes[other] and offsets[other] < end:
-                raise VerificationError(f"{buffer} and {other} are alive at once and overlap in the arena")
-        alive.append(buffer)
 
 
 def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:
@@ -104,25 +93,6 @@ def aligned_bytes(node: fx.Node) -> int:
     assert spec is not None
     span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
     return aligned(span * spec.dtype.itemsize)
-
-
-def _first_fit(
-    sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
-) -> dict[Buffer, int]:
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last call
-    offsets: dict[Buffer, int] = {}
-    for buffer in sorted(sizes, key=lambda buffer: (-sizes[buffer], born[buffer])):
-        size, first, final = sizes[buffer], born[buffer], last[buffer]
-        offset = 0
-        for start, end, other_first, other_last in placed:
-            if other_first <= final and first <= other_last:
-                if start >= offset + size:
-                    break
-                offset = max(offset, end)
-        offsets[buffer] = offset
-        placed.append((offset, offset + size, first, final))
-        placed.sort()
-    return offsets
 
 
 def _max_live(sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]) -> int:

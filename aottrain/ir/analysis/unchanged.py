@@ -10,17 +10,17 @@ from typing import TypeVar
 
 from torch import fx
 
-from aottrain.ir.sizes.polynomials import SizeFacts, current_facts
+from aottrain.ir.sizes.polynomials import SizeFacts, SizeValues, current_facts, current_values
 
 T = TypeVar("T")
 _UNKNOWN = object()
 
 
 class _Known(threading.local):
-    """In this thread: for each function, and what is known of open sizes while it is asked, its results by node; None
-    where graphs may change."""
+    """In this thread: for each function, and what open sizes are while it is asked, its results by node; None where
+    graphs may change."""
 
-    by_function: dict[tuple[Callable[..., object], SizeFacts | None], dict[fx.Node, object]] | None = None
+    by_function: dict[tuple[Callable[..., object], SizeFacts | SizeValues | None], dict[fx.Node, object]] | None = None
 
 
 _known = _Known()
@@ -48,7 +48,7 @@ def once(function: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
         by_function = _known.by_function
         if by_function is None:
             return function(node)
-        place = function, current_facts()
+        place = function, current_facts() or current_values()
         results = by_function.get(place)
         if results is None:
             results = by_function[place] = {}
