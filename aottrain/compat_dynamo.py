@@ -41,7 +41,7 @@ class Frame(NamedTuple):
 
 
 def optimized(
-    target: Any, backend: Callable[..., Any], dynamic: bool, watch: Callable[[Frame], None]
+    target: Any, backend: Callable[..., Any], dynamic: bool | None, watch: Callable[[Frame], None]
 ) -> Callable[..., Any]:
     """torch.compile(target, backend=backend, dynamic=dynamic), where `watch` is told of each frame that is compiled or
     runs eagerly, before it runs; what `watch` raises, the call raises."""

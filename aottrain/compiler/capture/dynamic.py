@@ -48,9 +48,22 @@ class SizeGuard:
         return bool(eval(self.code, {**SIZE_NAMESPACE, "L": {_name(i): value for i, value in enumerate(tensors)}}))
 
 
-def symbolic_sizes(tensors: Sequence[Tensor], dynamic: bool) -> SymbolicSizes | None:
-    """Symbols for the dynamic dimensions of a call's tensors; None where there are none."""
-    dims = [dynamic_dims(tensor, dynamic) for tensor in tensors]
+def differing_dims(tensors: Sequence[Tensor], others: Sequence[Sequence[torch.Size]]) -> list[frozenset[int]]:
+    """For each tensor the dimensions that the caller marked, and those that have another size in one of `others`: the
+    shapes of calls that are alike but for their sizes."""
+    return [
+        dynamic_dims(tensor, False)
+        | {
+            dim
+            for dim in dynamic_dims(tensor, True)
+            if any(shapes[i][dim] != tensor.shape[dim] for shapes in others)
+        }
+        for i, tensor in enumerate(tensors)
+    ]
+
+
+def symbolic_sizes(tensors: Sequence[Tensor], dims: Sequence[frozenset[int]]) -> SymbolicSizes | None:
+    """Symbols for these dimensions of a call's tensors; None where there are none."""
     if not any(dims):
         return None
     mode = symbolic_mode()
