@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import SIZE_NAMESPACE, shape_guard, symbolic_fake, symbolic_mode
+from aottrain.compat_dynamo import most_sizes
 from aottrain.errors import UnsupportedError
 from aottrain.guards.guards import dynamic_dims
 from aottrain.ir.sizes.expressions import SizeExpression, is_symbolic, size_of
@@ -68,6 +69,9 @@ def symbolic_sizes(tensors: Sequence[Tensor], dims: Sequence[frozenset[int]]) ->
         return None
     mode = symbolic_mode()
     fakes = {i: symbolic_fake(mode, tensor, dims[i], _name(i)) for i, tensor in enumerate(tensors) if dims[i]}
+    for i, fake in fakes.items():
+        for dim, most in most_sizes(tensors[i]).items():
+            _ = bool(fake.shape[dim] <= most)  # a guard, and known from now on
     fakes_by_id = {id(tensors[i]): fake for i, fake in fakes.items()}
     return SymbolicSizes(mode.shape_env, *_find([fakes.get(i) for i in range(len(tensors))]), fakes_by_id)
 
