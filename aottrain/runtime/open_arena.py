@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Generic, TypeVar
@@ -75,7 +75,9 @@ def open_layouts(
         offsets = first_fit(sizes, born, last)
         verify_offsets(offsets, sizes, born, last)
         specs = [
-            TensorSpec((sizes[i],), (1,), torch.uint8, device, sizes[i]) if place.spec is None else place.spec.at(values)
+            TensorSpec((sizes[i],), (1,), torch.uint8, device, sizes[i])
+            if place.spec is None
+            else place.spec.at(values)
             for i, place in enumerate(places)
         ]
         tensor_specs = [(spec, offsets[i]) for i, spec in enumerate(specs)]

@@ -54,11 +54,7 @@ def differing_dims(tensors: Sequence[Tensor], others: Sequence[Sequence[torch.Si
     shapes of calls that are alike but for their sizes."""
     return [
         dynamic_dims(tensor, False)
-        | {
-            dim
-            for dim in dynamic_dims(tensor, True)
-            if any(shapes[i][dim] != tensor.shape[dim] for shapes in others)
-        }
+        | {dim for dim in dynamic_dims(tensor, True) if any(shapes[i][dim] != tensor.shape[dim] for shapes in others)}
         for i, tensor in enumerate(tensors)
     ]
 

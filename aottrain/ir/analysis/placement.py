@@ -10,9 +10,7 @@ from aottrain.errors import VerificationError
 Buffer = TypeVar("Buffer", bound=Hashable)
 
 
-def first_fit(
-    sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
-) -> dict[Buffer, int]:
+def first_fit(sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]) -> dict[Buffer, int]:
     """The offset of each buffer, the largest first. sizes: bytes; born, last: the first and the last call of each."""
     placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last call
     offsets: dict[Buffer, int] = {}
