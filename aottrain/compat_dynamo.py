@@ -40,8 +40,14 @@ class Frame(NamedTuple):
     call of it is left to Python."""
 
 
+def most_sizes(tensor: torch.Tensor) -> dict[int, int]:
+    """The greatest size of dimensions that the caller marked so: mark_dynamic(..., max=)."""
+    ranges = vars(tensor).get("_dynamo_dynamic_range", ())
+    return {each.dim: each.max for each in ranges if each.max is not None}
+
+
 def optimized(
-    target: Any, backend: Callable[..., Any], dynamic: bool, watch: Callable[[Frame], None]
+    target: Any, backend: Callable[..., Any], dynamic: bool | None, watch: Callable[[Frame], None]
 ) -> Callable[..., Any]:
     """torch.compile(target, backend=backend, dynamic=dynamic), where `watch` is told of each frame that is compiled or
     runs eagerly, before it runs; what `watch` raises, the call raises."""

@@ -14,6 +14,7 @@ from aottrain.ir.settings.choices import CAPTURES, COSTS, KERNELS, LOSS_HEADS, O
 from aottrain.ir.settings.decisions import DEFAULT, MEASURED, Record, read_record
 
 Kernel = str | Callable[..., Any]
+AUTO = "auto"  # of `dynamic`
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class CompileOptions:
     kernel: Kernel = "auto"
     capture: str = "dynamo"
     rng: str = "philox"
-    dynamic: bool = False
+    dynamic: bool | str = False
     on_unsupported: str = "eager"
     reserved_bytes: int = 0
     cost: str = "roofline"
@@ -109,7 +110,9 @@ def check_options(**options: Any) -> CompileOptions:
         mistakes.append(f"reduce_over={group!r} is no name of a process group; allowed: its group_name, or None")
     if parsed.cost not in COSTS:
         mistakes.append(f"cost={parsed.cost!r} is not known; allowed: {', '.join(COSTS)}")
-    for name in ("dynamic", "workspaces", "cuda_graphs"):
+    if not isinstance(parsed.dynamic, bool) and parsed.dynamic != AUTO:
+        mistakes.append(f"dynamic={parsed.dynamic!r} is not known; allowed: True, False, {AUTO!r}")
+    for name in ("workspaces", "cuda_graphs"):
         if not isinstance(value := getattr(parsed, name), bool):
             mistakes.append(f"{name}={value!r} is not known; allowed: True, False")
     if parsed.loss_head not in LOSS_HEADS:

@@ -29,6 +29,7 @@ from aottrain.compiler.link.capacity import all_bytes, peak_without_workspaces, 
 from aottrain.compiler.link.flights import plan_in_flight
 from aottrain.compiler.link.linking import link, plan_replays
 from aottrain.compiler.link.programs import FusedGraph
+from aottrain.compiler.link.size_bounds import at_planned_sizes, bound_sizes
 from aottrain.compiler.options import CompileOptions, Kernel
 from aottrain.compiler.partition.split import apply_partition
 from aottrain.compiler.partition.strategies import find_demand, plan_partition
@@ -222,7 +223,8 @@ def compile_call(call: UserCall, options: CompileOptions) -> tuple[Program, Capt
         decisions = Decided(options, built.reason or reason, tuple(built.fused), lines, replays, tangents)
         report = log.run("describe", describe, built.joint, built.plan, built.expected, decisions)
         record = ledger.record(step.device)
-    report = report.changed(stages=tuple(log.records), decisions=record, guards=call.guard.told())
+        told = (*call.guard.told(), *built.held)
+        report = report.changed(stages=tuple(log.records), decisions=record, guards=told)
     return program, step, analysis, report
 
 
@@ -265,6 +267,8 @@ class Built:
     reason: str
     """Why not as its target says."""
     fused: list[FusedGraph]
+    held: tuple[str, ...]
+    """What is known of the peak at other sizes, where these are symbolic."""
     decided: Decisions = field(default_factory=dict)
     """By pass, what was decided."""
 
@@ -303,10 +307,12 @@ def _plan(linked: JointGraph, options: CompileOptions, log: StageLog) -> Built:
     if options.kernel in GENERATED:
         verify_views(joint)
     running, plan, parts, expected = _cut(joint, options, log)
-    parts, expected, kernels = log.run("schedule", plan_in_flight, joint, plan, parts, expected.defined, options)
+    with at_planned_sizes(joint, options):
+        parts, expected, kernels = log.run("schedule", plan_in_flight, joint, plan, parts, expected.defined, options)
+    held = bound_sizes(joint, plan, expected, kernels, options)
     fused = log.run("make_kernels", make_kernels, kernels)
     log.annotate(fused[0].note if fused else "")
-    return Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused)
+    return Built(linked, running, plan, parts, expected, kernels.kernel, kernels.reason, fused, held)
 
 
 def _cut(
@@ -340,9 +346,9 @@ def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ..
     """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
     fusion, budget, modules = fusion_model(joint, options, defined), options.budget, options.modules
     reserved, cost = options.reserved_bytes, options.cost
-    return plan_partition(
-        joint, options.partition, budget=budget, reserved_bytes=reserved, cost=cost, modules=modules, fusion=fusion
-    )
+    given: Any = {"budget": budget, "reserved_bytes": reserved, "cost": cost, "modules": modules, "fusion": fusion}
+    with at_planned_sizes(joint, options):
+        return plan_partition(joint, options.partition, **given)
 
 
 def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:

@@ -241,16 +241,18 @@ def set_value(node: fx.Node, value: Any) -> None:
 
 
 def spec_of(node: fx.Node) -> TensorSpec | None:
-    """The static type of a node's value, with polynomials inside `open_sizes`; None where it is not one tensor."""
+    """The static type of a node's value, with polynomials inside `open_sizes`, with a call's numbers inside `sizes_at`;
+    None where it is not one tensor."""
     spec = node.meta.get("aottrain_spec")
     if spec is None:
         value = value_of(node)
         if not isinstance(value, torch.Tensor):
             return None
         spec = node.meta["aottrain_spec"] = tensor_spec(value)
-    if spec.symbolic is not None and (facts := current_facts()) is not None:
-        return spec.opened(facts)
-    return spec
+    if spec.symbolic is None:
+        return spec
+    facts = current_facts()
+    return spec.at_hand() if facts is None else spec.opened(facts)
 
 
 def required_spec(node: Any) -> TensorSpec:

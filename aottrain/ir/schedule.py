@@ -129,6 +129,8 @@ class MemoryPlan:
     """The least that any arena for all these can have."""
     scratch: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     """By position of a call the offset and size of its scratch memory in the arena."""
+    spans: Mapping[fx.Node | int, tuple[int, int]] = field(default_factory=dict)
+    """Of each value and each scratch memory in the arena the first and the last call that touches it."""
     holder: object = field(default_factory=object)
     """Whose memory it is: the same for all graphs of a program."""
 
@@ -152,8 +154,8 @@ def adds_rows(library: str) -> bool:
 def items_in_rows(call: fx.Node) -> tuple[fx.Node, ...]:
     """The items of a tuple that are read, each by its number once; none where a head's rows are not whole in memory."""
     items = {user.args[1]: user for user in call.users if user.target is operator.getitem}
-    specs = [spec for item in items.values() if (spec := spec_of(item)) is not None and spec.symbolic is None]
-    plain = all(spec.stride[3:] in ((), (1,)) for spec in specs)
+    specs = [spec for item in items.values() if (spec := spec_of(item)) is not None]
+    plain = all(spec.strides[3:] in ((), (1,)) for spec in specs)
     return tuple(items.values()) if plain and len(specs) == len(call.users) else ()
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from aottrain.ir.sizes.expressions import Size, SizeExpression, hint, is_symbolic, resolve, size_of
-from aottrain.ir.sizes.polynomials import SizeFacts, UndecidedError, is_open
+from aottrain.ir.sizes.expressions import Size, SizeExpression, hint, is_symbolic, resolve, size_of, traced
+from aottrain.ir.sizes.polynomials import SizeFacts, UndecidedError, current_values, is_open
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -31,6 +31,8 @@ class TensorSpec:
     """Of the whole storage that the value lives in."""
     symbolic: tuple[tuple[Size, ...], tuple[Size, ...]] | None = None
     """(shape, stride) as expressions, where sizes are symbolic."""
+    symbolic_bytes: Size = 0
+    """storage_bytes as an expression, where sizes are symbolic."""
 
     @property
     def numel(self) -> int:
@@ -70,6 +72,19 @@ class TensorSpec:
             return self
         return replace(self, shape=shape, stride=stride)
 
+    def at(self, values: Mapping[str, Any]) -> TensorSpec:
+        """As it is in a call in which the symbols have these values."""
+        if self.symbolic is None:
+            return self
+        shape, stride = self.layout(values)
+        (num_bytes,) = resolve((self.symbolic_bytes,), values)
+        return TensorSpec(shape, stride, self.dtype, self.device, num_bytes)
+
+    def at_hand(self) -> TensorSpec:
+        """Inside `sizes_at` as it is in that call; else unchanged."""
+        values = current_values()
+        return self if values is None else self.at(values)
+
     @property
     def is_known(self) -> bool:
         """Whether shape and strides are right at every size, be it as polynomials."""
@@ -106,16 +121,17 @@ def tensor_spec(value: torch.Tensor) -> TensorSpec:
     """The spec of a real or fake tensor."""
     strided = value.layout == torch.strided
     shape, stride = tuple(value.shape), tuple(value.stride()) if strided else ()
-    symbolic = None
+    symbolic, num_bytes = None, value.untyped_storage().nbytes() if strided else 0
     if any(map(is_symbolic, (*shape, *stride))):
         symbolic = tuple(map(size_of, shape)), tuple(map(size_of, stride))
     return TensorSpec(
-        shape=tuple(map(hint, shape)),
-        stride=tuple(map(hint, stride)),
+        shape=tuple(map(traced, shape)),
+        stride=tuple(map(traced, stride)),
         dtype=value.dtype,
         device=value.device,
-        storage_bytes=hint(value.untyped_storage().nbytes()) if strided else 0,
+        storage_bytes=traced(num_bytes),
         symbolic=symbolic,
+        symbolic_bytes=0 if symbolic is None else size_of(num_bytes),
     )
 
 

@@ -44,9 +44,11 @@ _MOST_KEPT = 1 << 30  # bytes at the end of the heap
 _lock = threading.Lock()
 _keys = itertools.count()
 _idle: list[Arena] = []
-# By holder and size, that first which was taken the longest ago: programs of many steps have a thousand of one size.
+# By holder and size (or _ANY_SIZE), that first which was taken the longest ago: programs of many steps have a
+# thousand of one size.
 _blocks: dict[tuple[object, int, torch.device], deque[torch.UntypedStorage]] = {}
 _holders: list[object] = [None]  # whose program ran last
+_ANY_SIZE = -1  # in the place of a size: blocks of those that had to be large enough
 _MOST_IDLE = 1 << 16  # bytes that others may keep while a program runs
 
 
@@ -62,7 +64,7 @@ class ArenaLayout:
         arena = _lease(self.size, self.device, self.holder)
         if self.key not in arena.views:
             arena.views[self.key] = tuple(
-                _view(arena.memory.untyped_storage(), spec, offset) for spec, offset in self.tensor_specs
+                view(arena.memory.untyped_storage(), spec, offset) for spec, offset in self.tensor_specs
             )
         return arena
 
@@ -97,7 +99,7 @@ def _bytes(size: int, device: torch.device) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, device=device)
 
 
-def _view(storage: Any, spec: TensorSpec, offset: int) -> Tensor:
+def view(storage: Any, spec: TensorSpec, offset: int) -> Tensor:
     empty = torch.empty(0, dtype=spec.dtype, device=spec.device)
     return empty.set_(storage, offset // spec.dtype.itemsize, spec.shape, spec.stride)
 
@@ -140,11 +142,27 @@ def residual(holder: object, spec: TensorSpec) -> Tensor:
             storage = storages[0]
             storages.rotate(-1)
             if storage_use_count(storage) == 1:
-                return _view(storage, spec, 0)
+                return view(storage, spec, 0)
         _free_idle_blocks(size)
         storage = _bytes(size, spec.device).untyped_storage()
         storages.append(storage)
-        return _view(storage, spec, 0)
+        return view(storage, spec, 0)
+
+
+def slab(holder: object, size: int, device: torch.device) -> Tensor:
+    """At least `size` bytes of the holder's that no other tensor uses: the smallest of its slabs that is large enough,
+    else a new one in the place of the largest that is not."""
+    with _lock:
+        storages = _blocks.setdefault((holder, _ANY_SIZE, device), deque())
+        idle = sorted((s for s in storages if storage_use_count(s) == 1), key=lambda s: s.nbytes())
+        storage = next((s for s in idle if s.nbytes() >= size), None)
+        if storage is None:
+            if idle:
+                storages.remove(idle[-1])
+                idle.clear()
+            storage = _bytes(size, device).untyped_storage()
+            storages.append(storage)
+        return view(storage, TensorSpec((size,), (1,), torch.uint8, device, size), 0)
 
 
 def _free_idle_blocks(size: int) -> None:
@@ -194,16 +212,16 @@ def release_idle() -> Callable[[], None]:
         blocks = []
         for key, storages in _blocks.items():
             in_use = [storage for storage in storages if storage_use_count(storage) > 1]
-            blocks.append((key, len(storages) - len(in_use)))
+            blocks.append((key, [storage.nbytes() for storage in storages if storage_use_count(storage) == 1]))
             _blocks[key] = deque(in_use)
     sizes = [(arena.memory.numel(), arena.memory.device, arena.holder) for arena in arenas]
 
     def take_again() -> None:
         with _lock:
             _idle.extend(Arena(_bytes(size, device), holder) for size, device, holder in sizes)
-            for (holder, size, device), count in blocks:
-                storages = _blocks.setdefault((holder, size, device), deque())
-                storages.extend(_bytes(size, device).untyped_storage() for _ in range(count))
+            for key, num_bytes in blocks:
+                storages = _blocks.setdefault(key, deque())
+                storages.extend(_bytes(size, key[2]).untyped_storage() for size in num_bytes)
 
     return take_again
 

@@ -23,9 +23,10 @@ from aottrain.ir.schedule import (
     MemoryPlan,
     Schedule,
     is_own_product,
+    scratch_of,
     touched_by,
 )
-from aottrain.ir.sizes.polynomials import is_open
+from aottrain.ir.sizes.polynomials import is_open, likely
 from aottrain.ir.tensor import TensorSpec, sizes_text
 from aottrain.ops.attention import ATTENTIONS
 from aottrain.ops.convolutions import convolve_into
@@ -35,6 +36,7 @@ from aottrain.ops.scans import SCANS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
+from aottrain.runtime.open_arena import Place, open_blocks, open_layouts, span_bytes
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
@@ -98,14 +100,7 @@ def render(
     if unread:
         lines.append(f"    del {', '.join(unread)}")
     if memory is not None:
-        names["run_begin"] = partial(begin, memory.holder)
-        names["run_residual"] = partial(residual, memory.holder)
-        lines.append("    run_begin()")
-    if (planned or scratch) and memory is not None:
-        names["run_layout"] = _layout(memory)
-        lines.append("    run_arena = run_layout.take()")
-        views = [node.name for node in planned] + [f"run_scratch_{position}" for position in scratch]
-        lines.append(f"    {', '.join(views)}, = run_layout.tensors(run_arena)")
+        lines += _take_memory(schedule, memory, [node.name for node in inputs if is_size(node)], names)
     unbound: set[fx.Node] = set()  # tuples whose items are written to planned memory, and which have no name
     for position, call in enumerate(schedule.calls):
         scratch_name = f"run_scratch_{position}" if position in scratch else ""
@@ -121,8 +116,8 @@ def render(
             names[name] = launches[call.kernel.name]
             buffers = ", ".join(node.name for node in call.buffers)
             sizes = size_names(call.kernel)  # inputs by these names
-            others = f", sizes=({', '.join(sizes)},)" if sizes else scratch_name and ", " + scratch_name
-            lines.append(f"    {name}(({buffers},){others})")
+            others = f", ({', '.join(sizes)},)" if sizes else ""
+            lines.append(f"    {name}(({buffers},){others}{scratch_name and ', scratch=' + scratch_name})")
         elif any(node in planned or node in residuals for node in schedule.written(call)):
             lines += _placed_call(call, schedule, planned, residuals, scratch_name, names)
             unbound.update({call}.difference(schedule.written(call)))
@@ -148,6 +143,45 @@ def render(
 def _operand_in(schedule: Schedule, call: KernelCall, memory: fx.Node) -> fx.Node:
     """The operand of a kernel that lies in this memory: what was written there last."""
     return next(node for node in call.reads if schedule.in_place.get(node, node) is memory)
+
+
+def _take_memory(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str], names: dict[str, Any]) -> list[str]:
+    """What a run does before its first call. sizes: the names of those that are symbolic."""
+    names["run_begin"] = partial(begin, memory.holder)
+    lines = ["    run_begin()"]
+    at = f"({', '.join(sizes)})"
+    if memory.residuals and sizes:
+        specs = [spec for node in memory.residuals if (spec := spec_of(node)) is not None]
+        names["run_blocks"] = open_blocks(sizes, specs, memory.holder)
+        lines.append(f"    {', '.join(node.name for node in memory.residuals)}, = run_blocks{at}.take()")
+    elif memory.residuals:
+        names["run_residual"] = partial(residual, memory.holder)
+    views = [node.name for node in memory.offsets] + [f"run_scratch_{position}" for position in memory.scratch]
+    if views:
+        names["run_layout" if not sizes else "run_layouts"] = (
+            _open_layouts(schedule, memory, sizes) if sizes else _layout(memory)
+        )
+        lines += [f"    run_layout = run_layouts{at}"] if sizes else []
+        lines.append("    run_arena = run_layout.take()")
+        lines.append(f"    {', '.join(views)}, = run_layout.tensors(run_arena)")
+    return lines
+
+
+def _open_layouts(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str]) -> Callable[..., ArenaLayout]:
+    places = []
+    for node in memory.offsets:
+        spec = spec_of(node)
+        assert spec is not None
+        places.append(Place(lambda spec=spec: span_bytes(spec.at_hand()), *memory.spans[node], spec))  # type: ignore[misc]
+    device = places[0].spec.device if places and places[0].spec else torch.device("cpu")
+    for position in memory.scratch:
+        call = schedule.calls[position]
+        places.append(Place(partial(_scratch_bytes, schedule, call), *memory.spans[position]))
+    return open_layouts(sizes, places, device, memory.holder)
+
+
+def _scratch_bytes(schedule: Schedule, call: KernelCall | fx.Node) -> int:
+    return likely(scratch_of(schedule, call))
 
 
 def _layout(memory: MemoryPlan) -> ArenaLayout:
@@ -190,7 +224,7 @@ def _placed_call(
 def _allocate(node: fx.Node, planned: bool, held: bool, names: dict[str, Any]) -> list[str]:
     spec = spec_of(node)
     assert spec is not None
-    if planned:
+    if planned or (held and "run_blocks" in names):
         return []
     if held:
         names[f"t_{node.name}"] = spec
@@ -259,7 +293,7 @@ def cpp_launch(function: Any, scratch_bytes: int, draws: Sequence[int]) -> Launc
 
 
 def sized_cpp_launch(function: Any, scratch_bytes: Any, draws: Sequence[int], names: Sequence[str]) -> Launch:
-    """As cpp_launch, of a kernel that also takes these sizes. All its memory is fresh.
+    """As cpp_launch, of a kernel that also takes these sizes.
 
     scratch_bytes: for each thread, a polynomial of the sizes or a number.
     """
@@ -268,11 +302,14 @@ def sized_cpp_launch(function: Any, scratch_bytes: Any, draws: Sequence[int], na
     draw_numbers = (ctypes.c_int64 * len(draws))(*draws)
     extra = (ctypes.addressof(draw_numbers),) if draws else ()
 
-    def launch(buffers: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+    def launch(buffers: Sequence[Tensor], sizes: Sequence[int] = (), scratch: Tensor | None = None) -> None:
         count, numbers = torch.get_num_threads(), (ctypes.c_int64 * len(names))(*sizes)
         pointers = (*map(Tensor.data_ptr, buffers), *extra, ctypes.addressof(numbers))
         each = scratch_bytes.at(dict(zip(names, sizes, strict=True))) if is_open(scratch_bytes) else scratch_bytes
-        scratch = torch.empty(each * count, dtype=torch.uint8) if each else None
+        if scratch is not None:
+            count = min(count, scratch.numel() // each) if each else count
+        elif each:
+            scratch = torch.empty(each * count, dtype=torch.uint8)
         table = (ctypes.c_void_p * len(pointers))(*pointers)
         if function(table, None if scratch is None else scratch.data_ptr(), count):
             raise IndexError("index out of range in self")

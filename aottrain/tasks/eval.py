@@ -98,6 +98,7 @@ def prepared(
     compiled = aottrain.compile(
         module,
         capture="trace",
+        dynamic="auto",
         kernel=load_kernel(config),
         loss_head=config.kernel.loss_head,
         on_unsupported=config.engine.on_unsupported,

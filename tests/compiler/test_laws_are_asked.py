@@ -103,7 +103,7 @@ def test_a_view_that_lies_elsewhere_stops_before_its_kernels(monkeypatch):
 
 def test_offsets_that_overlap_are_stopped(monkeypatch):
     joint = joint_of(program, *leaf_inputs())
-    monkeypatch.setattr(memory, "_first_fit", lambda sizes, born, last: dict.fromkeys(sizes, 0))
+    monkeypatch.setattr(memory, "first_fit", lambda sizes, born, last: dict.fromkeys(sizes, 0))
     with pytest.raises(VerificationError, match="overlap in the arena"):
         memory.plan_memory(joint.graph, schedule(joint.graph), len(results(joint.graph)))
 

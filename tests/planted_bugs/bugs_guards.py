@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aottrain.compiler.capture import dynamic
 from aottrain.compiler.frontends import api, entry
 from aottrain.guards import containers as tables
 from aottrain.guards import guards, state
@@ -51,4 +52,37 @@ HERE.attribute("replaced buffers unguarded", SERVED.replaced_buffer, tables._Ali
 HERE.attribute("refusals do not count", SERVED.state_that_changes, api.CompiledCall, "_refuse", lambda *_: None)
 HERE.attribute(
     "fallbacks uncounted", SERVED.counted_fallback, api.CompiledCall, "_count", lambda self, error: None, quick=True
+)
+AUTOMATIC = TestsOf("tests/guards/test_automatic_sizes.py")
+HERE.edit(
+    "sizes that differ are never opened",
+    (
+        AUTOMATIC.it_is_said_in_one_line_which_sizes_are_open,
+        "tests/trainer/test_varying_lengths.py::test_a_run_of_many_lengths_compiles_a_few_programs",
+    ),
+    api.CompiledCall._open_dims,
+    "seen if len(seen) >= _FEW_SHAPES else ()",
+    "()",
+    quick=True,
+)
+HERE.edit(
+    "sizes are open from the second shape on",
+    AUTOMATIC.a_few_shapes_have_programs_of_their_own,
+    api.CompiledCall._open_dims,
+    "len(seen) >= _FEW_SHAPES",
+    "len(seen) >= 1",
+)
+HERE.edit(
+    "sizes that have not differed are open, too",
+    AUTOMATIC.what_has_not_differed_stays_a_number,
+    dynamic.differing_dims,
+    "if any(shapes[i][dim] != tensor.shape[dim] for shapes in others)",
+    "if others",
+)
+HERE.edit(
+    "a program of one shape serves all",
+    "tests/guards/test_automatic_sizes.py::test_of_200_lengths_none_runs_eagerly_and_few_are_compiled[trace]",
+    api.CompiledCall._trace,
+    "None if sizes is None and not self.options.dynamic else",
+    "None if sizes is None else",
 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from aottrain.cli.sweeping import search
 from aottrain.compiler.absent import step_time
+from aottrain.compiler.link import size_bounds
 from aottrain.config import effect, schema
+from aottrain.ir import tensor
 from aottrain.measure import links, stopwatch
 from aottrain.metrics.guest import Guest
 from aottrain.tasks.planning import sharing
@@ -180,4 +182,42 @@ SETTINGS.edit(
     Guest._guarded,
     "self.is_gone = True",
     "pass",
+)
+
+SIZES = Area("sizes")
+BOUNDS = TestsOf("tests/compiler/link/test_size_bounds.py")
+SIZES.edit(
+    "a budget of bytes bounds no sizes",
+    "tests/compiler/link/test_size_bounds.py::test_no_program_serves_a_call_that_peaks_above_the_budget[trace-aten]",
+    size_bounds.bound_sizes,
+    "if _bounds_bytes(options) and plan.limit is not None:",
+    "if False:",
+)
+SIZES.edit(
+    "sizes are bounded by twice the budget",
+    BOUNDS.the_bound_is_where_the_peak_meets_the_budget,
+    size_bounds._largest,
+    "return peak(sizes) <= limit",
+    "return peak(sizes) <= 2 * limit",
+)
+SIZES.edit(
+    "a budget is planned for the call that is traced",
+    BOUNDS.a_plan_is_made_for_the_largest_size_that_the_caller_names,
+    size_bounds._greatest,
+    "facts.hints[name] if most is None else most",
+    "facts.hints[name]",
+)
+SIZES.edit(
+    "what is larger for small sizes is bounded as the rest",
+    BOUNDS.what_is_padded_up_has_a_program_for_each_size,
+    size_bounds._grows,
+    "return all(storage_bytes(node) >= least for node, least in zip(nodes, smallest, strict=True))",
+    "return True",
+)
+SIZES.edit(
+    "the peak at other sizes is that of the call that was traced",
+    BOUNDS.the_report_says_the_peak_at_other_sizes,
+    tensor.TensorSpec.at_hand,
+    "return self if values is None else self.at(values)",
+    "return self",
 )

@@ -10,9 +10,10 @@ from aottrain.compiler.passes.layouts import regions, rewriting
 from aottrain.compiler.schedule import demand, in_place, kernels, memory
 from aottrain.compiler.schedule.grouping import fusion, groups, inlining, units
 from aottrain.ir import schedule as ir_schedule
+from aottrain.ir.analysis import placement
 from aottrain.ops.losses import loss_head as loss_head_op
 from aottrain.ops.products import libraries, pieces
-from aottrain.runtime import arena
+from aottrain.runtime import arena, open_arena
 from tests.planted_bugs.planting import Area, TestsOf
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_evaluated[{}]"
@@ -107,7 +108,7 @@ MEMORY = TestsOf("tests/compiler/schedule/test_memory.py")
 ARENAS.edit(
     "overlap in the arena is not found",
     MEMORY.overlap_is_found,
-    memory.verify_offsets,
+    placement.verify_offsets,
     "if start < offsets[other] + sizes[other] and offsets[other] < end:",
     "if start < offsets[other] and offsets[other] < end:",
     quick=True,
@@ -115,7 +116,7 @@ ARENAS.edit(
 ARENAS.edit(
     "an arena in which nothing is shared",
     MEMORY.an_arena_is_at_least_what_is_alive_at_once_and_little_more,
-    memory._first_fit,
+    placement.first_fit,
     "if other_first <= final and first <= other_last:",
     "if True:",
     quick=True,
@@ -140,6 +141,36 @@ ARENAS.edit(
     arena.residual,
     "if storage_use_count(storage) == 1:",
     "if storage_use_count(storage) == 0:",
+)
+OPEN = TestsOf("tests/runtime/test_open_arena.py")
+ARENAS.edit(
+    "a layout for open sizes is not checked",
+    OPEN.layouts_that_overlap_are_stopped,
+    open_arena.open_layouts,
+    "verify_offsets(offsets, sizes, born, last)",
+    "pass",
+)
+ARENAS.edit(
+    "a layout for open sizes is planned at every call",
+    OPEN.a_size_is_planned_once,
+    open_arena._BySizes.__call__,
+    "if found is not None:",
+    "if False:",
+)
+ARENAS.edit(
+    "residuals of open sizes lie where those of another call do",
+    OPEN.a_retained_graph_keeps_its_values_while_other_sizes_run,
+    arena.slab,
+    "if storage_use_count(s) == 1)",
+    "if storage_use_count(s) >= 1)",
+    quick=True,
+)
+ARENAS.edit(
+    "memory for residuals of open sizes is never used again",
+    OPEN.a_large_arena_serves_small_calls,
+    arena.slab,
+    "if storage_use_count(s) == 1)",
+    "if storage_use_count(s) == 0)",
 )
 ARENAS.edit(
     "results lie in the arena",

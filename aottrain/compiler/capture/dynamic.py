@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from aottrain.compat import SIZE_NAMESPACE, shape_guard, symbolic_fake, symbolic_mode
+from aottrain.compat_dynamo import most_sizes
 from aottrain.errors import UnsupportedError
 from aottrain.guards.guards import dynamic_dims
 from aottrain.ir.sizes.expressions import SizeExpression, is_symbolic, size_of
@@ -48,13 +49,25 @@ class SizeGuard:
         return bool(eval(self.code, {**SIZE_NAMESPACE, "L": {_name(i): value for i, value in enumerate(tensors)}}))
 
 
-def symbolic_sizes(tensors: Sequence[Tensor], dynamic: bool) -> SymbolicSizes | None:
-    """Symbols for the dynamic dimensions of a call's tensors; None where there are none."""
-    dims = [dynamic_dims(tensor, dynamic) for tensor in tensors]
+def differing_dims(tensors: Sequence[Tensor], others: Sequence[Sequence[torch.Size]]) -> list[frozenset[int]]:
+    """For each tensor the dimensions that the caller marked, and those that have another size in one of `others`: the
+    shapes of calls that are alike but for their sizes."""
+    return [
+        dynamic_dims(tensor, False)
+        | {dim for dim in dynamic_dims(tensor, True) if any(shapes[i][dim] != tensor.shape[dim] for shapes in others)}
+        for i, tensor in enumerate(tensors)
+    ]
+
+
+def symbolic_sizes(tensors: Sequence[Tensor], dims: Sequence[frozenset[int]]) -> SymbolicSizes | None:
+    """Symbols for these dimensions of a call's tensors; None where there are none."""
     if not any(dims):
         return None
     mode = symbolic_mode()
     fakes = {i: symbolic_fake(mode, tensor, dims[i], _name(i)) for i, tensor in enumerate(tensors) if dims[i]}
+    for i, fake in fakes.items():
+        for dim, most in most_sizes(tensors[i]).items():
+            _ = bool(fake.shape[dim] <= most)  # a guard, and known from now on
     fakes_by_id = {id(tensors[i]): fake for i, fake in fakes.items()}
     return SymbolicSizes(mode.shape_env, *_find([fakes.get(i) for i in range(len(tensors))]), fakes_by_id)
 

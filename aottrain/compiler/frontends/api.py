@@ -12,24 +12,28 @@ from typing import Any
 from torch import Tensor, nn
 
 from aottrain.compat import has_global_module_hooks, is_tracing, symbolic_tracing, tracing_alone
-from aottrain.compiler.capture.dynamic import SymbolicSizes, size_guard, symbolic_sizes
+from aottrain.compiler.capture.dynamic import SymbolicSizes, differing_dims, size_guard, symbolic_sizes
 from aottrain.compiler.frontends.dynamo import LIMIT_REACHED, RECOMPILE_LIMIT, compile_dynamo
 from aottrain.compiler.frontends.entry import Bound, Entry, Refusal
 from aottrain.compiler.frontends.refusals import count_fallback, new_report, refusals_unlogged
 from aottrain.compiler.graphs.source_locations import raised_at
-from aottrain.compiler.options import CompileOptions, Kernel, check_options
+from aottrain.compiler.options import AUTO, CompileOptions, Kernel, check_options
 from aottrain.compiler.partition.policy import Policy
 from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.stages import collection_paused
 from aottrain.errors import ConfigError, UnsupportedError
 from aottrain.explain.report import CompileReport, GraphReport
-from aottrain.guards.guards import argument_objects, call_key, describe
+from aottrain.guards.guards import argument_objects, call_key, describe, dynamic_dims
 from aottrain.guards.lifetimes import Loss
 from aottrain.guards.state import StateGuard
 from aottrain.ir.settings.budget import Budget
 from aottrain.ir.settings.decisions import Record
 from aottrain.runtime.failures import ForwardRaised
+from aottrain.toolchain.cache import say_once
 
+# Under dynamic="auto" so many shapes have programs of their own: a last batch, or one of an evaluation, is no reason
+# for the next one to be of any size.
+_FEW_SHAPES = 3
 GLOBAL_HOOKS = "hooks are registered on all modules, which no guard sees"
 
 
@@ -46,6 +50,7 @@ class CompiledCall:
         self.options = options
         self.report = new_report(function)
         self._entries: dict[Any, list[Entry]] = {}
+        self._shapes: dict[Any, list[tuple[Any, ...]]] = {}
         self._refused: dict[Any, list[Refusal]] = {}
         self._num_refused = 0
         self._last_reason = ""
@@ -56,7 +61,7 @@ class CompiledCall:
         try:
             if has_global_module_hooks():
                 raise UnsupportedError(GLOBAL_HOOKS)
-            key, tensors = call_key(args, kwargs, self.options.dynamic)
+            key, tensors = call_key(args, kwargs, bool(self.options.dynamic))
             entry, primals = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
         except UnsupportedError as error:
             if self.options.on_unsupported == "error":
@@ -86,7 +91,7 @@ class CompiledCall:
 
     def prepare(self, *args: Any, **kwargs: Any) -> GraphReport:
         """Compile for these inputs without running. Raises UnsupportedError, also under on_unsupported="eager"."""
-        key, tensors = call_key(args, kwargs, self.options.dynamic)
+        key, tensors = call_key(args, kwargs, bool(self.options.dynamic))
         entry, _ = self._find(key, tensors) or self._compile(key, tensors, args, kwargs)
         return entry.report
 
@@ -124,7 +129,7 @@ class CompiledCall:
             guard = None
             try:
                 guard = StateGuard(self.function, argument_objects(args, kwargs))
-                entry = self._trace(guard, tensors, args, kwargs)
+                entry = self._trace(key, guard, tensors, args, kwargs)
             except BaseException as error:
                 if guard is not None:
                     _undo(guard)
@@ -149,21 +154,34 @@ class CompiledCall:
         if refusals:
             self._refused[key] = refusals
 
+    def _open_dims(self, key: Any, tensors: Sequence[Tensor]) -> list[frozenset[int]]:
+        """Of each tensor those whose sizes are to be symbols. "auto": once calls that are alike but for their sizes
+        have had a few shapes, what differs between them."""
+        if self.options.dynamic != AUTO:
+            return [dynamic_dims(tensor, bool(self.options.dynamic)) for tensor in tensors]
+        seen = self._shapes.setdefault(key, [])
+        dims = differing_dims(tensors, seen if len(seen) >= _FEW_SHAPES else ())
+        seen.append(tuple(tensor.shape for tensor in tensors))
+        return dims
+
     def _trace(
-        self, guard: StateGuard, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]
+        self, key: Any, guard: StateGuard, tensors: Sequence[Tensor], args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Entry:
         """For all sizes, where some are dynamic; if that fails, for these."""
-        sizes = symbolic_sizes(tensors, self.options.dynamic)
+        dims = self._open_dims(key, tensors)
+        sizes = symbolic_sizes(tensors, dims)
         if sizes is not None:
             try:
                 with symbolic_tracing():
                     entry = self._trace_sizes(guard, args, kwargs, sizes)
                 entry.size_guard = size_guard(sizes, tensors)
+                if self.options.dynamic == AUTO:
+                    _say_open(self.report.target, len(self._shapes[key]), dims)
                 return entry
             except UnsupportedError:
                 _undo(guard)
         entry = self._trace_sizes(guard, args, kwargs, None)
-        entry.shapes = None if sizes is None else tuple(map(describe, tensors))
+        entry.shapes = None if sizes is None and not self.options.dynamic else tuple(map(describe, tensors))
         return entry
 
     def _trace_sizes(
@@ -176,6 +194,11 @@ class CompiledCall:
 
     def _count(self, error: UnsupportedError) -> None:
         count_fallback(self.report, error, 4)
+
+
+def _say_open(target: str, num_shapes: int, dims: Sequence[frozenset[int]]) -> None:
+    places = [f"dimension {dim} of input {i}" for i, found in enumerate(dims) for dim in sorted(found)]
+    say_once(f"aottrain: {target} was called with {num_shapes} shapes: one program serves any {', '.join(places)}")
 
 
 def _undo(guard: StateGuard) -> None:
@@ -282,7 +305,7 @@ def compile(
     kernel: Kernel = "auto",
     capture: str = "dynamo",
     rng: str = "philox",
-    dynamic: bool = False,
+    dynamic: bool | str = False,
     on_unsupported: str = "eager",
     reserved_bytes: int = 0,
     cost: str = "roofline",
@@ -330,7 +353,9 @@ def compile(
     rng: "philox": draws are functions of a seed that each call takes from torch's generator; they fuse, and may be
         recomputed. "eager": eager's own stream, bit for bit; random values are then always saved.
     dynamic: True: one program serves all sizes of the inputs, as far as the code allows; dimensions that were marked
-        (torch._dynamo.mark_dynamic) are dynamic in any case. False: each shape has a program of its own.
+        (torch._dynamo.mark_dynamic) are dynamic in any case. False: each shape has a program of its own. "auto": the
+        first three have; from then on, of calls that are alike but for their sizes, the sizes that differed are open.
+        (With capture="dynamo" TorchDynamo opens what differs from its second shape on.)
     on_unsupported: "eager": what cannot be compiled runs eagerly and is counted in `.report.fallbacks`; "error": raises
         UnsupportedError.
 

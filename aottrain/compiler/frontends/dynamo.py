@@ -54,7 +54,7 @@ from aottrain.compiler.frontends.refusals import count_fallback, new_report, ref
 from aottrain.compiler.frontends.seeding import seeding_shown
 from aottrain.compiler.graphs.source_locations import first_line, line_at, line_of, location_of, raised_at, written_at
 from aottrain.compiler.joint.analysis import Analysis
-from aottrain.compiler.options import CompileOptions, options_from_dict
+from aottrain.compiler.options import AUTO, CompileOptions, options_from_dict
 from aottrain.compiler.pipeline import UserCall, compile_call
 from aottrain.compiler.reporting import without_state
 from aottrain.errors import AottrainError, ConfigError, PythonOnlyError, UnsupportedError
@@ -156,14 +156,14 @@ class _FrameLog:
 
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
-    """`target` under TorchDynamo with our backend; unless `options.dynamic`, each shape is compiled on its own.
+    """`target` under TorchDynamo with our backend; where options.dynamic is False, each shape is compiled on its own.
 
-    Hooks on modules are guarded, which Dynamo skips by default. What runs eagerly, in part or as a whole, is counted as
-    a fallback; where Dynamo breaks graphs stands in the report.
+    Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or as a whole, is counted as a
+    fallback; where Dynamo breaks graphs stands in the report.
     """
     calls = _Calls()
-    frame_log = _FrameLog(options, report, calls)
-    compiled = optimized(target, partial(compile_graph, options, report, calls=calls), options.dynamic, frame_log)
+    frame_log, backend = _FrameLog(options, report, calls), partial(compile_graph, options, report, calls=calls)
+    compiled = optimized(target, backend, None if options.dynamic == AUTO else bool(options.dynamic), frame_log)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []

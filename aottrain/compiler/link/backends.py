@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -28,7 +29,7 @@ from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, devices_of, v
 from aottrain.ir.plan import PartitionPlan
 from aottrain.ir.schedule import MemoryPlan
 from aottrain.ir.settings.choices import FOREIGN, GENERATED
-from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes, within
+from aottrain.ir.sizes.polynomials import SizeFacts, open_sizes, sizes_at, within
 from aottrain.ir.tensor import tensor_spec
 from aottrain.ir.units import format_bytes
 from aottrain.measure.decisions import planned_for
@@ -134,10 +135,11 @@ def plan_kernels(
     facts = size_facts(parts.forward)
     if plan.limit is None:
         planned = plan_program(parts, facts=facts)
-        if facts is not None:  # an arena has the size of one call
-            return KernelPlan(kernel, "", planned, facts=facts)
         # On a device calls may be in flight on several streams, which arenas know nothing of; torch's allocator does.
-        return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace) if kernel == "cpp" else ())
+        if kernel != "cpp":
+            return KernelPlan(kernel, "", planned, facts=facts)
+        with sizes_at(facts.hints) if facts is not None else nullcontext():
+            return KernelPlan(kernel, "", planned, keep_memory(parts, planned, workspace), facts)
     tried = []
     for local in (True, False):
         planned = plan_program(parts, local, facts)

@@ -13,7 +13,9 @@ from aottrain.ir.units import format_bytes
 
 def all_bytes(joint: JointGraph) -> int:
     """Of all values of a program, as if none ever died: no plan peaks above it."""
-    return sum(spec.spec.storage_bytes for spec in joint.signature.inputs) + sum(map(storage_bytes, calls(joint.graph)))
+    return sum(spec.spec.at_hand().storage_bytes for spec in joint.signature.inputs) + sum(
+        map(storage_bytes, calls(joint.graph))
+    )
 
 
 def peak_without_workspaces(parts: PartitionedGraph, options: CompileOptions) -> int:

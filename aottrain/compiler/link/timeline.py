@@ -149,7 +149,7 @@ def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
     """Bytes of what the caller holds, by category."""
     sizes = {kind: 0 for kind in InputKind}
     for value in parts.signature.inputs:
-        sizes[value.kind] += value.spec.storage_bytes
+        sizes[value.kind] += value.spec.at_hand().storage_bytes
     return {
         "parameters": sizes[InputKind.PARAMETER],
         "buffers": sizes[InputKind.BUFFER],

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from torch import fx
 
-from aottrain.errors import VerificationError
 from aottrain.ir.analysis.liveness import last_uses
+from aottrain.ir.analysis.placement import extent, first_fit, verify_offsets
 from aottrain.ir.flights import flown, verify_apart
 from aottrain.ir.graph import results, spec_of
 from aottrain.ir.kernels.alignment import aligned
 from aottrain.ir.schedule import KernelCall, MemoryPlan, Schedule, scratch_of, touched_by, unshared_operands
+from aottrain.ir.sizes.polynomials import likely
 
 _SMALLEST = 1 << 8  # bytes: an arena of smaller values saves nothing
 
@@ -46,7 +46,7 @@ def find_lives(graph: fx.Graph, schedule: Schedule, num_outputs: int) -> Lives:
     born: dict[Buffer, int] = {node: written[node] for node in temporaries}
     last: dict[Buffer, int] = {node: used[node] for node in temporaries}
     for position, call in enumerate(schedule.calls):
-        size = aligned(scratch_of(schedule, call))
+        size = aligned(likely(scratch_of(schedule, call)))
         if size > 0:
             sizes[position], born[position], last[position] = size, position, position
     return Lives(schedule, residuals.intersection(written), sizes, born, last)
@@ -57,7 +57,8 @@ def plan_memory(graph: fx.Graph, schedule: Schedule, num_outputs: int, largest: 
 
     Temporaries, and what a call computes in while it runs, share an arena: each is put, the largest first, at the
     lowest offset that nothing alive at the same time has. What escapes, and all that libraries allocate themselves, is
-    fresh memory; so are temporaries of more than `largest` bytes.
+    fresh memory; so are temporaries of more than `largest` bytes. Symbolic sizes are those of `sizes_at`; at another
+    size each call plans anew where the same buffers lie (`runtime.open_arena`).
     """
     return memory_for(find_lives(graph, schedule, num_outputs), largest)
 
@@ -66,16 +67,17 @@ def memory_for(lives: Lives, largest: int | None = None) -> MemoryPlan:
     """As `plan_memory`, where it is known what lives when."""
     most = float("inf") if largest is None else largest
     sizes = {buffer: size for buffer, size in lives.sizes.items() if size <= most}
-    offsets = _first_fit(sizes, lives.born, lives.last)
+    offsets = first_fit(sizes, lives.born, lives.last)
     verify_offsets(offsets, sizes, lives.born, lives.last)
     in_arena = {buffer: offsets[buffer] for buffer in sizes if isinstance(buffer, fx.Node)}
     verify_apart(lives.schedule.calls, lives.schedule.memory_of, in_arena, aligned_bytes)
     return MemoryPlan(
         offsets=in_arena,
         residuals=lives.residuals,
-        arena_bytes=max((offsets[buffer] + size for buffer, size in sizes.items()), default=0),
+        arena_bytes=extent(offsets, sizes),
         max_live_bytes=_max_live(sizes, lives.born, lives.last),
         scratch={buffer: (offset, sizes[buffer]) for buffer, offset in offsets.items() if isinstance(buffer, int)},
+        spans={buffer: (lives.born[buffer], lives.last[buffer]) for buffer in offsets},
     )
 
 
@@ -92,20 +94,6 @@ def arena_within(graph: fx.Graph, schedule: Schedule, num_outputs: int, first: M
     while memory.arena_bytes > first.arena_bytes:
         memory = memory_for(lives, halved(memory))
     return replace(memory, holder=first.holder)
-
-
-def verify_offsets(
-    offsets: Mapping[Buffer, int], sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
-) -> None:
-    """Law 5. Raises VerificationError where two that are alive at once overlap."""
-    alive: list[Buffer] = []
-    for buffer in sorted(offsets, key=lambda buffer: born[buffer]):
-        alive = [other for other in alive if last[other] >= born[buffer]]
-        start, end = offsets[buffer], offsets[buffer] + sizes[buffer]
-        for other in alive:
-            if start < offsets[other] + sizes[other] and offsets[other] < end:
-                raise VerificationError(f"{buffer} and {other} are alive at once and overlap in the arena")
-        alive.append(buffer)
 
 
 def _lifetimes(schedule: Schedule) -> tuple[dict[fx.Node, int], dict[fx.Node, int]]:
@@ -129,24 +117,6 @@ def aligned_bytes(node: fx.Node) -> int:
     assert spec is not None
     span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
     return aligned(span * spec.dtype.itemsize)
-
-
-def _first_fit(
-    sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]
-) -> dict[Buffer, int]:
-    placed: list[tuple[int, int, int, int]] = []  # offset, end, first and last call
-    offsets: dict[Buffer, int] = {}
-    for buffer in sorted(sizes, key=lambda buffer: (-sizes[buffer], born[buffer])):
-        size, first, final = sizes[buffer], born[buffer], last[buffer]
-        offset = 0
-        for start, end, other_first, other_last in placed:
-            if other_first <= final and first <= other_last:
-                if start >= offset + size:
-                    break
-                offset = max(offset, end)
-        offsets[buffer] = offset
-        insort(placed, (offset, offset + size, first, final))
-    return offsets
 
 
 def _max_live(sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]) -> int:

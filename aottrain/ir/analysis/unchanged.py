@@ -10,16 +10,16 @@ from typing import TypeVar
 
 from torch import fx
 
-from aottrain.ir.sizes.polynomials import SizeFacts, current_facts
+from aottrain.ir.sizes.polynomials import SizeFacts, SizeValues, current_facts, current_values
 
 T = TypeVar("T")
 
 
 class _Known(threading.local):
-    """In this thread: for each function, and what is known of open sizes while it is asked, its results by node; None
-    where graphs may change."""
+    """In this thread: for each function, and what open sizes are while it is asked, its results by node; None where
+    graphs may change."""
 
-    by_function: dict[tuple[Callable[..., object], SizeFacts | None], dict[fx.Node, object]] | None = None
+    by_function: dict[tuple[Callable[..., object], SizeFacts | SizeValues | None], dict[fx.Node, object]] | None = None
 
 
 _known = _Known()
@@ -47,7 +47,7 @@ def once(function: Callable[[fx.Node], T]) -> Callable[[fx.Node], T]:
         by_function = _known.by_function
         if by_function is None:
             return function(node)
-        place = function, current_facts()
+        place = function, current_facts() or current_values()
         try:
             return by_function[place][node]  # type: ignore[return-value]
         except KeyError:

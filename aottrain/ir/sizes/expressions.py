@@ -12,7 +12,7 @@ import torch
 
 from aottrain.compat import SIZE_NAMESPACE, size_hint, size_text
 from aottrain.errors import UnsupportedError
-from aottrain.ir.sizes.polynomials import Polynomial
+from aottrain.ir.sizes.polynomials import Polynomial, current_values, likely
 
 
 @dataclass(frozen=True)
@@ -56,15 +56,24 @@ def size_of(value: Any) -> Any:
     """A number as it is; a symbolic one as its expression, or as a number where it has only one value."""
     if not is_symbolic(value):
         return value
-    hint(value)
+    traced(value)
     text, names = size_text(value)
     return SizeExpression(text, names) if names else eval(_code(text), SIZE_NAMESPACE)
 
 
 def hint(value: Any) -> int:
-    """The value that a size had when it was traced; adds no guard. Raises UnsupportedError where it had none."""
+    """The value that a size had when it was traced, or has inside `sizes_at`; adds no guard. Raises UnsupportedError
+    where it had none."""
     if isinstance(value, Polynomial):
-        return value.hint
+        return likely(value)
+    values = current_values()
+    if values is None or not is_symbolic(value):
+        return traced(value)
+    return int(eval(_code(size_text(value)[0]), SIZE_NAMESPACE, values))
+
+
+def traced(value: Any) -> int:
+    """The value that a size had when it was traced, wherever this is asked; raises as `hint`."""
     size = size_hint(value) if is_symbolic(value) else value
     if size is None:
         raise UnsupportedError("a size depends on the values of a tensor")

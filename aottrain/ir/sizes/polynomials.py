@@ -212,8 +212,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def likely(value: Any) -> Any:
-    """An integer as the call that was traced has it: for choices that are right whatever it is."""
-    return value.hint if isinstance(value, Polynomial) else value
+    """An integer as the call that was traced has it, or inside `sizes_at` that call: for choices that are right
+    whatever it is."""
+    if not isinstance(value, Polynomial):
+        return value
+    values = current_values()
+    return value.hint if values is None else value.at(values)
 
 
 def is_open(*values: Any) -> bool:
@@ -249,6 +253,31 @@ def open_sizes(facts: SizeFacts | None) -> Iterator[None]:
 def current_facts() -> SizeFacts | None:
     """Those of `open_sizes`; None where kernels are for fixed sizes alone."""
     return _FACTS.get()
+
+
+class SizeValues(dict[str, int]):
+    """What each symbol is in one call; two are never equal."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
+_VALUES: ContextVar[SizeValues | None] = ContextVar("values", default=None)
+
+
+@contextmanager
+def sizes_at(values: Mapping[str, int]) -> Iterator[None]:
+    """Inside, but not within `open_sizes`, the symbolic sizes of specs are the numbers that they are in such a call."""
+    token = _VALUES.set(SizeValues(values))
+    try:
+        yield
+    finally:
+        _VALUES.reset(token)
+
+
+def current_values() -> SizeValues | None:
+    """Those of `sizes_at`; None: the call that was traced."""
+    return _VALUES.get()
 
 
 def _is_negative(value: Any) -> bool:

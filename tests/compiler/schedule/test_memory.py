@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import aottrain
-from aottrain.compiler.schedule.memory import plan_memory, verify_offsets
+from aottrain.compiler.schedule.memory import plan_memory
 from aottrain.compiler.schedule.order import schedule
 from aottrain.errors import VerificationError
+from aottrain.ir.analysis.placement import verify_offsets
 from aottrain.ir.graph import results
 from aottrain.runtime import arena
 from tests.compiler.programs import joint_of

@@ -98,7 +98,7 @@ def find_family(
     frontier = find_frontier(graph, sets)
     reference = simulate(graph, Emitter(graph).emit(sets[plans[0].strategy], False)).peak_bytes
     kinds = (*PRIMALS, InputKind.RNG) if joint.num_draws else PRIMALS
-    fixed = sum(spec.spec.storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
+    fixed = sum(spec.spec.at_hand().storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
     return Family(frontier, fixed, reference, device)
 

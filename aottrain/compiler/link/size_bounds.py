@@ -1,0 +1,176 @@
+"""A budget of bytes for symbolic sizes: for which it is planned, up to which it holds, and what the peak is at others.
+
+It is planned for the largest sizes that are known: those that the caller named (`mark_dynamic(..., max=)`), else those
+of the call that is traced. From there the sizes are scaled up while the predicted peak is within the budget, and what
+is found becomes guards of the program. A larger call is compiled anew, planned for its own sizes, or BudgetError says
+that no plan fits. Where a value is larger for smaller sizes, as what is padded up to a length, a program is for one
+size. A fraction of the peak bounds no bytes: it is of the plans for the call that was traced.
+
+What libraries take within themselves is measured for the call that is traced, and taken to grow as the operands and
+results of the call do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import fx
+
+from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
+from aottrain.compiler.graphs.symbols import size_facts, symbols_of
+from aottrain.compiler.link.backends import KernelPlan
+from aottrain.compiler.link.retention import keep_memory
+from aottrain.compiler.link.timeline import trace_memory
+from aottrain.compiler.options import CompileOptions
+from aottrain.errors import BudgetError, CompilerError
+from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, storage_bytes
+from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.sizes.polynomials import SizeFacts, sizes_at
+from aottrain.ir.units import format_bytes
+
+# How far beyond the planned sizes a budget is tried, and how close to the last size that fits.
+_MOST_TIMES, _CLOSE = 256.0, 1.03
+
+Sizes = Mapping[str, int]
+
+
+@contextmanager
+def at_planned_sizes(joint: JointGraph, options: CompileOptions) -> Iterator[None]:
+    """Inside, under a budget of bytes, symbolic sizes are the largest that are known. BudgetError then names them."""
+    facts = size_facts(joint.graph) if _bounds_bytes(options) else None
+    if facts is None:
+        yield
+        return
+    sizes = _planned(joint.graph, facts)
+    try:
+        with sizes_at(sizes):
+            yield
+    except BudgetError as error:
+        raise BudgetError(f"{error}, for {_text(sizes, list(sizes))}") from error
+
+
+def bound_sizes(
+    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, kernels: KernelPlan, options: CompileOptions
+) -> tuple[str, ...]:
+    """Guards the sizes up to which a budget of bytes holds; gives what the report says of sizes, a line each.
+
+    parts: for the tangents that are expected.
+    """
+    facts = size_facts(joint.graph)
+    if facts is None:
+        return ()
+
+    measured = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
+    workspace = _growing(measured, facts)
+
+    def peak(sizes: Sizes) -> int:
+        with sizes_at(sizes):
+            kept = kernels.memories and keep_memory(parts, kernels.planned, workspace)
+            schedules = [schedule for _, _, schedule in kernels.planned]
+            return trace_memory(parts, options.reserved_bytes, workspace, schedules, kept or ()).peak_bytes
+
+    shown = [name for name, (least, most) in facts.ranges.items() if least != most]
+    scaled = [_scaled(facts.hints, factor, facts) for factor in (0.5, 1.0, 2.0)]
+    peaks = {_text(sizes, shown): format_bytes(peak(sizes)) for sizes in scaled}
+    lines = [f"predicted peak {', '.join(f'{size} at {sizes}' for sizes, size in peaks.items())}"]
+    if _bounds_bytes(options) and plan.limit is not None:
+        grows, bounds = _grows(joint.graph, facts), dict(facts.hints)
+        if grows:
+            bounds = _largest(_planned(joint.graph, facts), facts, plan.limit, peak)
+        for name, symbol in symbols_of(parts.forward).items():
+            _require(symbol <= bounds[name] if grows else symbol == bounds[name])
+        held = f"{'up to' if grows else 'for'} {_text(bounds, shown)}"
+        lines.append(f"the budget of {format_bytes(plan.limit)} holds {held}; another call is compiled anew")
+    return tuple(lines)
+
+
+def _bounds_bytes(options: CompileOptions) -> bool:
+    return options.partition == "budget" and not isinstance(options.budget, float)
+
+
+def _require(condition: Any) -> None:
+    """A guard of the program: `condition` is symbolic. It holds for the call that is traced."""
+    if not bool(condition):
+        raise CompilerError("a budget is bounded by sizes that are smaller than those of the call that is traced")
+
+
+def _planned(graph: fx.Graph, facts: SizeFacts) -> dict[str, int]:
+    """The greatest value of each symbol where the caller named one, else that of the call that is traced."""
+    if not _grows(graph, facts):
+        return dict(facts.hints)
+    return _greatest(facts)
+
+
+def _greatest(facts: SizeFacts) -> dict[str, int]:
+    return {name: facts.hints[name] if most is None else most for name, (_, most) in facts.ranges.items()}
+
+
+def _growing(measured: Workspace, facts: SizeFacts) -> Workspace:
+    """Inside `sizes_at`, what calls take within themselves there."""
+
+    def workspace(node: fx.Node) -> int:
+        with sizes_at(facts.hints):
+            num_bytes, before = measured(node), _touched_bytes(node)
+        return -(-num_bytes * max(_touched_bytes(node), before) // max(before, 1)) if num_bytes else 0
+
+    return workspace
+
+
+def _touched_bytes(node: fx.Node) -> int:
+    return storage_bytes(node) + sum(map(storage_bytes, node.all_input_nodes))
+
+
+def _scaled(sizes: Sizes, factor: float, facts: SizeFacts) -> dict[str, int]:
+    """Within the ranges of the symbols."""
+    scaled = {}
+    for name, size in sizes.items():
+        least, most = facts.ranges[name]
+        value = max(int(size * factor), least)
+        scaled[name] = value if most is None else min(value, most)
+    return scaled
+
+
+def _largest(planned: Sizes, facts: SizeFacts, limit: int, peak: Callable[[Sizes], int]) -> dict[str, int]:
+    """Sizes up to which all peaks are within the limit: the planned ones, or a multiple, and then each as much larger
+    as it may be beside the others."""
+
+    def fits(sizes: Sizes) -> bool:
+        return peak(sizes) <= limit
+
+    factor = _most(lambda factor: fits(_scaled(planned, factor, facts)), _MOST_TIMES)
+    sizes = _scaled(planned, factor, facts)
+    for name in sizes:
+        grown = partial(_grown, sizes, name, facts)
+        sizes = grown(_most(lambda factor, grown=grown: fits(grown(factor)), 4.0))  # type: ignore[misc]
+    return sizes
+
+
+def _grown(sizes: Sizes, name: str, facts: SizeFacts, factor: float) -> dict[str, int]:
+    return {**sizes, name: _scaled(sizes, factor, facts)[name]}
+
+
+def _most(fits: Callable[[float], bool], most: float) -> float:
+    """A factor from 1, which is known to fit, to about `most` that fits where hardly a larger one does."""
+    good, bad = 1.0, 2.0
+    while bad < most and fits(bad):
+        good, bad = bad, 2 * bad
+    while bad / good > _CLOSE:
+        middle = (good * bad) ** 0.5
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
+
+
+def _grows(graph: fx.Graph, facts: SizeFacts) -> bool:
+    """Whether all values are smallest where sizes are."""
+    nodes: Sequence[fx.Node] = calls(graph)
+    with sizes_at({name: least for name, (least, _) in facts.ranges.items()}):
+        smallest = [storage_bytes(node) for node in nodes]
+    with sizes_at(_greatest(facts)):
+        return all(storage_bytes(node) >= least for node, least in zip(nodes, smallest, strict=True))
+
+
+def _text(sizes: Sizes, shown: Sequence[str]) -> str:
+    return ", ".join(f"{name}={sizes[name]}" for name in shown)

@@ -1,0 +1,123 @@
+"""A budget of bytes for symbolic sizes: no call that a program serves peaks above it, and what is larger is compiled
+anew or refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aottrain
+from tests.conformance.harness import FRONTENDS
+from tests.zoo import FeedForward, Trunk
+
+KIB = 1 << 10
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return Trunk(*(FeedForward(16, dropout=0.0) for _ in range(6)))
+
+
+def compiled(budget: Any, frontend: str = "trace", **options: Any) -> nn.Module:
+    given = {"capture": frontend, "dynamic": True, "kernel": "aten", "budget": budget, **options}
+    return aottrain.compile(net(), **given)
+
+
+def run(call: nn.Module, x: Tensor) -> None:
+    call.zero_grad()
+    call(x).backward()
+
+
+def peak_of(length: int, budget: Any, **options: Any) -> int:
+    """Of a program for this length alone."""
+    call = aottrain.compile(net(), capture="trace", budget=budget, **{"kernel": "aten", **options})
+    return call.prepare(torch.randn(2, length, 16)).predicted_peak_bytes
+
+
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_no_program_serves_a_call_that_peaks_above_the_budget(frontend, kernel):
+    limit = 600 * KIB
+    call = compiled(f"{limit}B", frontend, kernel=kernel)
+    programs = []
+    for length in (40, 50, 60, 80, 100, 120, 140):
+        x = torch.randn(2, length, 16)
+        try:
+            run(call, x)
+        except aottrain.BudgetError:
+            assert peak_of(length, 0.0, kernel=kernel) > limit
+            break
+        programs.append(len(call.report.graphs))
+        graph = call.report.graphs[-1]
+        assert graph.predicted_peak_bytes <= limit and not call.report.fallbacks
+        bounds = _bounds(graph)
+        assert length <= max(bounds.values())
+    assert programs[0] == 1 and len(set(programs)) < len(programs), "a program serves more than one length"
+    with pytest.raises(aottrain.BudgetError, match="the lowest peak that can be reached is .* for s"):
+        run(call, torch.randn(2, 4000, 16))
+
+
+def _bounds(graph: Any) -> dict[str, int]:
+    (line,) = [line for line in graph.guards if line.startswith("the budget of")]
+    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", line)}
+
+
+def test_the_bound_is_where_the_peak_meets_the_budget():
+    """At the sizes that are named a program for them alone, of the same plan, peaks just below it."""
+    limit = peak_of(64, "1GiB")
+    call = compiled(f"{limit}B")
+    run(call, torch.randn(2, 32, 16))
+    (graph,) = call.report.graphs
+    batch, length = _bounds(graph).values()
+    assert 0.9 * 2 * 64 <= batch * length <= 2 * 64
+
+
+def test_a_plan_is_made_for_the_largest_size_that_the_caller_names():
+    limit = peak_of(64, 0.2)
+    call = compiled(f"{limit}B")
+    for length in (8, 64, 30):
+        x = torch.randn(2, length, 16)
+        torch._dynamo.mark_dynamic(x, 1, min=2, max=64)
+        torch._dynamo.mark_dynamic(x, 0, min=2, max=2)
+        run(call, x)
+    assert len(call.report.graphs) == 1
+    other = compiled(f"{limit}B")
+    x = torch.randn(2, 8, 16)
+    torch._dynamo.mark_dynamic(x, 1, min=2, max=4000)
+    with pytest.raises(aottrain.BudgetError, match="=4000"):
+        run(other, x)
+
+
+def test_what_is_padded_up_has_a_program_for_each_size():
+    """What is padded is larger for a short input: at no other size is it proven."""
+
+    def padded(x: Tensor) -> Tensor:
+        gap = x.new_zeros(400 - x.shape[0], 16)
+        return torch.cat([x, gap.exp()]).sin().square().sum()
+
+    call = aottrain.compile(padded, capture="trace", dynamic=True, kernel="aten", budget="1MiB")
+    for length in (20, 30, 20):
+        x = torch.randn(length, 16, requires_grad=True)
+        call(x).backward()
+    assert len(call.report.graphs) == 2 and all("holds for" in each.guards[-1] for each in call.report.graphs)
+
+
+def test_a_fraction_bounds_no_bytes():
+    call = compiled(0.5)
+    for length in (8, 300):
+        run(call, torch.randn(2, length, 16))
+    (graph,) = call.report.graphs
+    assert not any("the budget" in line for line in graph.guards)
+
+
+def test_the_report_says_the_peak_at_other_sizes():
+    call = compiled(None)
+    run(call, torch.randn(4, 20, 16))
+    (graph,) = call.report.graphs
+    (line,) = [line for line in graph.guards if line.startswith("predicted peak")]
+    half, this, double = re.findall(r"([\d.]+) KiB at", line)
+    assert float(half) < float(this) < float(double)
