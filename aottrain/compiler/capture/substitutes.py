@@ -245,7 +245,15 @@ def _lstm(*args: Any, **kwargs: Any) -> Any:
         return torch.lstm(*args, **kwargs)
 
 
+def _multilabel_margin_loss(*args: Any, **kwargs: Any) -> Tensor:
+    """Where sizes are symbolic torch takes it apart before any mode sees it, and its parts compute another number."""
+    if any(isinstance(size, torch.SymInt) for size in args[0].shape):
+        raise UnsupportedError("multilabel_margin_loss of symbolic sizes")
+    return torch.nn.functional.multilabel_margin_loss(*args, **kwargs)
+
+
 _REPLACEMENTS: dict[Any, Any] = {
+    torch.nn.functional.multilabel_margin_loss: _multilabel_margin_loss,
     torch.lstm: _lstm,
     torch.nn.functional.one_hot: _one_hot,
     torch.nn.functional.ctc_loss: _ctc_loss,

@@ -117,6 +117,8 @@ def _max_pool(node: fx.Node) -> Rule | None:
     source, sizes = arguments(node)[:2]
     own, indices = value_of(node)
     steps, pads, gaps = (argument(node, *names) for names in (("stride", 2, ()), ("padding", 3, 0), ("dilation", 4, 1)))
+    if not all(isinstance(size, int) for size in own.shape[-2:]):
+        return None  # a symbolic size divided by the step is no polynomial
     windows = _Windows(source, own.shape, sizes, steps, pads, gaps)
     if windows.count > LARGEST_WINDOW or not own.dtype.is_floating_point:
         return None

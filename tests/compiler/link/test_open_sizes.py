@@ -75,3 +75,18 @@ def test_a_row_that_would_not_fit_is_another_program() -> None:
         x = torch.randn(2, length)
         torch.testing.assert_close(step(x), torch.softmax(x * 2, -1))
         assert len(step.report.graphs) == 1 + (number >= 2)
+
+
+def test_a_pool_whose_result_is_divided_stands_beside_one_whose_is_not() -> None:
+    """The size of the first was compared with a symbol's polynomial."""
+
+    def pools(x: Tensor) -> Tensor:
+        return F.max_pool2d(x, 2).square().sum() + F.max_pool2d(x, 3, 1, 1).sum()
+
+    call = aottrain.compile(pools, capture="trace", dynamic=True, kernel="cpp")
+    for size in (16, 20, 22):
+        x = torch.randn(2, 3, size, size, requires_grad=True)
+        (wanted,) = torch.autograd.grad(pools(x), x)
+        (got,) = torch.autograd.grad(call(x), x)
+        torch.testing.assert_close(got, wanted)
+    assert call.report.fallbacks == [] and len(call.report.graphs) == 1
