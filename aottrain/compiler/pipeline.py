@@ -244,7 +244,7 @@ def rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[J
     undone: Decisions = {}
     for each in passes:
         before = joint
-        joint, decided[each.name] = log.run(each.name, each, before, check=partial(_verify_rewritten, before))
+        joint, decided[each.name] = log.run(each.name, each, before, check=_verify_rewritten)
         if decided[each.name] and joint is not before:
             undone[each.name] = (_NO_ROOM,)
     return joint, decided, undone
@@ -394,9 +394,8 @@ def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, li
     return log.trace("functionalize", functionalize, joint, check=_verify_whole)
 
 
-def _verify_rewritten(before: JointGraph, rewritten: Rewritten) -> None:
-    if rewritten.joint is not before:  # whose laws were checked
-        _verify_whole(rewritten.joint)
+def _verify_rewritten(rewritten: Rewritten) -> None:
+    _verify_whole(rewritten.joint)
 
 
 def _verify_whole(joint: JointGraph) -> None:

@@ -233,8 +233,7 @@ class GraphReport(Late):
     """For which the peak is predicted."""
     collectives: Collectives = field(default_factory=Collectives)
     """Calls that talk to other processes, in the order in which they are started, with what of them is exposed."""
-    capture: str = ""
-    """How the program was captured, one of "dynamo" and "trace"."""
+    capture: str = ""  # "dynamo" or "trace"
     inputs: tuple[str, ...] = ()
     """Types and shapes of what a call is given, parameters and buffers not among them."""
     num_parameters: int = 0

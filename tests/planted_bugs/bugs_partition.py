@@ -12,6 +12,8 @@ import aottrain.compiler.pipeline as pipeline
 from aottrain.compiler.graphs.algorithms import min_cut
 from aottrain.compiler.link import timeline
 from aottrain.compiler.partition import split, strategies, undefined
+from aottrain.compiler.partition.budget import strategy
+from aottrain.explain import late
 from aottrain.ir import graph
 from tests.planted_bugs.planting import Area, Plant, TestsOf
 
@@ -107,6 +109,28 @@ HERE.attribute(
     strategies,
     "decided_once",
     lambda joint: frozenset(),
+)
+_UNSCHEDULED = "tests/compiler/partition/budget/test_unscheduled.py"
+HERE.edit(
+    "the bound of a plan's peak counts what is saved twice",
+    f"{_UNSCHEDULED}::test_the_bound_is_below_the_peak_of_kernels_and_of_operators",
+    timeline.least_peak_bytes,
+    "sum(saved.values())",
+    "2 * sum(saved.values())",
+)
+HERE.attribute(
+    "every candidate plan is scheduled",
+    f"{_UNSCHEDULED}::test_they_spare_most_schedules",
+    strategy._KernelPeaks,
+    "_least_peak",
+    lambda self, number: self._peak(number),
+)
+HERE.edit(
+    "a field of a report is found at each read",
+    "tests/explain/test_late.py::test_it_is_found_once_at_the_first_read",
+    late.Late.__getattr__,
+    "return self.__dict__[name]",
+    "return self.__dict__.pop(name) if find is None else find()",
 )
 
 
