@@ -44,7 +44,8 @@ _MOST_KEPT = 1 << 30  # bytes at the end of the heap
 _lock = threading.Lock()
 _keys = itertools.count()
 _idle: list[Arena] = []
-# By holder and size (or _ANY_SIZE), that first which was taken the longest ago: programs of many steps have a thousand of one size.
+# By holder and size (or _ANY_SIZE), that first which was taken the longest ago: programs of many steps have a
+# thousand of one size.
 _blocks: dict[tuple[object, int, torch.device], deque[torch.UntypedStorage]] = {}
 _holders: list[object] = [None]  # whose program ran last
 _ANY_SIZE = -1  # in the place of a size: blocks of those that had to be large enough

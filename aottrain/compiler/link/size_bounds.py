@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -82,7 +83,9 @@ def bound_sizes(
         for name, symbol in symbols_of(parts.forward).items():
             _require(symbol <= bounds[name] if grows else symbol == bounds[name])
         limit = f"the budget of {format_bytes(plan.limit)}"
-        lines.append(f"{limit} holds {'up to' if grows else 'for'} {_text(bounds, shown)}; another call is compiled anew")
+        lines.append(
+            f"{limit} holds {'up to' if grows else 'for'} {_text(bounds, shown)}; another call is compiled anew"
+        )
     return tuple(lines)
 
 
@@ -142,12 +145,12 @@ def _largest(planned: Sizes, facts: SizeFacts, limit: int, peak: Callable[[Sizes
     factor = _most(lambda factor: fits(_scaled(planned, factor, facts)), _MOST_TIMES)
     sizes = _scaled(planned, factor, facts)
     for name in sizes:
-        factor = _most(lambda factor, name=name: fits(_grown(sizes, name, factor, facts)), 4.0)  # type: ignore[misc]
-        sizes = _grown(sizes, name, factor, facts)
+        grown = partial(_grown, sizes, name, facts)
+        sizes = grown(_most(lambda factor, grown=grown: fits(grown(factor)), 4.0))  # type: ignore[misc]
     return sizes
 
 
-def _grown(sizes: Sizes, name: str, factor: float, facts: SizeFacts) -> dict[str, int]:
+def _grown(sizes: Sizes, name: str, facts: SizeFacts, factor: float) -> dict[str, int]:
     return {**sizes, name: _scaled(sizes, factor, facts)[name]}
 
 
