@@ -62,8 +62,9 @@ def test_no_program_serves_a_call_that_peaks_above_the_budget(frontend, kernel):
 
 
 def _bounds(graph: Any) -> dict[str, int]:
-    (line,) = [line for line in graph.guards if line.startswith("the budget of")]
-    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", line)}
+    lines = [line for line in graph.guards if line.startswith("the budget of")]
+    assert len(lines) == 1
+    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", lines[0])}
 
 
 def test_the_bound_is_where_the_peak_meets_the_budget():
