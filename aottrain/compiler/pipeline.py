@@ -37,6 +37,7 @@ from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.passes.collectives import talks, with_collectives
 from aottrain.compiler.passes.fuse_attention import fuse_attention
+from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
@@ -319,6 +320,8 @@ def _cut(
     running = _planned(joint, defined)
     plan = log.run("plan_partition", plan_for, running, options, defined)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
+    if options.kernel == "triton" and plan.limit is None:  # they hold some bytes more
+        parts = log.run("join_casts", join_casts, parts)
     return running, plan, parts, for_tangents(parts, defined)
 
 
