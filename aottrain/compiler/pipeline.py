@@ -320,8 +320,7 @@ def _cut(
     running = _planned(joint, defined)
     plan = log.run("plan_partition", plan_for, running, options, defined)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    if options.kernel == "triton" and plan.limit is None:  # they hold some bytes more
-        parts = log.run("join_casts", join_casts, parts)
+    parts = join_casts(parts) if options.kernel == "triton" and plan.limit is None else parts
     return running, plan, parts, for_tangents(parts, defined)
 
 

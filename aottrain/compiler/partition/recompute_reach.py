@@ -33,7 +33,7 @@ def far_reaching(
     nodes: what the backward needs, in program order; saved: what it is given of that, beside the inputs; demanded:
     what it reads itself.
     """
-    roots = {storage_root(node) for node in demanded}
+    roots = {storage_root(node) for node in demanded}  # an input is at hand in any case
     reads: dict[fx.Node, dict[fx.Node, int]] = {}  # of what is computed again: saved storages, with the bytes read
     found: set[fx.Node] = set()
     for node in nodes:
@@ -50,7 +50,7 @@ def far_reaching(
         if not may_save(node) or spec_of(node) is None:
             continue
         size = storage_bytes(node)
-        for_it = [read for leaf, read in own.items() if leaf in saved and leaf not in roots]
+        for_it = [read for leaf, read in own.items() if leaf.op == "call_function" and leaf not in roots]
         instead = len(for_it) > 1 and sum(for_it) >= size
         if instead or sum(own.values()) > _MOST_READ * max(size, *own.values(), 1):
             found.add(node)

@@ -78,7 +78,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 needs = dependencies.needs(sources, others)
                 if not dependencies.allows(unit, needs):
                     continue
-                if unit not in sources and _far_beside(candidate, products, dependencies):
+                if unit not in sources and not single and _far_beside(candidate, products, dependencies):
                     continue
                 if _frees_too_late(candidate, node, needs, dependencies, units, fusion):
                     continue
