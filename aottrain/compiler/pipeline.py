@@ -342,11 +342,9 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:
     """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
-    fusion, budget, modules = fusion_model(joint, options, defined), options.budget, options.modules
-    reserved, cost = options.reserved_bytes, options.cost
-    return plan_partition(
-        joint, options.partition, budget=budget, reserved_bytes=reserved, cost=cost, modules=modules, fusion=fusion
-    )
+    fusion, cost = fusion_model(joint, options, defined), options.cost
+    chosen = options.partition, options.budget, options.reserved_bytes
+    return plan_partition(joint, *chosen, cost=cost, modules=options.modules, fusion=fusion)
 
 
 def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:

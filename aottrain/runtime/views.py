@@ -18,8 +18,8 @@ from aottrain.ir.schedule import KernelCall, Schedule, touched_by
 
 @dataclass
 class Views:
-    """of: for views that are made from the memory that they lie in, the value that has it. left_out: views, and tuples of
-    them, that nothing reads by now."""
+    """of: for views that are made from the memory that they lie in, the value that has it. left_out: views, and tuples
+    of them, that nothing reads by now."""
 
     of: dict[fx.Node, fx.Node] = field(default_factory=dict)
     left_out: set[fx.Node] = field(default_factory=set)

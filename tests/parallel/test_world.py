@@ -151,6 +151,7 @@ def test_places_go_on_from_piece_to_piece(monkeypatch):
 
 def test_plans_take_the_link_that_is_configured(monkeypatch):
     monkeypatch.setattr(links, "_known", [links.Link()])
+
     def taken(world, **figures):
         config = RunConfig(parallel=ParallelConfig(**figures))
         return take_link(world, config, "default", torch.device("cpu"))

@@ -106,8 +106,8 @@ class Utils:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Stands for a compiled kernel where Triton's front end alone has seen the source. asm: what its machine code's text
-    would say of its arguments, with Triton's two scratch pointers."""
+    """Stands for a compiled kernel where Triton's front end alone has seen the source. asm: what the text of its
+    machine code would say of its arguments, with Triton's two scratch pointers."""
 
     run: Launcher
     function: int
@@ -143,9 +143,8 @@ def compiler_of(driver: Driver) -> Callable[..., Any]:
     return compile_kernel
 
 
-_KERNEL = ctypes.CFUNCTYPE(
-    ctypes.c_int, ctypes.c_void_p, *[ctypes.c_uint] * 7, ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p
-)
+_POINTER = ctypes.c_void_p
+_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, *[ctypes.c_uint] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER)
 failures: list[BaseException] = []  # of launches by the function below, which has no way to raise
 
 

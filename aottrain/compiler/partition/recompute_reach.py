@@ -39,7 +39,7 @@ def far_reaching(
     for node in nodes:
         if node.op != "call_function" or node in saved or is_size(node):
             continue
-        reads[node] = own = {}
+        own = reads[node] = dict[fx.Node, int]()
         for source in node.all_input_nodes:
             if source in reads and not _is_at_hand(source, saved):
                 taken = reads[source]

@@ -54,7 +54,12 @@ class Direct:
     it says how many kernels it has started: where not all, Triton starts the others."""
 
     def __init__(
-        self, functions: tuple[Any, int], kernels: Sequence[Kernel], num_buffers: int, parts: Sequence[int], index: int
+        self,
+        functions: tuple[Any, int],
+        kernels: Sequence[Kernel],
+        num_buffers: int,
+        parts: Sequence[int],
+        stream: Callable[[], int],
     ):
         function, start = functions
         self._kept: list[Any] = [kernel for kernel, _, _ in kernels]  # whose code stays loaded
@@ -71,25 +76,28 @@ class Direct:
         self._kept += [steps, offsets, whole]
         self.count = len(kernels)
         self._table, self._address, self._function = ctypes.c_void_p * num_buffers, ctypes.addressof(whole), function
-        self._index, self._stream = index, _current_stream()
+        self._stream = stream
 
     def __call__(self, buffers: Sequence[Tensor], scratch: int) -> int:
         table = self._table(*map(_pointer, buffers))
-        return self._function(self._address, self._stream(self._index), table, scratch)
+        return self._function(self._address, self._stream(), table, scratch)
 
 
 _pointer = Tensor.data_ptr
 
 
-def direct(kernels: Sequence[Kernel], num_buffers: int, parts: Sequence[int], index: int) -> Direct | None:
+def direct(
+    kernels: Sequence[Kernel], num_buffers: int, parts: Sequence[int], stream: Callable[[], int]
+) -> Direct | None:
     """None where Triton has to start them: no driver or C++ compiler, or kernels that take more than their buffers.
 
-    parts: where each piece of scratch memory starts within it, in bytes.
+    parts: where each piece of scratch memory starts within it, in bytes. stream: gives the handle of that on which the
+    device's work is queued.
     """
     if not all(_is_plain(kernel, len(places)) for kernel, _, places in kernels):
         return None
     start, function = driver_function(), _function()
-    return None if not start or function is None else Direct((function, start), kernels, num_buffers, parts, index)
+    return None if not start or function is None else Direct((function, start), kernels, num_buffers, parts, stream)
 
 
 @cache
@@ -130,10 +138,3 @@ def _num_arguments(kernel: Any) -> int:
         return -1
     parameters = [parameter for parameter in found[0].split(",") if parameter.strip()]
     return len(parameters) if all(re.match(r"\s*\.param\s+\.u64\b", parameter) for parameter in parameters) else -1
-
-
-def _current_stream() -> Callable[[int], int]:
-    """What gives the handle of the stream that work of a device is queued on."""
-    from triton.runtime.driver import driver
-
-    return driver.active.get_current_stream

@@ -131,7 +131,8 @@ class _Started:
             for each, (prepared, places, _) in zip(compiled, self.steps, strict=True)
             if each is not None
         ]
-        self.by_device[index] = direct(kernels, num_buffers, self.parts, index)
+        stream = partial(self.steps[0][0].driver.active.get_current_stream, index)
+        self.by_device[index] = direct(kernels, num_buffers, self.parts, stream)
 
 
 def _torch_type(name: str) -> torch.dtype:
