@@ -38,6 +38,7 @@ from aottrain.compiler.passes.choose_layouts import choose_layouts
 from aottrain.compiler.passes.chunk_loss_heads import chunk_loss_heads, find_loss_heads
 from aottrain.compiler.passes.collectives import talks, with_collectives
 from aottrain.compiler.passes.fuse_attention import fuse_attention
+from aottrain.compiler.passes.join_casts import join_casts
 from aottrain.compiler.passes.join_sums import join_sums
 from aottrain.compiler.passes.order_scatters import order_scatters
 from aottrain.compiler.passes.share_heads import share_heads
@@ -244,7 +245,7 @@ def rewrite(joint: JointGraph, passes: Sequence[Pass], log: StageLog) -> tuple[J
     undone: Decisions = {}
     for each in passes:
         before = joint
-        joint, decided[each.name] = log.run(each.name, each, before, check=_verify_rewritten)
+        joint, decided[each.name] = log.run(each.name, each, before, check=lambda made: _verify_whole(made.joint))
         if decided[each.name] and joint is not before:
             undone[each.name] = (_NO_ROOM,)
     return joint, decided, undone
@@ -323,6 +324,7 @@ def _cut(
     running = _planned(joint, defined)
     plan = log.run("plan_partition", plan_for, running, options, defined)
     parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
+    parts = join_casts(parts) if options.kernel == "triton" and plan.limit is None else parts
     return running, plan, parts, for_tangents(parts, defined)
 
 
@@ -344,11 +346,10 @@ def check_memory(joint: JointGraph, options: CompileOptions) -> None:
 
 def plan_for(joint: JointGraph, options: CompileOptions, defined: tuple[bool, ...] = ()) -> PartitionPlan:
     """The plan that these options ask for. defined: as `ir.graph.PartitionedGraph`."""
-    fusion, budget, modules = fusion_model(joint, options, defined), options.budget, options.modules
-    reserved, cost = options.reserved_bytes, options.cost
-    given: Any = {"budget": budget, "reserved_bytes": reserved, "cost": cost, "modules": modules, "fusion": fusion}
+    fusion, cost = fusion_model(joint, options, defined), options.cost
+    chosen = options.partition, options.budget, options.reserved_bytes
     with at_planned_sizes(joint, options):
-        return plan_partition(joint, options.partition, **given)
+        return plan_partition(joint, *chosen, cost=cost, modules=options.modules, fusion=fusion)
 
 
 def _planned(joint: JointGraph, defined: tuple[bool, ...]) -> JointGraph:
@@ -392,10 +393,6 @@ def functional_joint(step: CapturedStep, analysis: Analysis, log: StageLog | Non
 def functional_program(step: CapturedStep, analysis: Analysis, log: StageLog, linked: bool = False) -> JointGraph:
     joint = log.trace("trace_joint", trace_joint, step, analysis, linked)
     return log.trace("functionalize", functionalize, joint, check=_verify_whole)
-
-
-def _verify_rewritten(rewritten: Rewritten) -> None:
-    _verify_whole(rewritten.joint)
 
 
 def _verify_whole(joint: JointGraph) -> None:

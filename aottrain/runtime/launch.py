@@ -24,7 +24,6 @@ from aottrain.ir.schedule import (
     Schedule,
     is_own_product,
     scratch_of,
-    touched_by,
 )
 from aottrain.ir.sizes.polynomials import is_open, likely
 from aottrain.ir.tensor import TensorSpec, sizes_text
@@ -37,6 +36,7 @@ from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocato
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
 from aottrain.runtime.open_arena import Place, open_blocks, open_layouts, span_bytes
+from aottrain.runtime.views import short_views
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
@@ -84,7 +84,7 @@ def render(
     names: dict[str, Any] = {
         **SIZE_NAMESPACE, "inf": float("inf"), "nan": float("nan"), 
         # No op is named like these, as one is called `empty`.
-        "run_laid_out": laid_out, "run_empty": torch.empty_strided,
+        "run_laid_out": laid_out, "run_empty": torch.empty_strided, "run_as_strided": torch.as_strided,
     }  # fmt: skip
     inputs = placeholders(graph)
     planned = {} if memory is None else dict(memory.offsets)
@@ -94,7 +94,8 @@ def render(
     if inputs:
         lines += [f"    {', '.join(node.name for node in inputs)}, = inputs", "    inputs.clear()"]
     returned = {node for node in results(graph) if node is not None}
-    last = last_uses(map(touched_by, schedule.calls))
+    views = short_views(graph, schedule)
+    last = last_uses(map(views.touched_by, schedule.calls))
     freed = freed_after(last, returned)
     unread = [node.name for node in inputs if node not in last and node not in returned and not is_size(node)]
     if unread:
@@ -121,8 +122,10 @@ def render(
         elif any(node in planned or node in residuals for node in schedule.written(call)):
             lines += _placed_call(call, schedule, planned, residuals, scratch_name, names)
             unbound.update({call}.difference(schedule.written(call)))
-        elif call.all_input_nodes[:1] and call.all_input_nodes[0] in unbound:
-            pass  # an item, which is there
+        elif call in views.left_out or (call.all_input_nodes[:1] and call.all_input_nodes[0] in unbound):
+            pass  # nothing reads it, or it is an item, which is there
+        elif call in views.of:
+            lines.append(views.text(call))
         elif call in schedule.in_place:
             own = ADDED_IN_PLACE.get(schedule.library(call))
             function = "own_index_add_" if own else str(IN_PLACE[call.target]).replace(".", "_")

@@ -7,6 +7,7 @@ of another device, more threads than the kernel's registers allow.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -73,6 +74,7 @@ class Log:
 
 
 _logs: list[Log] = []
+_handles: list[Launcher] = []  # of kernels, in the place of the driver's: number i + 1 is a function
 
 
 def install_driver(device: Device) -> Log:
@@ -104,10 +106,13 @@ class Utils:
 
 @dataclass(frozen=True)
 class Accepted:
-    """Stands for a compiled kernel where Triton's front end alone has seen the source."""
+    """Stands for a compiled kernel where Triton's front end alone has seen the source. asm: what the text of its
+    machine code would say of its arguments, with Triton's two scratch pointers."""
 
-    run: Callable[..., None]
-    function: str
+    run: Launcher
+    function: int
+    metadata: Any
+    asm: dict[str, str]
     packed_metadata: tuple[int, ...] = ()
 
     def launch_metadata(self, grid: Any, stream: Any, *arguments: Any) -> None:
@@ -128,10 +133,36 @@ def compiler_of(driver: Driver) -> Callable[..., Any]:
         backend.load_dialects(context)
         own = backend.get_codegen_implementation(chosen), backend.get_module_map()
         source.make_ir(target, chosen, *own, context)
-        metadata = SimpleNamespace(**{**chosen.__dict__, "name": source.name})
-        return Accepted(Launcher(driver, source, metadata), source.name)
+        metadata = SimpleNamespace(**{**chosen.__dict__, "name": source.name, "shared": 0})
+        launcher = Launcher(driver, source, metadata)
+        _handles.append(launcher)
+        kinds = ["64" if kind.startswith("*") else "32" for kind in launcher.types if kind != "constexpr"]
+        text = ", ".join(f".param .u{bits} p{i}" for i, bits in enumerate([*kinds, "64", "64"]))
+        return Accepted(launcher, len(_handles), metadata, {"ptx": f".visible .entry {source.name}({text})"})
 
     return compile_kernel
+
+
+_POINTER = ctypes.c_void_p
+_KERNEL = ctypes.CFUNCTYPE(ctypes.c_int, _POINTER, *[ctypes.c_uint] * 7, _POINTER, ctypes.POINTER(_POINTER), _POINTER)
+failures: list[BaseException] = []  # of launches by the function below, which has no way to raise
+
+
+@_KERNEL
+def launch_kernel(handle: Any, x: int, *rest: Any) -> int:
+    """Stands for cuLaunchKernel: 0, or 1 where the launch is refused."""
+    y, z, threads, _, _, _, stream, arguments, _ = rest
+    launcher = _handles[handle - 1]
+    assert threads == 32 * launcher.metadata.num_warps
+    pointers = [ctypes.c_void_p.from_address(arguments[i]).value or 0 for i in range(len(launcher.types))]
+    nulls = [ctypes.c_void_p.from_address(arguments[len(pointers) + i]).value for i in range(2)]
+    try:
+        assert nulls == [None, None]
+        launcher(x, y, z, stream or 0, handle, (), None, None, None, *pointers)
+    except BaseException as error:
+        failures.append(error)
+        return 1
+    return 0
 
 
 class Driver(GPUDriver):
@@ -184,7 +215,8 @@ class Launcher:
         leave: Any, *arguments: Any,
     ) -> None:  # fmt: skip
         device, log = self.driver.device, self.driver.log
-        assert (y, z) == (1, 1) and len(arguments) == len(self.types) and function == self.metadata.name
+        assert (y, z) == (1, 1) and len(arguments) == len(self.types)
+        assert function == self.metadata.name or _handles[function - 1] is self
         current = device.native.current_device()
         if stream and stream != device.native.current_stream(current):
             raise LaunchError(f"{self.name}: stream {stream} is not the current one of device {current}")

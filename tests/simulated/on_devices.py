@@ -7,7 +7,9 @@ only a device shows: where work is queued, what a graph records, what memory is 
 from __future__ import annotations
 
 import copy
+import ctypes
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,11 +20,12 @@ import aottrain
 from aottrain.compiler.optimizers import SGD, AdamW, Lion
 from aottrain.compiler.passes import chunk_loss_heads as loss_head
 from aottrain.errors import UnsupportedError
-from aottrain.runtime.cuda import triton_launch
+from aottrain.runtime.cuda import direct, triton_launch
 from tests.numerics.comparison import assert_same
 from tests.numerics.tolerance import assert_close
 from tests.runtime.test_on_a_gpu import Block, train
 from tests.sampling import WHOLE
+from tests.simulated import driver
 from tests.simulated.judging import CHIPS, judge
 
 pytestmark = pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
@@ -307,3 +310,70 @@ def test_a_kernel_for_all_sizes_is_compiled_once_and_launched_on_as_many_program
     forward = [launch for launch in launches.launches if launch.name == "triton_native_layer_norm_sum"]
     assert len({launch.kernel for launch in forward}) == 1
     assert [launch.programs for launch in forward] == [4 * length for length in lengths]
+
+
+@pytest.fixture
+def by_the_driver(monkeypatch):
+    """Kernels are started by the driver's own function, which is the simulation's."""
+    address = ctypes.cast(driver.launch_kernel, ctypes.c_void_p).value
+    monkeypatch.setattr(direct, "driver_function", lambda: address)
+    driver.failures.clear()
+    started = []
+    original = direct.Direct.__call__
+
+    def counted(self, *arguments):
+        started.append(original(self, *arguments))
+        return started[-1]
+
+    monkeypatch.setattr(direct.Direct, "__call__", counted)
+    yield started
+    assert not driver.failures
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_kernels_started_by_the_driver_compute_the_same(dropout, by_the_driver, launches):
+    model = Block(WIDTH).cuda()
+    mine, other = compiled(model), compiled(copy.deepcopy(model))
+    x = batch()
+    for _ in range(3):
+        torch.manual_seed(1)
+        launches.clear()
+        mine(x, dropout).backward()
+        found, names = gradients(model), [launch.name for launch in launches.launches]
+    assert sum(by_the_driver) == 2 * len(names) > 16  # all but those of the first call
+    torch.manual_seed(1)
+    plain = other
+    plain(x, dropout).backward()
+    for got, right in zip(found, gradients(plain), strict=True):
+        assert torch.equal(got.cpu(), right.cpu())
+
+
+def test_where_an_address_is_odd_or_the_driver_refuses_triton_starts_it(by_the_driver, launches):
+    call, whole = compiled(lambda x: x.sin() * 2 + 1), batch().flatten()
+    for x in (whole[:64], whole[:64]):
+        assert_close(call(x), x.sin() * 2 + 1)
+    assert by_the_driver == [1]
+    (known,) = [each for each in gc.get_objects() if isinstance(each, direct.Direct)][-1:]
+    assert known([whole[1:65], whole[:64]], 0) == 0
+    refusing = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 11)(lambda *_: 1)
+    address = ctypes.cast(refusing, ctypes.c_void_p).value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct, "driver_function", lambda: address)
+        call = compiled(lambda x: x.cos() * 3 + 1)
+        for _ in range(2):
+            assert_close(call(whole), whole.cos() * 3 + 1)
+    assert by_the_driver == [1, 0, 0]
+
+
+def test_a_kernel_of_other_arguments_is_left_to_triton():
+    def made(text, **metadata):
+        plain = {"num_ctas": 1, "num_warps": 4, "shared": 0, **metadata}
+        return SimpleNamespace(function=1, asm={"ptx": text}, metadata=SimpleNamespace(**plain))
+
+    text = ".visible .entry k(\n.param .u64 .ptr .global .align 1 k_0,\n.param .u64 k_1\n)\n.reqntid 128"
+    assert direct._is_plain(made(text), 2) and direct._is_plain(made(text), 1)
+    assert not direct._is_plain(made(text), 3)
+    assert not direct._is_plain(made(text.replace("u64 k_1", "u32 k_1")), 2)
+    assert not direct._is_plain(made(text + text), 2) and not direct._is_plain(made(""), 0)
+    for other in ({"num_ctas": 2}, {"launch_pdl": True}, {"global_scratch_size": 64}):
+        assert not direct._is_plain(made(text, **other), 2)

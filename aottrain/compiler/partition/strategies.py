@@ -16,6 +16,7 @@ from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel
 from aottrain.compiler.partition.policy import Policy, ask, policy_name
 from aottrain.compiler.partition.recompute_chains import ends_of_chains
+from aottrain.compiler.partition.recompute_reach import far_reaching
 from aottrain.compiler.partition.stored import fitted
 from aottrain.ir.analysis.reach import ancestors, descendants
 from aottrain.ir.graph import (
@@ -186,17 +187,24 @@ def recompute_all(demand: Demand) -> PartitionPlan:
 
 def min_cut(demand: Demand, strategy: str = "min_cut", alone: Callable[[fx.Node], bool] | None = None) -> PartitionPlan:
     """The fewest bytes such that no matrix product, convolution or attention is computed twice, nor a long chain of
-    reductions. alone: where all else runs as kernels, what does not, and is as little computed twice."""
+    reductions, and nothing is from many saved values. alone: where all else runs as kernels, what does not, and is as
+    little computed twice."""
     once = {node for node in demand.region if _runs_once(node, demand)}
     again = {node for node in demand.region - once if alone is not None and _is_work(node, demand) and alone(node)}
     ends = {node for node in _chain_ends(demand, once | again) if node not in demand.marks}
+    saved, wide = _cut(demand, once | again | ends), set[fx.Node]()
+    while more := _far_reaching(demand, saved) - once - again - ends - wide:
+        wide |= more
+        saved = _cut(demand, once | again | ends | wide)
 
     def reason(node: fx.Node) -> str:
         if producer_of(node) in again and not _must_save(node, demand):
             return f"{info(producer_of(node)).label}: no cheap part of a kernel"
+        if node in wide and not _must_save(node, demand):
+            return "bounds recompute: it would be made again from many values, which are read for it"
         return _cut_reason(node, demand, once | ends)
 
-    return _plan(strategy, demand, _cut(demand, once | again | ends), reason)
+    return _plan(strategy, demand, saved, reason)
 
 
 def _is_work(node: fx.Node, demand: Demand) -> bool:
@@ -210,6 +218,15 @@ def _chain_ends(demand: Demand, banned: set[fx.Node]) -> set[fx.Node]:
     nodes = demand.in_order(demand.forward)
     once = {node for node in nodes if node in banned or producer_of(node) in banned or _must_save(node, demand)}
     return {node for node in ends_of_chains(nodes, demand.region, once) if _may_save(node)}
+
+
+def _far_reaching(demand: Demand, saved: set[fx.Node]) -> set[fx.Node]:
+    nodes = demand.in_order(ancestors(demand.demanded, stop=saved) & demand.region)
+
+    def may_save(node: fx.Node) -> bool:
+        return _may_save(node) and node not in demand.marks and info(node).kind is not OpKind.RANDOM
+
+    return far_reaching(nodes, saved, set(demand.demanded), may_save)
 
 
 def checkpoint(joint: JointGraph, modules: Sequence[str] = ()) -> PartitionPlan:

@@ -23,11 +23,14 @@ import torch
 from torch import Tensor
 
 from aottrain.errors import ConfigError
+from aottrain.runtime.cuda.direct import Direct, direct
 from aottrain.runtime.multi_tensor import Run, TensorTables
 from aottrain.toolchain.cache import cache_folder, is_own, private_folder, say_once
 
 Launch = Callable[..., None]  # of the tensors, and of the sizes of a call where each has its own
 _MOST_INT32 = 1 << 31
+_PART = 256  # bytes: pieces of scratch memory start at multiples of it
+_fresh = torch.empty
 
 _ON_A_CPU = (
     "kernel='triton' needs a CUDA device; on a CPU Triton only interprets kernels, slowly and for tests: set "
@@ -78,17 +81,58 @@ def triton_launch(source: str) -> Launch:
             steps.append((kernel[(programs, 1, 1)], positions, settings))
         else:
             steps.append((_Prepared(kernel, programs, settings), positions, {}))
-    run = _interpreted if interpreted else _launched
-    if not interpreted and not scratch and len(steps) == 1 and steps[0][1] == list(range(len(steps[0][1]))):
-        start, *_ = steps[0]
-        if torch.cuda.device_count() == 1:  # most kernels of a step, and a step starts hundreds
-            return lambda tensors: start(*tensors)
+    if not interpreted:
+        return _Started(steps, scratch)
 
     def launch(tensors: Sequence[Tensor]) -> None:
         scratch_tensors = [torch.empty(count, dtype=dtype, device=tensors[0].device) for dtype, count in scratch]
-        run(steps, [*tensors, *reversed(scratch_tensors)])
+        _interpreted(steps, [*tensors, *reversed(scratch_tensors)])
 
     return launch
+
+
+class _Started:
+    """A module's kernels in order. Once Triton has compiled them all for a device, one call starts all of them there;
+    what that call does not start, Triton does."""
+
+    def __init__(self, steps: Sequence[tuple[_Prepared, list[int], dict[str, Any]]], scratch: Sequence[Any]):
+        self.steps, self.scratch = steps, scratch
+        self.parts, self.scratch_bytes = [], 0
+        for dtype, count in scratch:
+            self.parts.append(self.scratch_bytes)
+            self.scratch_bytes += -(-count * dtype.itemsize // _PART) * _PART
+        self.by_device: dict[int, Direct | None] = {}
+        self.guarded = torch.cuda.device_count() != 1
+        self.is_watched = steps[0][0].is_watched
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        first, done = tensors[0], 0
+        index = first.get_device()
+        memory = _fresh(self.scratch_bytes, dtype=torch.uint8, device=first.device) if self.scratch_bytes else None
+        known = self.by_device.get(index)
+        if known is not None and not (self.guarded and index != torch.cuda.current_device()) and not self.is_watched():
+            done = known(tensors, 0 if memory is None else memory.data_ptr())
+            if done == known.count:
+                return
+        scratch: list[Tensor] = []
+        if memory is not None:
+            pieces = zip(self.parts, self.scratch, strict=True)
+            scratch = [memory[at : at + count * dtype.itemsize].view(dtype) for at, (dtype, count) in pieces]
+        _launched(self.steps[done:], [*tensors, *reversed(scratch)])
+        if index not in self.by_device:
+            self._prepare(index, len(tensors))
+
+    def _prepare(self, index: int, num_buffers: int) -> None:
+        compiled = [prepared.compiled.get(index) for prepared, _, _ in self.steps]
+        if any(each is None for each in compiled):
+            return
+        kernels = [
+            (each[0], prepared.programs, places)
+            for each, (prepared, places, _) in zip(compiled, self.steps, strict=True)
+            if each is not None
+        ]
+        stream = partial(self.steps[0][0].driver.active.get_current_stream, index)
+        self.by_device[index] = direct(kernels, num_buffers, self.parts, stream)
 
 
 def _torch_type(name: str) -> torch.dtype:
@@ -145,9 +189,8 @@ class _Prepared:
         from triton.runtime.driver import driver
 
         self.kernel, self.options, self.programs = kernel, options, programs
-        self.compiled: dict[
-            int, tuple[Any, Any, Any]
-        ] = {}  # by device: what launches, the function, what Triton packed
+        # By device: what Triton compiled, what launches it, the function, what Triton packed.
+        self.compiled: dict[int, tuple[Any, Any, Any, Any]] = {}
         self.settings, self.driver = knobs.runtime, driver
 
     def __call__(self, *tensors: Tensor) -> None:
@@ -162,16 +205,16 @@ class _Prepared:
         index = tensors[0].device.index
         compiled = self.compiled.get(index)
         small = not numbers or max(numbers) < _MOST_INT32  # a larger one is of another type, and another kernel
-        if compiled is None or bits % 16 or not small or self._is_watched():
+        if compiled is None or bits % 16 or not small or self.is_watched():
             kernel = self.kernel[(programs, 1, 1)](*tensors, *numbers, **self.options)
             if bits % 16 == 0 and small and hasattr(kernel, "packed_metadata"):
-                self.compiled[index] = kernel.run, kernel.function, kernel.packed_metadata
+                self.compiled[index] = kernel, kernel.run, kernel.function, kernel.packed_metadata
             return
-        start, function, metadata = compiled
+        _, start, function, metadata = compiled
         stream = self.driver.active.get_current_stream(index)
         start(programs, 1, 1, stream, function, metadata, None, None, None, *addresses, *numbers)
 
-    def _is_watched(self) -> bool:
+    def is_watched(self) -> bool:
         """Whether a profiler of Triton's wants to hear of each launch."""
         before, after = self.settings.launch_enter_hook, self.settings.launch_exit_hook
         return bool(getattr(before, "calls", before) or getattr(after, "calls", after))

@@ -56,9 +56,14 @@ def node_bytes(node: fx.Node) -> int:
         return 0
     written = _value_bytes(node)
     read = [_value_bytes(source) for source in node.all_input_nodes]
-    if getattr(node.target, "overloadpacket", None) in _LOOKUPS:
+    if is_lookup(node):
         read[0] = min(read[0], written)
     return written + sum(read)
+
+
+def is_lookup(node: fx.Node) -> bool:
+    """Whether a call reads rows or elements of its first input alone."""
+    return getattr(node.target, "overloadpacket", None) in _LOOKUPS
 
 
 def node_seconds(node: fx.Node) -> float:

@@ -15,7 +15,7 @@ from torch import fx
 from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.schedule.grouping.groups import Group, Placement, start
 from aottrain.compiler.schedule.grouping.inlining import inline
-from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
+from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums, readers_of
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, find_place, joins
 from aottrain.ir.graph import calls, info, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
@@ -27,6 +27,8 @@ _MOST_SIBLINGS = 3
 # later. Else all gradients of a weight that is used several times would be held until the last one is there.
 _FREED_BYTES = 1 << 20
 _FAR = 8
+# Nor is a value made beside others that only read the same, so many products before it is needed: it would be held.
+_FAR_BESIDE = 3
 
 
 def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
@@ -41,6 +43,7 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     units: list[Group | None] = []
     effects: list[fx.Node] = []
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
+    products: list[int] = []
     border = 0  # the first unit that may still grow
     for node in filter(inlined.needed.__contains__, calls(graph)):
         rules = inlined.rules_of(node)
@@ -75,6 +78,8 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                 needs = dependencies.needs(sources, others)
                 if not dependencies.allows(unit, needs):
                     continue
+                if unit not in sources and not single and _far_beside(candidate, products, dependencies):
+                    continue
                 if _frees_too_late(candidate, node, needs, dependencies, units, fusion):
                     continue
                 if _joins_with(candidate, node, rules, others, fusion):
@@ -95,8 +100,9 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
             dependencies.new(dependencies.closure(sources))
             units.append(None)
             dependencies.unit_of[node] = len(units) - 1
-            if local and info(node).kind is OpKind.COMPUTE:
-                border = len(units)
+            if info(node).kind is OpKind.COMPUTE:
+                products.append(len(units) - 1)
+                border = len(units) if local else 0
             continue
         fusion.group_of[node] = group
         dependencies.unit_of[node] = group.number
@@ -125,14 +131,20 @@ def _frees_too_late(
     members = {member.node for member in group.members}
 
     def dies(root: fx.Node) -> bool:
-        return root.op == "call_function" and members.union((node,)).issuperset(_readers(root))
+        return root.op == "call_function" and members.union((node,)).issuperset(readers_of(root))
 
     read = sum(storage_bytes(root) for root in group.reads if dies(root))
-    kept = sum(storage_bytes(value) for value in group.values if not members.issuperset(_readers(value)))
+    kept = sum(storage_bytes(value) for value in group.values if not members.issuperset(readers_of(value)))
     if read - kept >= _FREED_BYTES:
         last = group.members[-1].node.name
         fusion.reasons[node.name] = f"not with {last}: {read - kept} bytes would be freed much later"
     return read - kept >= _FREED_BYTES
+
+
+def _far_beside(group: Group, products: Sequence[int], dependencies: Dependencies) -> bool:
+    """Whether products come between a group, as soon as all that it needs is there, and the latest call."""
+    ready = max(group.number, dependencies.ancestors[group.number].bit_length() - 1)
+    return len(products) >= _FAR_BESIDE and products[-_FAR_BESIDE] > ready
 
 
 def _shared(rules: Sequence[Rule]) -> list[fx.Node]:
@@ -165,21 +177,10 @@ def _unit_of_readers(node: fx.Node, dependencies: Dependencies) -> int:
     by the earlier one and read again.
     """
     units: set[int] = set()
-    for user in _readers(node):
+    for user in readers_of(node):
         others = [dependencies.unit_of[source] for source in user.all_input_nodes if source in dependencies.unit_of]
         units.add(max(others, default=-1))
     return units.pop() if len(units) == 1 else -1
-
-
-def _readers(node: fx.Node) -> list[fx.Node]:
-    """What reads it, through whatever views."""
-    readers: list[fx.Node] = []
-    for user in node.users:
-        if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
-            readers += _readers(user)
-        else:
-            readers.append(user)
-    return readers
 
 
 def one_kernel(first: fx.Node, second: fx.Node) -> bool:

@@ -21,7 +21,8 @@ def merge_pairs(fusion: Fusion, dependencies: Dependencies, local: bool) -> None
     """Make one group of a group and one that reads what it makes, where all of both fits into one loop nest.
 
     Calls join groups in program order, each one group: where a value is made from two groups, one of them is written
-    and read again. The reader waits for no library call that the maker does not wait for, so nothing lives longer.
+    and read again. The reader waits for no library call that the maker does not wait for, so nothing lives longer; or
+    no more bytes do than are no longer written, as where a norm is computed again beside its gradient.
     local: as of `fuse`.
     """
     groups = {group.number: group for group in fusion.groups}
@@ -39,7 +40,9 @@ def merge_pairs(fusion: Fusion, dependencies: Dependencies, local: bool) -> None
             tried.add(key)
             between = dependencies.lies_between(number, reader.number)
             waits = above[reader.number] & ~above[number] & waiting
-            if not between and not waits and not any(number < unit < reader.number for unit in borders):
+            if waits and (local or not _is_worth_waiting(groups[number], reader)):
+                continue
+            if not between and not any(number < unit < reader.number for unit in borders):
                 merged = _both(groups[number], reader, fusion.inlined)
                 if merged is not None:
                     return groups[number], merged
@@ -53,6 +56,17 @@ def merge_pairs(fusion: Fusion, dependencies: Dependencies, local: bool) -> None
             del groups[maker.number]
             _made_one(merged, fusion)
     fusion.groups = [groups[group.number] for group in fusion.groups if group.number in groups]
+
+
+def _is_worth_waiting(maker: Group, reader: Group) -> bool:
+    """Whether one kernel moves fewer bytes, and what lives until the reader runs, for the maker's sake alone, is no
+    more than what the reader alone reads of the maker's results."""
+    makes, reads = ({member.node for member in group.members} for group in (maker, reader))
+    last = [root for root in maker.reads if root not in reader.reads and makes.issuperset(readers_of(root))]
+    gone = [value for value in maker.values if reads.union(makes).issuperset(readers_of(value))]
+    saved = sum(storage_bytes(value) for value in gone if value in reader.reads)
+    shared = sum(storage_bytes(root) for root in maker.reads if root in reader.reads)
+    return shared + saved >= _WORTH_MERGING and sum(map(storage_bytes, last)) <= saved
 
 
 def _made_one(merged: Group, fusion: Fusion) -> None:
@@ -87,6 +101,17 @@ def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
                 fusion.groups = [merged if g is group else g for g in fusion.groups if g is not other]
                 _made_one(merged, fusion)
                 break
+
+
+def readers_of(node: fx.Node) -> list[fx.Node]:
+    """What reads it, through whatever views."""
+    readers: list[fx.Node] = []
+    for user in node.users:
+        if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
+            readers += readers_of(user)
+        else:
+            readers.append(user)
+    return readers
 
 
 def _maker(root: fx.Node) -> fx.Node:
