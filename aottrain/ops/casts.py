@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from aottrain.compat import copy_all
+
 _library = torch.library.Library("aottrain", "FRAGMENT")
 _library.define("cast_many(Tensor[] values, ScalarType dtype) -> Tensor[]")
 
@@ -14,7 +16,7 @@ _library.define("cast_many(Tensor[] values, ScalarType dtype) -> Tensor[]")
 def _cast_many(values: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """Dense tensors of one type, in another one and laid out alike. On CUDA a few kernels do all."""
     results = [torch.empty_like(value, dtype=dtype) for value in values]
-    torch._foreach_copy_(results, list(values))
+    copy_all(results, list(values))
     return results
 
 

@@ -81,7 +81,9 @@ def _is_plain_cast(node: fx.Node) -> bool:
     """Whether a call only changes the type, of a dense tensor of a size that is known, to or from a half."""
     if node.target is not aten._to_copy.default or not {"dtype"} <= set(node.kwargs) <= _KEYWORDS:
         return False
-    made, source = spec_of(node), spec_of(node.args[0])  # type: ignore[arg-type]
+    if not isinstance(node.args[0], fx.Node):
+        return False  # a number
+    made, source = spec_of(node), spec_of(node.args[0])
     if made is None or source is None or made.symbolic is not None or made.device != source.device:
         return False
     dense = made.nbytes == math.prod(made.shape) * made.dtype.itemsize

@@ -51,6 +51,14 @@ def test_under_a_budget_each_is_on_its_own():
     assert CAST_MANY not in forward and CAST_MANY not in backward
 
 
+def test_a_number_in_a_tensors_place_is_left():
+    program = Golden(
+        lambda: (lambda x: torch.vmap(lambda t: t.sin() * -0.0)(x), (torch.randn(1 << 9, requires_grad=True),)),
+        {"kernel": "triton"},
+    )
+    assert compiled(program)["decided"].fused
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_values_are_those_of_single_casts(dtype):
     values = [torch.randn(7, 5) * 1e5, torch.randn(64).mul(1e-8), torch.tensor([float("inf"), float("nan"), -0.0])]

@@ -41,9 +41,8 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
     inlined = fusion.inlined
     readers: dict[fx.Node, list[Group]] = {}
     units: list[Group | None] = []
-    effects: list[fx.Node] = []
+    effects, products = list[fx.Node](), list[int]()
     counters: list[int] = []  # groups that began as one number made of inputs, as each norm's count of batches
-    products: list[int] = []
     border = 0  # the first unit that may still grow
     for node in filter(inlined.needed.__contains__, calls(graph)):
         rules = inlined.rules_of(node)
@@ -76,9 +75,8 @@ def fuse(graph: fx.Graph, local: bool = False) -> Fusion:
                     continue
                 others = [other for other in floating if other is not candidate]
                 needs = dependencies.needs(sources, others)
-                if not dependencies.allows(unit, needs):
-                    continue
-                if unit not in sources and not single and _far_beside(candidate, products, dependencies):
+                beside = unit not in sources and not single
+                if not dependencies.allows(unit, needs) or (beside and _far_beside(candidate, products, dependencies)):
                     continue
                 if _frees_too_late(candidate, node, needs, dependencies, units, fusion):
                     continue
