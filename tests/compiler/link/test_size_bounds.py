@@ -109,16 +109,16 @@ def test_what_is_padded_up_has_a_program_for_each_size():
     assert len(call.report.graphs) == 2 and all("holds for" in each.guards[-1] for each in call.report.graphs)
 
 
-def test_a_product_that_shrinks_with_one_of_its_sizes_has_a_program_for_each():
-    """It is larger at the traced sizes than at the least ones, and larger yet where one of them is small."""
+def test_what_shrinks_with_one_of_its_sizes_has_a_program_for_each():
+    """A difference of sizes is 0 at the least ones, and largest where one of them is large alone."""
 
-    def padded(x: Tensor) -> Tensor:
-        gap = x.new_zeros(400 - x.shape[0], x.shape[1])
-        return torch.cat([x, gap]).sum() + gap.exp().sin().square().sum()
+    def padded(x: Tensor, y: Tensor) -> Tensor:
+        gap = x.new_zeros(x.shape[0] - y.shape[0], 16)
+        return torch.cat([y, gap.exp().sin()]).square().sum() + x.sum()
 
-    call = aottrain.compile(padded, capture="trace", dynamic=True, kernel="aten", budget="16MiB")
-    for shape in ((100, 100), (20, 100), (100, 100)):
-        call(torch.randn(shape, requires_grad=True)).backward()
+    call = aottrain.compile(padded, capture="trace", dynamic=True, kernel="aten", budget="1MiB")
+    for rows in ((100, 90), (100, 20), (100, 90)):
+        call(*(torch.randn(each, 16, requires_grad=True) for each in rows)).backward()
     assert len(call.report.graphs) == 2 and all("holds for" in each.guards[-1] for each in call.report.graphs)
 
 
