@@ -77,7 +77,6 @@ class StateGuard:
 
     def __init__(self, target: Any, arguments: Iterable[Any] = ()):
         self.lost = self._released = False
-        self.reachable: set[int] = set()
         self._functions: dict[types.CodeType, list[types.FunctionType]] = {}  # known and not yet run
         self._ran: set[types.CodeType] = set()
         self._packages: set[str] = set()  # those that these functions come from
@@ -87,9 +86,8 @@ class StateGuard:
         self._compared: tuple[int, Comparison] | None = None
         self._differs: Differs | None = None  # what differed when this was last asked
         self._tensors: list[tuple[Callable[[], Tensor | None], tuple[Any, ...]]] = []
-        self._copies: list[tuple[Any, Any]] = []
-        self._items: list[tuple[Any, list[int]]] = []
-        self.seen: set[int] = set()
+        self._copies, self._items = list[tuple[Any, Any]](), list[tuple[Any, list[int]]]()
+        self.reachable, self.seen = set[int](), set[int]()
         self._classes: set[type] = set()
         self._caches: list[tuple[Any, int]] = []
         self._contents: list[tuple[Callable[[], bytes], bytes]] = []
@@ -177,15 +175,14 @@ class StateGuard:
         before, ran = sys.getprofile(), self._ran
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
-            if event == "call":
-                if frame.f_code not in ran:
-                    sys.setprofile(None)  # not this one's own calls
-                    try:
-                        self._run(frame)
-                    finally:
-                        sys.setprofile(watch)
-            elif event != "c_call":  # half of all events: nobody asks what returns
+            if event not in ("call", "c_call"):  # half of all events: nobody asks what returns
                 return
+            if event == "call" and frame.f_code not in ran:
+                sys.setprofile(None)  # not this one's own calls
+                try:
+                    self._run(frame)
+                finally:
+                    sys.setprofile(watch)
             if before is not None:
                 before(frame, event, called)
 

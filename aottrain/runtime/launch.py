@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.analysis.liveness import freed_after, last_uses
+from aottrain.ir.analysis.views import short_views
 from aottrain.ir.graph import info, is_size, module_of, placeholders, results, source_of, spec_of, value_of
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.ops import OpKind
@@ -36,7 +37,6 @@ from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocato
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
 from aottrain.runtime.open_arena import Place, open_blocks, open_layouts, span_bytes
-from aottrain.runtime.views import short_views
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}

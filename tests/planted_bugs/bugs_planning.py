@@ -7,6 +7,7 @@ from aottrain.compiler.absent import step_time
 from aottrain.compiler.link import size_bounds
 from aottrain.config import effect, schema
 from aottrain.ir import tensor
+from aottrain.ir.sizes import rising
 from aottrain.measure import links, stopwatch
 from aottrain.metrics.guest import Guest
 from aottrain.tasks.planning import sharing
@@ -190,15 +191,15 @@ SIZES.edit(
     "a budget of bytes bounds no sizes",
     "tests/compiler/link/test_size_bounds.py::test_no_program_serves_a_call_that_peaks_above_the_budget[trace-aten]",
     size_bounds.bound_sizes,
-    "if _bounds_bytes(options) and plan.limit is not None:",
+    "if _bounds_bytes(options) and (limit := plan.limit) is not None:",
     "if False:",
 )
 SIZES.edit(
     "sizes are bounded by twice the budget",
     BOUNDS.the_bound_is_where_the_peak_meets_the_budget,
-    size_bounds._largest,
-    "return peak(sizes) <= limit",
-    "return peak(sizes) <= 2 * limit",
+    size_bounds.bound_sizes,
+    "peak(sizes) <= limit",
+    "peak(sizes) <= 2 * limit",
 )
 SIZES.edit(
     "a budget is planned for the call that is traced",
@@ -211,8 +212,29 @@ SIZES.edit(
     "what is larger for small sizes is bounded as the rest",
     BOUNDS.what_is_padded_up_has_a_program_for_each_size,
     size_bounds._grows,
-    "return all(storage_bytes(node) >= least for node, least in zip(nodes, smallest, strict=True))",
+    "return all(rises(num_bytes, least) for num_bytes in _storage_sizes(graph))",
     "return True",
+)
+SIZES.edit(
+    "a size that is subtracted is taken to rise",
+    "tests/ir/test_rising.py::test_what_may_fall_is_not_taken_to_rise",
+    rising._least_of_two,
+    "and left >= 0 and right >= 0:",
+    "and right >= 0:",
+)
+SIZES.edit(
+    "numbers that no memory follows from are bounded",
+    BOUNDS.a_number_that_no_memory_follows_from_is_not_bounded,
+    size_bounds.bound_sizes,
+    "if name in sized:",
+    "if True:",
+)
+SIZES.edit(
+    "sizes are bounded from the planned ones on where these do not fit",
+    BOUNDS.where_the_planned_sizes_do_not_fit_the_traced_ones_are_bounded,
+    size_bounds._largest,
+    "start = planned if fits(planned) else facts.hints",
+    "start = planned",
 )
 SIZES.edit(
     "the peak at other sizes is that of the call that was traced",

@@ -175,7 +175,7 @@ ARENAS.edit(
 ARENAS.edit(
     "results lie in the arena",
     MEMORY.what_is_returned_is_never_used_again,
-    memory.plan_memory,
+    memory.find_lives,
     "escaping = {memory_of(node) for node in values[:num_outputs] if node is not None}",
     "escaping = set()",
 )

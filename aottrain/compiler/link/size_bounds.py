@@ -3,8 +3,8 @@
 It is planned for the largest sizes that are known: those that the caller named (`mark_dynamic(..., max=)`), else those
 of the call that is traced. From there the sizes are scaled up while the predicted peak is within the budget, and what
 is found becomes guards of the program. A larger call is compiled anew, planned for its own sizes, or BudgetError says
-that no plan fits. Where a value is larger for smaller sizes, as what is padded up to a length, a program is for one
-size. A fraction of the peak bounds no bytes: it is of the plans for the call that was traced.
+that no plan fits. Where it is not proven that no value shrinks as sizes grow, as what is padded up to a length does, a
+program is for one size. A fraction of the peak bounds no bytes: it is of the plans for the call that was traced.
 
 What libraries take within themselves is measured for the call that is traced, and taken to grow as the operands and
 results of the call do.
@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
+from aottrain.compat import tree_flatten
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import size_facts, symbols_of
 from aottrain.compiler.link.backends import KernelPlan
@@ -26,9 +27,11 @@ from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import trace_memory
 from aottrain.compiler.options import CompileOptions
 from aottrain.errors import BudgetError, CompilerError
-from aottrain.ir.graph import JointGraph, PartitionedGraph, calls, storage_bytes
+from aottrain.ir.graph import JointGraph, PartitionedGraph, storage_bytes, value_of
 from aottrain.ir.plan import PartitionPlan
+from aottrain.ir.sizes.expressions import SizeExpression, size_of
 from aottrain.ir.sizes.polynomials import SizeFacts, sizes_at
+from aottrain.ir.sizes.rising import rises
 from aottrain.ir.units import format_bytes
 
 # How far beyond the planned sizes a budget is tried, and how close to the last size that fits.
@@ -60,7 +63,8 @@ def bound_sizes(
     parts: for the tangents that are expected.
     """
     facts = size_facts(joint.graph)
-    if facts is None:
+    sized = [] if facts is None else _sized(joint.graph)
+    if facts is None or not sized:
         return ()
 
     measured = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
@@ -72,18 +76,18 @@ def bound_sizes(
             schedules = [schedule for _, _, schedule in kernels.planned]
             return trace_memory(parts, options.reserved_bytes, workspace, schedules, kept or ()).peak_bytes
 
-    shown = [name for name, (least, most) in facts.ranges.items() if least != most]
     scaled = [_scaled(facts.hints, factor, facts) for factor in (0.5, 1.0, 2.0)]
-    peaks = {_text(sizes, shown): format_bytes(peak(sizes)) for sizes in scaled}
+    peaks = {_text(sizes, sized): format_bytes(peak(sizes)) for sizes in scaled}
     lines = [f"predicted peak {', '.join(f'{size} at {sizes}' for sizes, size in peaks.items())}"]
-    if _bounds_bytes(options) and plan.limit is not None:
+    if _bounds_bytes(options) and (limit := plan.limit) is not None:
         grows, bounds = _grows(joint.graph, facts), dict(facts.hints)
         if grows:
-            bounds = _largest(_planned(joint.graph, facts), facts, plan.limit, peak)
+            bounds = _largest(_planned(joint.graph, facts), facts, sized, lambda sizes: peak(sizes) <= limit)
         for name, symbol in symbols_of(parts.forward).items():
-            _require(symbol <= bounds[name] if grows else symbol == bounds[name])
-        held = f"{'up to' if grows else 'for'} {_text(bounds, shown)}"
-        lines.append(f"the budget of {format_bytes(plan.limit)} holds {held}; another call is compiled anew")
+            if name in sized:
+                _require(symbol <= bounds[name] if grows else symbol == bounds[name])
+        held = f"{'up to' if grows else 'for'} {_text(bounds, sized)}"
+        lines.append(f"the budget of {format_bytes(limit)} holds {held}; another call is compiled anew")
     return tuple(lines)
 
 
@@ -133,23 +137,22 @@ def _scaled(sizes: Sizes, factor: float, facts: SizeFacts) -> dict[str, int]:
     return scaled
 
 
-def _largest(planned: Sizes, facts: SizeFacts, limit: int, peak: Callable[[Sizes], int]) -> dict[str, int]:
-    """Sizes up to which all peaks are within the limit: the planned ones, or a multiple, and then each as much larger
-    as it may be beside the others."""
-
-    def fits(sizes: Sizes) -> bool:
-        return peak(sizes) <= limit
-
-    factor = _most(lambda factor: fits(_scaled(planned, factor, facts)), _MOST_TIMES)
-    sizes = _scaled(planned, factor, facts)
-    for name in sizes:
-        grown = partial(_grown, sizes, name, facts)
-        sizes = grown(_most(lambda factor, grown=grown: fits(grown(factor)), 4.0))  # type: ignore[misc]
+def _largest(planned: Sizes, facts: SizeFacts, names: Sequence[str], fits: Callable[[Sizes], bool]) -> dict[str, int]:
+    """Sizes up to which all fit: the planned ones, or a multiple, and then each as much larger as it may be beside the
+    others. Where the planned ones do not, by what libraries take in larger calls, from those of the traced call on."""
+    start = planned if fits(planned) else facts.hints
+    factor = _most(lambda factor: fits(_scaled(start, factor, facts)), _MOST_TIMES)
+    sizes = _scaled(start, factor, facts)
+    for name in names:
+        sizes = _widened(sizes, name, facts, fits)
     return sizes
 
 
-def _grown(sizes: Sizes, name: str, facts: SizeFacts, factor: float) -> dict[str, int]:
-    return {**sizes, name: _scaled(sizes, factor, facts)[name]}
+def _widened(sizes: Sizes, name: str, facts: SizeFacts, fits: Callable[[Sizes], bool]) -> dict[str, int]:
+    def grown(factor: float) -> dict[str, int]:
+        return {**sizes, name: _scaled(sizes, factor, facts)[name]}
+
+    return grown(_most(lambda factor: fits(grown(factor)), 4.0))
 
 
 def _most(fits: Callable[[float], bool], most: float) -> float:
@@ -164,12 +167,22 @@ def _most(fits: Callable[[float], bool], most: float) -> float:
 
 
 def _grows(graph: fx.Graph, facts: SizeFacts) -> bool:
-    """Whether all values are smallest where sizes are."""
-    nodes: Sequence[fx.Node] = calls(graph)
-    with sizes_at({name: least for name, (least, _) in facts.ranges.items()}):
-        smallest = [storage_bytes(node) for node in nodes]
-    with sizes_at(_greatest(facts)):
-        return all(storage_bytes(node) >= least for node, least in zip(nodes, smallest, strict=True))
+    """Whether all values are proven to be no smaller where a size is larger, so that a peak is not, either."""
+    least = {name: least for name, (least, _) in facts.ranges.items()}
+    return all(rises(num_bytes, least) for num_bytes in _storage_sizes(graph))
+
+
+def _sized(graph: fx.Graph) -> list[str]:
+    """The symbols that the bytes of some value follow from. Others, as a number of steps, bound no memory."""
+    return sorted({name for size in _storage_sizes(graph) for name in size.names})
+
+
+def _storage_sizes(graph: fx.Graph) -> set[SizeExpression]:
+    """Of all values, in bytes, where these are symbolic."""
+    leaves = [leaf for node in graph.nodes for leaf in tree_flatten(value_of(node))[0]]
+    dense = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided]
+    sizes = {size_of(leaf.untyped_storage().nbytes()) for leaf in dense}
+    return {size for size in sizes if isinstance(size, SizeExpression)}
 
 
 def _text(sizes: Sizes, shown: Sequence[str]) -> str:

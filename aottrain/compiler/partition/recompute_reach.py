@@ -19,6 +19,7 @@ from torch import fx
 
 from aottrain.compiler.partition.costs.op_cost import is_lookup
 from aottrain.ir.graph import is_size, spec_of, storage_bytes, storage_root, value_of, view_source
+from aottrain.ir.sizes.expressions import hint
 
 # So many times the bytes of the largest one alone: a value, and two of its size that were added to it.
 _MOST_READ = 3
@@ -49,7 +50,7 @@ def far_reaching(
                 own[leaf] = max(own.get(leaf, 0), size)
         if not may_save(node) or spec_of(node) is None:
             continue
-        size = storage_bytes(node)
+        size = hint(storage_bytes(node))
         for_it = [read for leaf, read in own.items() if leaf.op == "call_function" and leaf not in roots]
         instead = len(for_it) > 1 and sum(for_it) >= size
         if instead or sum(own.values()) > _MOST_READ * max(size, *own.values(), 1):
@@ -66,7 +67,7 @@ def _is_at_hand(node: fx.Node, saved: Set[fx.Node]) -> bool:
 
 def _bytes_read(node: fx.Node, source: fx.Node) -> int:
     """Of a table the rows that are looked up, of a view what it shows."""
-    size = min(storage_bytes(source), _bytes(source))
+    size = min(hint(storage_bytes(source)), _bytes(source))
     return min(size, _bytes(node)) if is_lookup(node) or view_source(node) is not None else size
 
 
@@ -74,4 +75,4 @@ def _bytes(node: fx.Node) -> int:
     value, spec = value_of(node), spec_of(node)
     if not isinstance(value, torch.Tensor) or spec is None:
         return 0
-    return storage_bytes(node) if spec.symbolic is not None else value.numel() * value.element_size()
+    return hint(storage_bytes(node) if spec.symbolic is not None else value.numel() * value.element_size())

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import aottrain
+from aottrain.compiler.link.size_bounds import _largest
+from aottrain.ir.sizes.polynomials import SizeFacts
 from tests.conformance.harness import FRONTENDS
 from tests.zoo import FeedForward, Trunk
 
@@ -105,6 +107,36 @@ def test_what_is_padded_up_has_a_program_for_each_size():
         x = torch.randn(length, 16, requires_grad=True)
         call(x).backward()
     assert len(call.report.graphs) == 2 and all("holds for" in each.guards[-1] for each in call.report.graphs)
+
+
+def test_what_shrinks_with_one_of_its_sizes_has_a_program_for_each():
+    """A difference of sizes is 0 at the least ones, and largest where one of them is large alone."""
+
+    def padded(x: Tensor, y: Tensor) -> Tensor:
+        gap = x.new_zeros(x.shape[0] - y.shape[0], 16)
+        return torch.cat([y, gap.exp().sin()]).square().sum() + x.sum()
+
+    call = aottrain.compile(padded, capture="trace", dynamic=True, kernel="aten", budget="1MiB")
+    for rows in ((100, 90), (100, 20), (100, 90)):
+        call(*(torch.randn(each, 16, requires_grad=True) for each in rows)).backward()
+    assert len(call.report.graphs) == 2 and all("holds for" in each.guards[-1] for each in call.report.graphs)
+
+
+def test_a_number_that_no_memory_follows_from_is_not_bounded():
+    def scaled(x: Tensor, step: int) -> Tensor:
+        return (x * step).sin().square().sum()
+
+    torch._dynamo.reset()
+    call = aottrain.compile(scaled, dynamic=True, kernel="aten", budget="1MiB")
+    for step in (3, 5, 1 << 40):
+        call(torch.randn(20, 16, requires_grad=True), step).backward()
+    assert len(call.report.graphs) == 1 and not call.report.fallbacks
+
+
+def test_where_the_planned_sizes_do_not_fit_the_traced_ones_are_bounded():
+    facts = SizeFacts({"s": 10}, {"s": (2, 100)})
+    assert 45 <= _largest({"s": 100}, facts, ["s"], lambda sizes: sizes["s"] <= 50)["s"] <= 50
+    assert _largest({"s": 100}, facts, ["s"], lambda sizes: sizes["s"] <= 100)["s"] == 100
 
 
 def test_a_fraction_bounds_no_bytes():
