@@ -10,7 +10,6 @@ be, or what an integer is that has to be a number here.
 from __future__ import annotations
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -219,7 +218,7 @@ def likely(value: Any) -> Any:
         return value
     values = current_values()
     # Numbers that a kernel derives from sizes are symbols of its own, with the value that they had when it was made.
-    return value.hint if values is None else value.at(ChainMap(values, value.facts.hints))
+    return value.hint if values is None else value.at({**value.facts.hints, **values})
 
 
 def is_open(*values: Any) -> bool:
