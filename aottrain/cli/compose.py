@@ -307,14 +307,14 @@ class Composer:
         chosen = {} if mistake.key in overridden else composed.hydra.runtime.choices
         for group in GLOBAL_GROUPS:
             values = _plain(config_folder() / group / f"{chosen.get(group)}.yaml")
-            if find(values, mistake.key)[0]:
+            if find(values, mistake.key)[0] and mistake.key not in self.groups:  # whose keys it sets, not its option
                 of = [f", which is of recipe={each['override /recipe']}" for each in values.get("defaults", ())
                       if "override /recipe" in each]  # fmt: skip
                 return replace(mistake, text=f"{mistake.text} (set by {group}={chosen[group]}{''.join(of)})")
         for (group, option), folder in itertools.product(chosen.items(), self.folders):
             path = folder / str(group) / f"{option}.yaml"
             values = _plain(path)
-            if find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]:
+            if path.is_file() and (find(values, mistake.key)[0] or find({group: values}, mistake.key)[0]):
                 return replace(mistake, text=f"{mistake.text} (in {path})")
         return mistake
 

@@ -44,7 +44,7 @@ Sizes = Mapping[str, int]
 def at_planned_sizes(joint: JointGraph, options: CompileOptions) -> Iterator[None]:
     """Inside, under a budget of bytes, symbolic sizes are the largest that are known. BudgetError then names them."""
     facts = size_facts(joint.graph) if _bounds_bytes(options) else None
-    if facts is None:
+    if facts is None or not facts.hints.keys() >= set(_sized(joint.graph)):
         yield
         return
     sizes = _planned(joint.graph, facts)
@@ -66,6 +66,11 @@ def bound_sizes(
     sized = [] if facts is None else _sized(joint.graph)
     if facts is None or not sized:
         return ()
+    symbols = {name: symbol for name, symbol in symbols_of(parts.forward).items() if name in sized}
+    if not facts.hints.keys() >= set(sized):  # as where a view starts, which is no input: nothing is known of others
+        for name, symbol in symbols.items() if _bounds_bytes(options) else ():
+            _require(symbol == facts.hints[name])
+        return ()
 
     measured = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
     workspace = _growing(measured, facts)
@@ -83,9 +88,8 @@ def bound_sizes(
         grows, bounds = _grows(joint.graph, facts), dict(facts.hints)
         if grows:
             bounds = _largest(_planned(joint.graph, facts), facts, sized, lambda sizes: peak(sizes) <= limit)
-        for name, symbol in symbols_of(parts.forward).items():
-            if name in sized:
-                _require(symbol <= bounds[name] if grows else symbol == bounds[name])
+        for name, symbol in symbols.items():
+            _require(symbol <= bounds[name] if grows else symbol == bounds[name])
         held = f"{'up to' if grows else 'for'} {_text(bounds, sized)}"
         lines.append(f"the budget of {format_bytes(limit)} holds {held}; another call is compiled anew")
     return tuple(lines)

@@ -27,6 +27,7 @@ from aottrain.ir.graph import (
 )
 from aottrain.ir.schedule import WRITTEN, KernelCall, MemoryPlan, Schedule, copied_bytes, scratch_of
 from aottrain.ir.sizes.polynomials import likely
+from aottrain.ir.tensor import TensorSpec
 from aottrain.measure.decisions import gradients_are_shared
 
 CATEGORIES = ("saved", "gradients", "outputs", "temporaries", "workspaces")
@@ -145,11 +146,19 @@ def _between(parts: PartitionedGraph) -> tuple[dict[fx.Node, int], int]:
     return saved, sum(map(storage_bytes, [*returned, *parts.tangents]))
 
 
+def _held_bytes(spec: TensorSpec) -> int:
+    """Of an input's memory. Where a view starts in it may be a symbol that no input of the program says: as traced."""
+    try:
+        return spec.at_hand().storage_bytes
+    except NameError:
+        return spec.storage_bytes
+
+
 def _fixed(parts: PartitionedGraph, reserved_bytes: int) -> dict[str, int]:
     """Bytes of what the caller holds, by category."""
     sizes = {kind: 0 for kind in InputKind}
     for value in parts.signature.inputs:
-        sizes[value.kind] += value.spec.at_hand().storage_bytes
+        sizes[value.kind] += _held_bytes(value.spec)
     return {
         "parameters": sizes[InputKind.PARAMETER],
         "buffers": sizes[InputKind.BUFFER],

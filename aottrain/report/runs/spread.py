@@ -7,11 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aottrain.config.choices import HIGHEST_IS_BEST
+
 # Peaks that differ by less count as equal: a predicted peak is that close to the measured one.
 EQUAL_PEAK = 0.01
-
-
-_RATES = ("tokens_per_s", "samples_per_s")
 
 
 def median_figure(name: str, values: Sequence[float]) -> float | None:
@@ -19,7 +18,7 @@ def median_figure(name: str, values: Sequence[float]) -> float | None:
     not go with the mean of their rates, and a row would contradict itself."""
     if not values:
         return None
-    if name in _RATES and all(value > 0 for value in values):
+    if name in HIGHEST_IS_BEST and all(value > 0 for value in values):
         return 1 / statistics.median(1 / value for value in values)
     return statistics.median(values)
 

@@ -307,5 +307,7 @@ def test_dynamo_runs_it_too():
 def test_equal_kernels_of_repeated_blocks_are_one_module():
     from aottrain.compiler.codegen.triton.render import render_code
 
-    backend = compare(nn.Sequential(*[NormGelu(8) for _ in range(5)]), [torch.randn(5, 8)])
+    # Without dropout: the numbers of its draws are constants of a kernel's text.
+    blocks = [nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(5)]
+    backend = compare(nn.Sequential(*blocks), [torch.randn(5, 8)])
     assert len({render_code(kernel) for kernel in backend.kernels}) < len(backend.kernels)
