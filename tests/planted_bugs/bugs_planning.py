@@ -226,8 +226,8 @@ SIZES.edit(
     "numbers that no memory follows from are bounded",
     BOUNDS.a_number_that_no_memory_follows_from_is_not_bounded,
     size_bounds.bound_sizes,
-    "if name in sized:",
-    "if True:",
+    "items() if name in sized}",
+    "items()}",
 )
 SIZES.edit(
     "sizes are bounded from the planned ones on where these do not fit",
