@@ -6,8 +6,7 @@ it added, and either each block's norm reads all of it, or the first kernel of t
 once and holds it. Both grow with depth.
 
 A kernel that makes values again is priced by what it reads: time at a device's bandwidth, against that of reading the
-value itself, so the ratio of the two is one of bytes, the same on every device. What it holds in registers is bounded
-by the same number, as it adds up one operand after the other.
+value itself, so the ratio of the two is one of bytes, the same on every device. Registers are not priced.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def far_reaching(
     nodes: what the backward needs, in program order; saved: what it is given of that, beside the inputs; demanded:
     what it reads itself.
     """
-    roots = {storage_root(node) for node in demanded}  # an input is at hand in any case
+    roots = {storage_root(node) for node in demanded}
     reads: dict[fx.Node, dict[fx.Node, int]] = {}  # of what is computed again: saved storages, with the bytes read
     found: set[fx.Node] = set()
     for node in nodes:
@@ -51,6 +50,7 @@ def far_reaching(
         if not may_save(node) or spec_of(node) is None:
             continue
         size = hint(storage_bytes(node))
+        # An input is at hand in any case.
         for_it = [read for leaf, read in own.items() if leaf.op == "call_function" and leaf not in roots]
         instead = len(for_it) > 1 and sum(for_it) >= size
         if instead or sum(own.values()) > _MOST_READ * max(size, *own.values(), 1):
