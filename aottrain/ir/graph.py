@@ -73,6 +73,14 @@ class InputSpec:
     requires_grad: bool = False
     mutated: bool = False
     """The program's epilogue writes it, so its old value dies with the call."""
+    lent: bool = False
+    """Eager would keep values made from it until the backward, and not itself: a write by the caller in between, which
+    a version counter may not show (`x.data.add_(1)`), must change no gradient."""
+
+    @property
+    def copied(self) -> bool:
+        """Whether the backward may read it through a saved copy alone."""
+        return self.mutated or self.lent
 
 
 @dataclass(frozen=True)

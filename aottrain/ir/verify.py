@@ -110,12 +110,12 @@ def _verify_residuals(
         expressions.name(placeholder, size.name)
     inputs = inputs[joint.signature.num_sizes :]
     by_name = {node.name: node for node in joint.graph.nodes}
-    mutated = {node for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True) if value.mutated}
+    copied = {node for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True) if value.copied}
     for (name, primal), value, placeholder in zip(parts.residuals, values, inputs, strict=False):
         original = by_name[name]
         expressions.name(placeholder, expressions.key(original))
-        if original in mutated:
-            _require(primal is None, f"{name} is updated by the step, and the backward reads it unsaved")
+        if original in copied:
+            _require(primal is None, f"{name} may be written before the backward, which reads it unsaved")
             _require(value is not None and value.op == "call_function", f"the version of {name} that was read is lost")
             continue
         _require(expressions.of([value]) == expressions.of([original]), f"residual {name} is something else")

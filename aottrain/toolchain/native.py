@@ -139,8 +139,10 @@ def _load_all(sources: Sequence[Source], weights: Sequence[int] = ()) -> list[Li
         return [_loaded[source] for source in sources]
     new: dict[Source, Library | CompilerError] = {}
     with ThreadPoolExecutor(min(len(missing), _num_processors())) as pool:
-        futures = [pool.submit(_load_or_error, source) for source in missing]
+        futures: list[Future[Library | CompilerError]] = []
         try:
+            for source in missing:
+                futures.append(pool.submit(_load_or_error, source))
             _count(dict(zip(futures, (weight[source] for source in missing), strict=True)))
             new.update(zip(missing, (future.result() for future in futures), strict=True))
         except BaseException:  # an interrupt: the pool waits for its threads, and they for their compilers
@@ -236,6 +238,19 @@ def _version(compiler: str) -> str:
     return _run(compiler, ["--version"], _FIRST_TIMEOUT_S)
 
 
+class _Child(subprocess.Popen[bytes]):
+    """A process that is known, and ended, even where a signal's handler raises before its start is through."""
+
+    def __init__(self, *arguments: Any, **options: Any):
+        try:
+            super().__init__(*arguments, **options)
+            _running.add(self)
+        except BaseException:
+            if getattr(self, "pid", None) is not None and self.returncode is None:
+                _kill(self)
+            raise
+
+
 def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
     """What the compiler prints. Raises CompilerError where it fails, or has not answered in time: that once only."""
     if compiler in _hanging:
@@ -243,10 +258,9 @@ def _run(compiler: str, arguments: Sequence[str], timeout_s: float) -> str:
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     try:
         # A session of its own: what hangs is a child of the command that is known here.
-        process = subprocess.Popen([compiler, *arguments], **pipes, start_new_session=True)
+        process = _Child([compiler, *arguments], **pipes, start_new_session=True)
     except OSError as error:
         raise CompilerError(f"the C++ compiler {compiler} cannot be started: {error.strerror or error}") from error
-    _running.add(process)
     try:
         output = process.communicate(timeout=timeout_s)[0].decode(errors="replace")
     except BaseException as error:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import threading
 import time
 import warnings
@@ -166,6 +167,22 @@ def test_an_interrupt_does_not_wait_for_compilers(compiler, tmp_path):
         load_all(SOURCES)
     thread.join()
     assert time.monotonic() - start < 60 and _ends(int(child.read_text()))
+
+
+def test_a_compiler_ends_where_a_signal_comes_before_its_start_is_through(compiler, tmp_path, monkeypatch):
+    compiler(f'echo $$ >"{tmp_path}/child"; sleep 1000')
+    start = subprocess.Popen._execute_child
+
+    def interrupted(process, *arguments):
+        start(process, *arguments)
+        while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "_execute_child", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        native._run(str(tmp_path / "g++"), [], 60)
+    assert _ends(int((tmp_path / "child").read_text()))
 
 
 @pytest.mark.parametrize("task", [train, plan])

@@ -36,12 +36,12 @@ def functionalize(joint: JointGraph) -> JointGraph:
     """The same program without mutation. Outputs become: outputs, state updates (by primal index), gradients.
 
     torch's functionalization dispatch rewrites the graph op by op, with views kept: with `*_copy` ops it would not be
-    bitwise equal to eager. Graphs in which nothing is mutated are returned as they are. Raises UnsupportedError for
+    bitwise equal to eager. Graphs in which nothing is mutated stay as they are. Raises UnsupportedError for
     metadata mutation and for state that the backward writes.
     """
     written = [node for node in calls(joint.graph) if info(node).writes]
     if not written:
-        return joint
+        return _with_lent(joint)
     for node in written:
         _check_written_view(node)
     num_primals = first_size = joint.signature.num_primals
@@ -87,7 +87,7 @@ def functionalize(joint: JointGraph) -> JointGraph:
         inputs[len(sizes) + first_size].prepend(node)
     for old, new in zip(joint.placeholders, placeholders(graph), strict=True):
         new.name = new.target = old.name
-    return _with_updates(joint, graph, updated)
+    return _with_lent(_with_updates(joint, graph, updated))
 
 
 def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> JointGraph:
@@ -103,6 +103,21 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
         if node in from_tangents:
             raise UnsupportedError("the backward writes to an input or buffer")
     return functional
+
+
+def _with_lent(joint: JointGraph) -> JointGraph:
+    """Says which inputs are lent: of what the backward reads eager keeps just those that it reads itself."""
+    late = descendants(joint.inputs_of(InputKind.TANGENT))
+    read = {storage_root(source) for node in late for source in node.all_input_nodes if source not in late}
+    inputs = tuple(
+        replace(value, lent=value.kind in _LENT and not value.requires_grad and node not in read)
+        for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True)
+    )
+    return replace(joint, signature=replace(joint.signature, inputs=inputs))
+
+
+# Not parameters: a frozen weight that autocast casts would be held twice.
+_LENT = (InputKind.BUFFER, InputKind.BATCH)
 
 
 def _check_written_view(node: fx.Node) -> None:

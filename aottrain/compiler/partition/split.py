@@ -40,21 +40,23 @@ def apply_partition(joint: JointGraph, plan: PartitionPlan) -> PartitionedGraph:
         raise VerificationError(f"the plan saves {missing[0]}, which the graph does not hold")
     saved = [by_name[name] for name in plan.saved]
     primals = joint.inputs_of(*PRIMALS)
-    mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
+    copied = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.copied}
     gradients = [joint.results[i] for i in joint.signature.output_indices(OutputKind.GRADIENT)]
     effects, late_effects = joint.effects()
     needed = ancestors([*(node for node in gradients if node is not None), *late_effects], stop=set(saved))
     sizes = joint.inputs_of(InputKind.SIZE)
     inputs = [*primals, *joint.inputs_of(InputKind.RNG)]
     for node in inputs:
-        if node in needed and node in mutated and node not in saved:
-            raise VerificationError(f"the backward reads {node.name}, which the step updates, and it is not saved")
-    direct = {node: None for node in inputs if node in needed and node not in mutated}
+        if node in needed and node in copied and node not in saved:
+            raise VerificationError(
+                f"the backward reads {node.name}, which may be written before it, and it is not saved"
+            )
+    direct = {node: None for node in inputs if node in needed and node not in copied}
     residual_nodes = [*direct, *(node for node in saved if node not in direct and node in needed)]
     positions = {node: i for i, node in enumerate(inputs)}
     residuals = tuple((node.name, positions[node] if node in direct else None) for node in residual_nodes)
     inputs = [*primals, *sizes, *joint.inputs_of(InputKind.RNG)]
-    forward = _forward_graph(joint, inputs, residual_nodes, mutated, effects)
+    forward = _forward_graph(joint, inputs, residual_nodes, copied, effects)
     backward = None
     if gradients:
         # A plan for fewer tangents has zeros of its own, and leaves out sums: those are made where they are read.
@@ -67,7 +69,7 @@ def _forward_graph(
     joint: JointGraph,
     inputs: list[fx.Node],
     residuals: list[fx.Node],
-    mutated: set[fx.Node],
+    copied: set[fx.Node],
     effects: list[fx.Node],
 ) -> fx.Graph:
     values = joint.results
@@ -82,8 +84,8 @@ def _forward_graph(
             new[node] = copy_into(graph, node, new.__getitem__)
     results = [None if node is None else new[node] for node in outputs]
     for node in residuals:
-        if node in mutated:
-            # The step updates this input: what the backward reads is the value that the forward read.
+        if node in copied:
+            # The step or the caller writes to this input: what the backward reads is the value that the forward read.
             copy = graph.call_function(aten.clone.default, (new[node],))
             copy_meta(node, copy)
             results.append(copy)

@@ -10,7 +10,7 @@ from torch import fx
 from aottrain.compiler.graphs.algorithms.min_cut import min_vertex_cut
 from aottrain.compiler.graphs.rewriting import producer_of
 from aottrain.compiler.partition.blocks import Block, find_blocks, repeated_blocks
-from aottrain.compiler.partition.budget.strategy import Family, find_family, plan_of
+from aottrain.compiler.partition.budget.strategy import WRITTEN_INPUT, Family, find_family, plan_of
 from aottrain.compiler.partition.checkpoint_marks import edges_of_regions, effective_marks
 from aottrain.compiler.partition.comparisons import decided_once
 from aottrain.compiler.partition.costs.kernel_cost import FusionModel
@@ -51,8 +51,8 @@ class Demand:
     """Values that the backward's own nodes read."""
     region: frozenset[fx.Node]
     """Those and all that they are made from, inputs too."""
-    mutated: frozenset[fx.Node]
-    """Inputs whose storage the step updates: they may only be read through a saved copy."""
+    copied: frozenset[fx.Node]
+    """Inputs whose storage the step updates, or that the caller may: they may only be read through a saved copy."""
     outputs: frozenset[fx.Node]
     """Values that the caller gets. They are alive anyway, and where eager would save one, a later write to it has to
     raise as in eager."""
@@ -84,7 +84,7 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
         demanded.update(source for source in node.all_input_nodes if source not in late and not is_size(source))
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     primals = joint.inputs_of(*PRIMALS)
-    mutated = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.mutated}
+    copied = {node for node, spec in zip(primals, joint.signature.inputs, strict=False) if spec.copied}
     demanded_nodes = tuple(sorted(demanded, key=order.__getitem__))
     returned = frozenset(
         node
@@ -95,7 +95,7 @@ def find_demand(joint: JointGraph, blocks: Mapping[fx.Node, Block] | None = None
     results = joint.outputs_of(OutputKind.OUTPUT, OutputKind.REPLACEMENT, OutputKind.UPDATE)
     forward = frozenset(ancestors([*results, *effects]))
     once = decided_once(joint)
-    demand = Demand(order, demanded_nodes, region, frozenset(mutated), returned, {}, frozenset(), {}, forward, once)
+    demand = Demand(order, demanded_nodes, region, frozenset(copied), returned, {}, frozenset(), {}, forward, once)
     return _with_regions(demand, joint.graph, late, blocks or {})
 
 
@@ -295,8 +295,8 @@ def _may_save(node: fx.Node) -> bool:
 
 
 def _weight(node: fx.Node, demand: Demand) -> int:
-    """Bytes that saving this value adds; outputs, and inputs that the step does not update, are alive anyway."""
-    if node in demand.outputs or (node.op == "placeholder" and node not in demand.mutated):
+    """Bytes that saving this value adds; outputs, and inputs that nothing writes to, are alive anyway."""
+    if node in demand.outputs or (node.op == "placeholder" and node not in demand.copied):
         return 0
     if demand.marks.get(node) is Mark.MUST_SAVE:
         return 0  # it is saved in any case
@@ -304,11 +304,11 @@ def _weight(node: fx.Node, demand: Demand) -> int:
 
 
 def _must_save(node: fx.Node, demand: Demand) -> bool:
-    """A second reading of state that the step updates, or a second run of an impure op, would give another value."""
+    """A second reading of what is written in between, or a second run of an impure op, would give another value."""
     if node in demand.outputs or (demand.marks.get(node) is Mark.MUST_SAVE and _may_save(node)):
         return True
     if node.op == "placeholder":
-        return node in demand.mutated
+        return node in demand.copied
     return node.op == "call_function" and not _is_repeatable(node, demand) and not is_tuple(node)
 
 
@@ -318,7 +318,7 @@ def _is_repeatable(node: fx.Node, demand: Demand) -> bool:
 
 def _must_reason(node: fx.Node, demand: Demand) -> str:
     if node.op == "placeholder":
-        return "must: read of state that the step updates"
+        return WRITTEN_INPUT
     if node in demand.once:
         return "must: compared with what was selected from it, which rounding could decide otherwise a second time"
     if not is_pure(producer_of(node).target):
@@ -350,7 +350,7 @@ _RECOMPUTE = "cheaper to compute again than to keep"
 
 
 def _plan(strategy: str, demand: Demand, saved: set[fx.Node], reason: Callable[[fx.Node], str]) -> PartitionPlan:
-    kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.mutated)
+    kept = demand.in_order(node for node in saved if node.op != "placeholder" or node in demand.copied)
     reached = ancestors(demand.demanded, stop=saved)
     kept = [node for node in kept if node in reached]
     needed = reached - saved

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import aottrain
+from aottrain.compiler.partition.budget.strategy import WRITTEN_INPUT
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.errors import ConfigError
 from tests.compiler.programs import joint_of, leaf
@@ -72,7 +73,7 @@ def test_what_must_be_saved_is_saved_against_it_with_the_reason():
         return h
 
     plan = plan_partition(joint_of(function, torch.ones(8), leaf(8)), forget)
-    assert list(plan.reasons.values())[0] == "must: read of state that the step updates"
+    assert list(plan.reasons.values())[0] == WRITTEN_INPUT
     step = compiled(lambda x: F.dropout(x.sin(), 0.5).exp() * 2, forget, rng="eager")
     step(leaf(64)).sum().backward()
     reasons = [value.reason for value in step.report.graphs[0].saved]

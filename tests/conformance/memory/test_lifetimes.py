@@ -250,6 +250,61 @@ def saved_value_overwritten_before_the_backward(comp):
     return text is not None and "modified by an inplace operation" in text
 
 
+def written_in_between(comp, function, write, b):
+    """Eager keeps what is computed from b, and not b: a write to it before the backward changes nothing."""
+    x, b = leaf(3, 3), b.clone()
+    y = comp(function)(x, b)
+    write(b)
+    y.sum().backward()
+    return grads(x)
+
+
+def add_one(b):
+    b.add_(1)
+
+
+def add_one_unseen(b):
+    b.data.add_(1)  # no version counter moves
+
+
+@case
+def cloned_input_written_before_the_backward(comp):
+    return written_in_between(comp, lambda x, b: x @ b.clone(), add_one, normal(3, 3, seed=1))
+
+
+@case
+def made_from_an_input_that_is_written_before_the_backward(comp):
+    return written_in_between(comp, lambda x, b: x @ b.exp().sin(), add_one, normal(3, 3, seed=1))
+
+
+@case
+def mask_from_an_input_that_is_written_unseen_before_the_backward(comp):
+    return written_in_between(comp, lambda x, b: (x * (b > 0).float()).tanh(), add_one_unseen, normal(3, 3, seed=1))
+
+
+@case
+def centered_by_a_buffer_that_is_updated_before_the_backward(comp):
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("center", normal(3, seed=2))
+
+        def forward(self, student, teacher):
+            target = ((teacher - self.center) / 0.1).softmax(-1)
+            return -(target * student.log_softmax(-1)).sum(-1).mean()
+
+    module = Loss()
+    step, x, teacher = comp(module), leaf(4, 3), normal(4, 3, seed=3)
+    found = []
+    for _ in range(2):
+        loss = step(x, teacher)
+        module.center.mul_(0.9).add_(teacher.mean(0) * 0.1)
+        teacher.zero_()
+        loss.backward()
+        found += [loss.detach(), *grads(x)]
+    return found
+
+
 @case
 def retained_many_times(comp):
     m = mlp()

@@ -230,17 +230,20 @@ def _plan_at(family: Family, point: Point, budget: Budget, limit: int) -> Partit
     )
 
 
+WRITTEN_INPUT = "must: an input that the step or the caller may write to before the backward"
+
+
 def _reasons(graph: StorageGraph, point: Point, saved: list[int], again: list[int]) -> dict[str, str]:
     reasons = {}
     for storage in saved:
         producer = graph.producers[storage]
-        label = "read of state that the step updates" if producer < 0 else info(graph.ops[producer].node).label
         if storage in graph.must:
-            text = "must: read of state that the step updates" if producer < 0 else "must: not repeatable, or marked"
+            text = WRITTEN_INPUT if producer < 0 else "must: not repeatable, or marked"
         elif storage in graph.outputs:
             text = "output: alive anyway"
         else:
-            text = f"{label}: worth more than its {format_bytes(graph.sizes[storage])} at the peak"
+            label, size = info(graph.ops[producer].node).label, format_bytes(graph.sizes[storage])
+            text = f"{label}: worth more than its {size} at the peak"
         reasons[graph.roots[storage].name] = text
     for i in again:
         op = graph.ops[i]

@@ -214,7 +214,7 @@ def contract(joint: JointGraph, price: Price, workspace: Workspace) -> StorageGr
 def _classify(graph: StorageGraph, joint: JointGraph, number: dict[fx.Node, int]) -> None:
     inputs = list(zip(joint.placeholders, joint.signature.inputs, strict=True))
     tangents = {number[node] for node in joint.tangents}
-    graph.copied = frozenset(number[node] for node, spec in inputs if spec.mutated)
+    graph.copied = frozenset(number[node] for node, spec in inputs if spec.copied)
     graph.at_hand = frozenset(number[node] for node, _ in inputs) - graph.copied
     graph.tangent_bytes = sum(graph.sizes[i] for i in tangents)
 
