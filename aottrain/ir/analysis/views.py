@@ -1,8 +1,8 @@
 """Which views a program makes, and from what.
 
 A chain of views, as from a product to the heads of its queries, is one call where its memory was taken: where that lies
-says the trace. What lies as the memory itself, as a matrix transposed twice, is that. A view that waits for what another
-process sends is a call like any other.
+says the trace. What lies as the memory itself, as a matrix transposed twice, is that. A wait for what another process
+sends is a view by its type, and a call like any other.
 """
 
 from __future__ import annotations
