@@ -1,4 +1,5 @@
-"""A private part of torch.distributed, which torch's own tests of several processes in one are made with."""
+"""What is asked of torch.distributed beside its collectives: tensors in parts, and a private part of it, which torch's
+own tests of several processes in one are made with."""
 
 from __future__ import annotations
 
@@ -6,6 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def in_parts(tensor: Tensor) -> str:
+    """Of a DTensor what to write instead, to follow its name; "" of any other."""
+    if type(tensor).__name__ != "DTensor":
+        return ""
+    whole = "by full_tensor()"
+    if isinstance(tensor, nn.Parameter):
+        whole = "as what fully_shard gathers is: module.forward = aottrain.compile(module.forward)"
+    return f", of which this process has a part: give it whole, {whole}"
 
 
 @contextmanager

@@ -189,11 +189,10 @@ def main(line: socket.socket) -> None:
     """Prepare, fork, and in the children be what is asked for. An interrupt that nothing hears ends them as any."""
     atexit.register(_leave)  # before others are: it runs after them
     installed = sys.path[1:]
-    sys.path[:] = installed  # not this folder's
+    sys.path[:] = [str(ROOT), *installed]  # not this folder's; the code beside the tests, whatever is installed
     for name in _MODULES:
         importlib.import_module(name)
     importlib.import_module("hydra.core.plugins").Plugins.instance()  # which imports them
-    sys.path.insert(0, str(ROOT))
     importlib.import_module("tests.remembering").remember_yaml()
     for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
         del sys.modules[name]  # a child may have another package of this name

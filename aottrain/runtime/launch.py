@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from aottrain.compat import SIZE_NAMESPACE
 from aottrain.ir.analysis.liveness import freed_after, last_uses
 from aottrain.ir.analysis.views import short_views
+from aottrain.ir.flights import verify_flights
 from aottrain.ir.graph import info, is_size, module_of, placeholders, results, source_of, spec_of, value_of
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.ops import OpKind
@@ -95,6 +96,7 @@ def render(
         lines += [f"    {', '.join(node.name for node in inputs)}, = inputs", "    inputs.clear()"]
     returned = {node for node in results(graph) if node is not None}
     views = short_views(graph, schedule)
+    verify_flights(graph, [call for call in schedule.calls if views.makes(call)], schedule.memory_of)
     last = last_uses(map(views.touched_by, schedule.calls))
     freed = freed_after(last, returned)
     unread = [node.name for node in inputs if node not in last and node not in returned and not is_size(node)]

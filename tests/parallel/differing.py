@@ -43,7 +43,7 @@ def main(what: str) -> None:
             step([(torch.ones(2, 4),)])
         except ParallelError as error:
             print(error, flush=True)
-        assert time.monotonic() - start_s < 25
+        assert time.monotonic() - start_s < 10
 
 
 if __name__ == "__main__":

@@ -153,8 +153,11 @@ def test_gradients_are_summed_in_the_backward(beside, name, kernel):
             torch.testing.assert_close(ours.grad, theirs.grad * BOTH, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("rank", "name", "partition"), [(0, "tied", {"budget": 0.0}), (1, "odd", {})])
-def test_weights_are_gathered_and_gradients_cut(beside, name, partition):
+@pytest.mark.parametrize(
+    ("rank", "name", "partition", "kernel"),
+    [(0, "tied", {"budget": 0.0}, "aten"), (1, "odd", {}, "aten"), pytest.param(0, "plain", {}, "cpp", marks=CPP)],
+)
+def test_weights_are_gathered_and_gradients_cut(beside, name, partition, kernel):
     model, batch = model_of(name)
     reference, module = copy.deepcopy(model), LossModule(model, loss)
     module.shards = Shards(model, World(beside.rank, 2, "shard"))
@@ -165,7 +168,7 @@ def test_weights_are_gathered_and_gradients_cut(beside, name, partition):
             flat.copy_(gathered(part, beside.rank)[: len(flat)])
     wanted = loss(reference, batch)
     wanted.backward()
-    call = aottrain.compile(module, kernel="aten", capture="trace", on_unsupported="error", **partition)
+    call = aottrain.compile(module, kernel=kernel, capture="trace", on_unsupported="error", **partition)
     found = call(*batch)
     found.backward()
     torch.testing.assert_close(found, wanted)

@@ -18,7 +18,7 @@ SCRIPT = str(Path(__file__).with_name("sums.py"))
 CASES = ["ddp/cpp/min_cut/plain", "ddp/aten/budget/tied", "ddp/aten/min_cut/accumulated", "ddp/aten/save_all/unused",
          "ddp/aten/min_cut/empty", "ddp/-/-/eager", "shard/cpp/budget/plain", "shard/aten/save_all/tied",
          "shard/aten/min_cut/odd", "shard/aten/budget/weighted", "shard/-/-/eager", "ddp/cpp/budget/dropout",
-         "shard/aten/min_cut/dropout-bf16"]  # fmt: skip
+         "shard/aten/min_cut/dropout-bf16", "shard/cpp/min_cut/plain"]  # fmt: skip
 OF_FOUR = ["replicas/cpp/budget/tied", "replicas/aten/min_cut/odd", "replicas/aten/save_all/accumulated",
            "replicas/aten/min_cut/unused", "replicas/-/-/eager", "replicas/aten/budget/weighted-bf16"]  # fmt: skip
 

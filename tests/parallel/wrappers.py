@@ -1,6 +1,6 @@
 """One process of a group: what people wrap models in already, around and inside what is compiled, against eager PyTorch
 on the whole batch. Prints a line of JSON for each case: its name, the largest relative error of a gradient, how many
-calls ran eagerly.
+calls ran eagerly, and why.
 
     python tests/parallel/wrappers.py case...      # of CASES
 """
@@ -63,6 +63,36 @@ def by_block(capture, first: bool):
     return model, calls
 
 
+def around_of_block(capture):
+    """Blocks compiled, and DDP around the model."""
+    model = Model()
+    calls = [compiled(block.forward, capture) for block in model.blocks]
+    for block, call in zip(model.blocks, calls, strict=True):
+        block.forward = call
+    return DistributedDataParallel(model), calls
+
+
+def whole(capture, first: bool):
+    """The whole model's forward compiled, before it is sharded as one or after."""
+    model = Model()
+    if not first:
+        fully_shard(model)
+    model.forward = compiled(model.forward, capture)
+    if first:
+        fully_shard(model)
+    return model, [model.forward]
+
+
+def around_parts(capture):
+    """The sharded model itself compiled: what the direct trace is given are parts."""
+    model = Model()
+    for block in model.blocks:
+        fully_shard(block)
+    fully_shard(model)
+    call = compiled(model, capture)
+    return call, [call]
+
+
 CASES = {
     "DDP around, dynamo": lambda: around("dynamo"),
     "DDP around, trace": lambda: around("trace"),
@@ -70,6 +100,16 @@ CASES = {
     "DDP inside, trace": lambda: inside("trace"),
     "FSDP2 by block, compiled first, trace": lambda: by_block("trace", True),
     "FSDP2 by block, compiled last, dynamo": lambda: by_block("dynamo", False),
+    "FSDP2 by block, compiled first, dynamo": lambda: by_block("dynamo", True),
+    "FSDP2 by block, compiled last, trace": lambda: by_block("trace", False),
+    "DDP around blocks, dynamo": lambda: around_of_block("dynamo"),
+    "DDP around blocks, trace": lambda: around_of_block("trace"),
+    "FSDP2 whole, compiled first, dynamo": lambda: whole("dynamo", True),
+    "FSDP2 whole, compiled first, trace": lambda: whole("trace", True),
+    "FSDP2 whole, compiled last, dynamo": lambda: whole("dynamo", False),
+    "FSDP2 whole, compiled last, trace": lambda: whole("trace", False),
+    "FSDP2 inside, dynamo": lambda: around_parts("dynamo"),
+    "FSDP2 inside, trace": lambda: around_parts("trace"),
 }
 
 
@@ -92,7 +132,8 @@ def main(cases: list[str]) -> None:
         pairs = zip(reference.parameters(), model.parameters(), strict=True)
         errors = [(gradient_of(own) - theirs.grad).norm() / theirs.grad.norm() for theirs, own in pairs]
         error = torch.stack(errors).max().item()
-        print(json.dumps((case, error, sum(call.report.num_fallbacks for call in calls))), flush=True)
+        reasons = [fallback.reason for call in calls for fallback in call.report.fallbacks]
+        print(json.dumps((case, error, sum(call.report.num_fallbacks for call in calls), reasons)), flush=True)
     dist.destroy_process_group()
 
 

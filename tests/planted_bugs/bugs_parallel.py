@@ -8,6 +8,7 @@ from aottrain.compiler.partition.costs import op_cost
 from aottrain.compiler.passes import collectives as passes
 from aottrain.data.parts import PartBatches
 from aottrain.ir import flights
+from aottrain.ir.analysis import views
 from aottrain.ops import collectives
 from aottrain.trainer import preparing
 from aottrain.trainer.parallel import shards, world
@@ -16,6 +17,7 @@ from tests.planted_bugs.planting import Area, TestsOf
 PARALLEL = Area("several processes")
 BESIDE = TestsOf("tests/parallel/test_beside.py")
 WORLD = TestsOf("tests/parallel/test_world.py")
+LEAVING = TestsOf("tests/parallel/test_leaving.py")
 PARTS = TestsOf("tests/parallel/test_parts.py")
 PARALLEL.edit(
     "padding comes before the rows",
@@ -48,6 +50,20 @@ PARALLEL.edit(
     "pass",
 )
 PARALLEL.edit(
+    "no gradient is summed and cut before all are there",
+    LEAVING.the_first_gradients_leave_early,
+    passes.lift_sums,
+    "_earliest_place(twin, node.all_input_nodes[0]).append(node)",
+    "pass",
+)
+PARALLEL.edit(
+    "a wait is left out, as a view is that nothing reads",
+    f"{BESIDE.weights_are_gathered_and_gradients_cut}[0-plain-partition2-cpp]",
+    views._is_free,
+    "if ends_flight(node.target):",
+    "if False:",
+)
+PARALLEL.edit(
     "each sum leaves alone",
     f"{BESIDE.sums_leave_as_soon_as_a_bucket_is_full_and_change_nothing}[600]",
     placing._Placing.sum,
@@ -70,7 +86,7 @@ PARALLEL.edit(
 )
 PARALLEL.edit(
     "each process keeps the first rows",
-    f"{BESIDE.weights_are_gathered_and_gradients_cut}[1-odd-partition1]",
+    f"{BESIDE.weights_are_gathered_and_gradients_cut}[1-odd-partition1-aten]",
     shards.Shards.cut,
     "first = self.world.part * count",
     "first = 0",

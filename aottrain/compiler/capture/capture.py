@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
 from aottrain.compat_dispatch import arrived_whole
+from aottrain.compat_distributed import in_parts
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
     Region,
@@ -179,7 +180,7 @@ def _captured_entry(i: int, tensor: Tensor) -> tuple[InputKind, str, Tensor]:
 
 def _check_input(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer, FakeTensor):
-        raise UnsupportedError(f"{name} is a tensor subclass, {type(tensor).__name__}")
+        raise UnsupportedError(f"{name} is a tensor subclass, {type(tensor).__name__}{in_parts(tensor)}")
     if is_wrapped(tensor):  # of a module, by functional_call
         raise UnsupportedError(f"{name} is inside torch.func")
     if tensor.layout != torch.strided:

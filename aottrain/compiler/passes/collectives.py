@@ -1,8 +1,9 @@
 """place_collectives: where a program talks to other processes.
 
 Gradients of parameters are summed over the processes of a group where the backward has made them; a weight that is
-gathered from its parts is so where it is read first. Each is one operator while the program is planned. Processes make
-them in the order of the graph, which is the same for all of them where the program is.
+gathered from its parts is so where it is read first, and its gradient is summed and cut where it is made. Each is one
+operator while the program is planned. Processes make them in the order of the graph, which is the same for all of them
+where the program is.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _is_gather(node: fx.Node) -> bool:
 
 def with_collectives(group: str | None, joint: JointGraph) -> JointGraph:
     """The same program with its collectives in their places. group: over which gradients are summed, if they are."""
-    joint = sink_gathers(joint)
+    joint = lift_sums(sink_gathers(joint))
     return joint if group is None else reduce_gradients(group, joint)
 
 
@@ -46,8 +47,7 @@ def reduce_gradients(group: str, joint: JointGraph) -> JointGraph:
         if twin.signature.inputs[spec.target].kind is not InputKind.PARAMETER or spec_of(value) is None:
             continue
         if value not in sums:
-            after = value if value.op == "call_function" else twin.placeholders[-1]
-            with graph.inserting_after(after):
+            with graph.inserting_after(_earliest_place(twin, value)):
                 sums[value] = add_call(value, torch.ops.aottrain_parallel.all_sum.default, (value, group))
         values[place] = sums[value]
     output.args = (values,)
@@ -65,3 +65,24 @@ def sink_gathers(joint: JointGraph) -> JointGraph:
             min(readers, key=places.__getitem__).prepend(node)
     graph.lint()
     return joint.with_graph(graph)
+
+
+def lift_sums(joint: JointGraph) -> JointGraph:
+    """The same program. A model's weights are all gathered before it runs, and autograd takes what was made first last:
+    without this no gradient would be summed and cut before all of them are there."""
+    graph = copy_graph(joint.graph)
+    twin = joint.with_graph(graph)
+    for node in reversed(calls(graph)):
+        if _is_cut_sum(node):
+            _earliest_place(twin, node.all_input_nodes[0]).append(node)
+    graph.lint()
+    return twin
+
+
+def _is_cut_sum(node: fx.Node) -> bool:
+    return node.target is torch.ops.aottrain_parallel.scatter_sum.default
+
+
+def _earliest_place(joint: JointGraph, value: fx.Node) -> fx.Node:
+    """After this node a call that reads the value alone can stand."""
+    return value if value.op == "call_function" else joint.placeholders[-1]

@@ -1,7 +1,8 @@
 """Which views a program makes, and from what.
 
 A chain of views, as from a product to the heads of its queries, is one call where its memory was taken: where that lies
-says the trace. What lies as the memory itself, as a matrix transposed twice, is that.
+says the trace. What lies as the memory itself, as a matrix transposed twice, is that. A wait for what another process
+sends is a view by its type, and a call like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import fx
 
 from aottrain.ir.graph import info, is_size, results, spec_of, storage_root, value_of, view_source
-from aottrain.ir.ops import OpKind
+from aottrain.ir.ops import OpKind, ends_flight
 from aottrain.ir.schedule import KernelCall, Schedule, touched_by
 
 
@@ -31,6 +32,10 @@ class Views:
             if call in self.of:
                 return call, self.of[call]
         return touched_by(call)
+
+    def makes(self, call: KernelCall | fx.Node) -> bool:
+        """Whether the call itself is made, as the schedule has it."""
+        return isinstance(call, KernelCall) or not (call in self.left_out or call in self.of)
 
     def text(self, node: fx.Node) -> str:
         """The statement that makes it."""
@@ -64,6 +69,8 @@ def short_views(graph: fx.Graph, schedule: Schedule) -> Views:
 
 
 def _is_free(node: fx.Node) -> bool:
+    if ends_flight(node.target):
+        return False
     return info(node).kind in (OpKind.VIEW, OpKind.STRUCTURE) and not is_size(node)
 
 
