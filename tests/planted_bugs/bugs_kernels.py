@@ -13,6 +13,8 @@ from aottrain.compiler.codegen.cpp import text as cpp_text
 from aottrain.compiler.codegen.cpp import tiles as cpp_tiles
 from aottrain.compiler.codegen.triton import derived as triton_derived
 from aottrain.compiler.codegen.triton import index as triton_index
+from aottrain.compiler.codegen.triton import programs as triton_programs
+from aottrain.compiler.codegen.triton import render as triton_render
 from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
 from aottrain.compiler.lowering.elementwise import activations, arithmetic
@@ -313,4 +315,21 @@ OPEN_TRITON.edit(
     triton_tiles.needs_wide_offsets,
     "bool(count > _NARROW)",
     "bool(likely(count) > _NARROW)",
+)
+TRITON_DRAWS = Area("draws of triton kernels")
+_DRAWS = "tests/compiler/codegen/triton/test_triton.py::test_{}"
+TRITON_DRAWS.edit(
+    "equal kernels draw what the first of them does",
+    _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
+    triton_programs.link_triton,
+    "with_draws(launch_by_code[code], call.kernel)",
+    "with_draws(launch_by_code[code], kernels[0].kernel)",
+    quick=True,
+)
+TRITON_DRAWS.edit(
+    "a draw's number is a constant of the kernel's text",
+    _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
+    triton_render.Renderer._expression,
+    "if value in self.draws:",
+    "if False:",
 )

@@ -127,8 +127,7 @@ def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int,
     # Here: a program of a CPU need not load another renderer.
     from aottrain.compiler.codegen.triton.programs import link_triton
 
-    launches = link_triton(kernels)
-    return launches, len({id(launch) for launch in launches.values()}), ""
+    return *link_triton(kernels), ""
 
 
 def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict[str, Launch], int, str]:
