@@ -102,6 +102,7 @@ def render(
         lines.append(f"    del {', '.join(unread)}")
     if memory is not None:
         lines += _take_memory(schedule, memory, [node.name for node in inputs if is_size(node)], names)
+    open_sizes = any(map(is_size, inputs))
     unbound: set[fx.Node] = set()  # tuples whose items are written to planned memory, and which have no name
     for position, call in enumerate(schedule.calls):
         scratch_name = f"run_scratch_{position}" if position in scratch else ""
@@ -116,7 +117,7 @@ def render(
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
             buffers = ", ".join(node.name for node in call.buffers)
-            sizes = size_names(call.kernel)  # inputs by these names
+            sizes = size_names(call.kernel) if open_sizes else ()  # inputs by these names
             others = f", ({', '.join(sizes)},)" if sizes else ""
             lines.append(f"    {name}(({buffers},){others}{scratch_name and ', scratch=' + scratch_name})")
         elif any(node in planned or node in residuals for node in schedule.written(call)):

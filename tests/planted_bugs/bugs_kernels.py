@@ -322,8 +322,8 @@ TRITON_DRAWS.edit(
     "equal kernels draw what the first of them does",
     _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
     triton_programs.link_triton,
-    "with_draws(launch_by_code[code], call.kernel)",
-    "with_draws(launch_by_code[code], kernels[0].kernel)",
+    "with_draws(known[parts], call.kernel)",
+    "with_draws(known[parts], kernels[0].kernel)",
     quick=True,
 )
 TRITON_DRAWS.edit(

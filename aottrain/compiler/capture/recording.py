@@ -61,7 +61,11 @@ class Recorder(TorchDispatchMode):
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node_args, node_kwargs = map_aggregate((args, kwargs), self._argument)
         name = self.graph._target_to_str(target.overloadpacket.__name__)
-        node = self.graph.create_node("call_function", target, node_args, node_kwargs, name)
+        # fx looks through the arguments of a new node for symbols, which takes longer than all else that it does.
+        node = self.graph.create_node("call_function", target, name=name)
+        node.args = node_args
+        if node_kwargs:
+            node.kwargs = node_kwargs
         out = func(*args, **kwargs)
         self._note(out, node)
         self._num_calls += 1

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 from aottrain.compiler.codegen.triton.render import render_code, render_triton
-from aottrain.ir.kernels.kernel import KernelIR, draw_numbers
+from aottrain.ir.kernels.kernel import KernelIR, draw_numbers, made_of
 from aottrain.ir.schedule import KernelCall
 from aottrain.runtime.cuda.triton_launch import Launch, triton_launch
 
@@ -15,12 +15,16 @@ def link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int]:
     """What runs each kernel, and how many modules they are. Equal ones, as those of repeated blocks, are one module:
     its comment is the first's."""
     launch_by_code: dict[str, Launch] = {}
+    known: dict[Hashable, Launch] = {}  # of kernels that need not be rendered to see that they are equal
     launches: dict[str, Launch] = {}
     for call in kernels:
-        code = render_code(call.kernel)
-        if code not in launch_by_code:
-            launch_by_code[code] = triton_launch(render_triton(call.kernel))
-        launches[call.kernel.name] = with_draws(launch_by_code[code], call.kernel)
+        parts = made_of(call.kernel)
+        if parts not in known:
+            code = render_code(call.kernel)
+            if code not in launch_by_code:
+                launch_by_code[code] = triton_launch(render_triton(call.kernel))
+            known[parts] = launch_by_code[code]
+        launches[call.kernel.name] = with_draws(known[parts], call.kernel)
     return launches, len(launch_by_code)
 
 
