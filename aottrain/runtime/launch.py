@@ -36,7 +36,7 @@ from aottrain.ops.scans import SCANS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
-from aottrain.runtime.open_arena import Place, open_blocks, open_layouts, span_bytes
+from aottrain.runtime.open_arena import Place, open_blocks, open_layouts
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
@@ -176,7 +176,7 @@ def _open_layouts(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str]) 
     for node in memory.offsets:
         spec = spec_of(node)
         assert spec is not None
-        places.append(Place(lambda spec=spec: span_bytes(spec.at_hand()), *memory.spans[node], spec))  # type: ignore[misc]
+        places.append(Place(lambda spec=spec: spec.at_hand().span_bytes, *memory.spans[node], spec))  # type: ignore[misc]
     device = places[0].spec.device if places and places[0].spec else torch.device("cpu")
     for position in memory.scratch:
         call = schedule.calls[position]
