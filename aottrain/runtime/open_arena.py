@@ -112,5 +112,3 @@ def open_blocks(names: Sequence[str], specs: Sequence[TensorSpec], holder: objec
         return _Blocks(known, (0, *ends[:-1]), ends[-1], holder)
 
     return _BySizes(names, make)
-
-

@@ -162,12 +162,11 @@ def draw_numbers(kernel: KernelIR) -> tuple[int, ...]:
 
 
 def made_of(kernel: KernelIR) -> Hashable:
-    """Equal for two kernels that are there only where they are made of the same objects, but for names and the numbers
-    of draws, as those that were lowered once for several blocks: then they are one function. Finding that out takes a
-    small part of what rendering them does."""
+    """Equal for two kernels that are there only where they are made of the same objects but for names and the numbers
+    of draws, as those that were lowered once for several blocks: then they are one function."""
     draws = draw_constants(kernel)
     body = tuple(-1 if value in draws else id(instruction) for value, instruction in enumerate(kernel.body))
-    others = tuple(map(id, (*kernel.stores, *kernel.columns))), len(kernel.stores)
+    others = tuple(map(id, (*kernel.stores, *kernel.columns)))
     parameters = tuple((each.dtype, each.written, id(each.span)) for each in kernel.parameters)
     return id(kernel.ranges), kernel.num_outer, parameters, body, others, tuple(draws)
 
