@@ -18,6 +18,7 @@ from aottrain.compiler.codegen.triton import render as triton_render
 from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
 from aottrain.compiler.lowering.elementwise import activations, arithmetic
+from aottrain.ir.kernels import kernel as kernels
 from tests.planted_bugs.planting import Area
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_{}[{}]"
@@ -316,6 +317,24 @@ OPEN_TRITON.edit(
     "bool(count > _NARROW)",
     "bool(likely(count) > _NARROW)",
 )
+EQUAL = Area("equal kernels")
+_DEPTH = "tests/compiler/test_depth.py::test_{}"
+EQUAL.edit(
+    "kernels of other instructions are taken for equal",
+    _DEPTH.format("kernels_are_equal_where_all_but_names_and_draws_are_the_same"),
+    kernels.made_of,
+    "-1 if value in draws else id(instruction)",
+    "-1 if value in draws else type(instruction)",
+    quick=True,
+)
+EQUAL.edit(
+    "each kernel of a repeated block is rendered",
+    _DEPTH.format("kernels_of_further_blocks_are_not_rendered_again"),
+    kernels.made_of,
+    "return id(kernel.ranges),",
+    "return kernel.name,",
+)
+
 TRITON_DRAWS = Area("draws of triton kernels")
 _DRAWS = "tests/compiler/codegen/triton/test_triton.py::test_{}"
 TRITON_DRAWS.edit(
