@@ -280,6 +280,15 @@ def is_size(node: fx.Node) -> bool:
     return isinstance(node.target, SizeExpression) or is_symbolic(value_of(node))
 
 
+def readers_of(node: fx.Node) -> list[fx.Node]:
+    """What reads it, through whatever views."""
+    readers: list[fx.Node] = []
+    for user in node.users:
+        is_part = user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE)
+        readers += readers_of(user) if is_part else [user]
+    return readers
+
+
 def view_source(node: fx.Node) -> fx.Node | None:
     """The node whose storage this one shares by being a view of it (or an item of a tuple of views)."""
     if node.op != "call_function":

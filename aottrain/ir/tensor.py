@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from aottrain.ir.sizes.expressions import Size, SizeExpression, hint, is_symbolic, resolve, size_of, traced
-from aottrain.ir.sizes.polynomials import SizeFacts, UndecidedError, current_values, is_open
+from aottrain.ir.sizes.polynomials import SizeFacts, UndecidedError, current_values, is_open, same
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -42,6 +42,18 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes of the elements themselves; an expanded view counts each logical element."""
         return self.numel * self.dtype.itemsize
+
+    @property
+    def span(self) -> int:
+        """Elements from the first one to the last, these and the gaps between them included; 0 where there are none.
+        Of open sizes it is a polynomial, for those from 1 on: to ask whether one is 0 would add a guard."""
+        if any(same(size, 0) for size in self.shape):
+            return 0
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def span_bytes(self) -> int:
+        return self.span * self.dtype.itemsize
 
     def layout(self, values: Mapping[str, Any] = _NOTHING) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """(shape, stride) in a call in which the symbols have these values."""

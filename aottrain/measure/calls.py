@@ -80,7 +80,7 @@ class OpCall:
             return False
         if any(spec.device.type not in ("cpu", "cuda") for spec in self.tensors):
             return False
-        needed = self.result_bytes + sum(_extent(spec) * spec.dtype.itemsize for spec in self.tensors)
+        needed = self.result_bytes + sum(spec.span_bytes for spec in self.tensors)
         return 2 * needed <= free_bytes(self.device)
 
     def arguments(self) -> tuple[list[Any], dict[str, Any]]:
@@ -178,13 +178,6 @@ def _specs(value: Any) -> Iterator[TensorSpec]:
             yield from _specs(item)
 
 
-def _extent(spec: TensorSpec) -> int:
-    """Elements between the first and the last, these included."""
-    if 0 in spec.shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=False))
-
-
 def _materialized(value: Any, integer: int) -> Any:
     if isinstance(value, (list, tuple)):
         return [_materialized(item, integer) for item in value]
@@ -192,7 +185,7 @@ def _materialized(value: Any, integer: int) -> Any:
 
 
 def _made_tensor(spec: TensorSpec, integer: int) -> torch.Tensor:
-    count = _extent(spec)
+    count = spec.span
     memory = torch.full((count,), integer, dtype=spec.dtype, device=spec.device)
     if spec.dtype.is_floating_point or spec.dtype.is_complex:
         # One block of random numbers, again and again: drawing gigabytes would take longer than most ops.

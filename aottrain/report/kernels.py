@@ -76,8 +76,8 @@ def _texts(records: Sequence[KernelRecord]) -> str:
     shown = [
         folded(
             record.names[0],
-            f'<h4>Formula</h4>{pre(highlight(record.formula), "code")}'
-            f'<h4>Code</h4>{pre(highlight(record.code), "code")}',
+            f"<h4>Formula</h4>{pre(highlight(record.formula), 'code')}"
+            f"<h4>Code</h4>{pre(highlight(record.code), 'code')}",
             f"{record.ops}; {format_bytes(record.moved_bytes)} a call",
         )
         for record in records[:NUM_TEXTS]

@@ -49,4 +49,4 @@ def _plan(plan: PartitionPlan) -> str:
 
 def _kernel(kernel: KernelIR) -> str:
     note = f"moves {format_bytes(moved_bytes(kernel))}, each element once"
-    return f'{heading(kernel.name, note)}{pre(highlight(str(kernel)), "code")}'
+    return f"{heading(kernel.name, note)}{pre(highlight(str(kernel)), 'code')}"

@@ -134,8 +134,7 @@ def begin(holder: object) -> None:
 
 def residual(holder: object, spec: TensorSpec) -> Tensor:
     """A tensor for a residual, in a block of the holder's that no other tensor uses."""
-    span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
-    size = span * spec.dtype.itemsize
+    size = spec.span_bytes
     with _lock:
         storages = _blocks.setdefault((holder, size, spec.device), deque())
         for _ in range(len(storages)):

@@ -37,7 +37,7 @@ from aottrain.ops.scans import SCANS
 from aottrain.runtime.arena import ArenaLayout, begin, residual, settle_allocator
 from aottrain.runtime.executor import Runner, call_text, laid_out, value_text
 from aottrain.runtime.labels import labelled, with_labels
-from aottrain.runtime.open_arena import Place, open_blocks, open_layouts, span_bytes
+from aottrain.runtime.open_arena import Place, open_blocks, open_layouts
 
 Launch = Callable[..., None]  # of the buffers, and of memory to compute in where that was planned
 _LIBRARIES: Mapping[str, Callable[..., Any]] = {**PRODUCTS, **ATTENTIONS, **SCANS, **ADDED_ROWS}
@@ -104,6 +104,7 @@ def render(
         lines.append(f"    del {', '.join(unread)}")
     if memory is not None:
         lines += _take_memory(schedule, memory, [node.name for node in inputs if is_size(node)], names)
+    open_sizes = any(map(is_size, inputs))
     unbound: set[fx.Node] = set()  # tuples whose items are written to planned memory, and which have no name
     for position, call in enumerate(schedule.calls):
         scratch_name = f"run_scratch_{position}" if position in scratch else ""
@@ -118,7 +119,7 @@ def render(
             name = f"run_{call.kernel.name}"
             names[name] = launches[call.kernel.name]
             buffers = ", ".join(node.name for node in call.buffers)
-            sizes = size_names(call.kernel)  # inputs by these names
+            sizes = size_names(call.kernel) if open_sizes else ()  # inputs by these names
             others = f", ({', '.join(sizes)},)" if sizes else ""
             lines.append(f"    {name}(({buffers},){others}{scratch_name and ', scratch=' + scratch_name})")
         elif any(node in planned or node in residuals for node in schedule.written(call)):
@@ -177,7 +178,7 @@ def _open_layouts(schedule: Schedule, memory: MemoryPlan, sizes: Sequence[str]) 
     for node in memory.offsets:
         spec = spec_of(node)
         assert spec is not None
-        places.append(Place(lambda spec=spec: span_bytes(spec.at_hand()), *memory.spans[node], spec))  # type: ignore[misc]
+        places.append(Place(lambda spec=spec: spec.at_hand().span_bytes, *memory.spans[node], spec))  # type: ignore[misc]
     device = places[0].spec.device if places and places[0].spec else torch.device("cpu")
     for position in memory.scratch:
         call = schedule.calls[position]

@@ -108,14 +108,7 @@ def open_blocks(names: Sequence[str], specs: Sequence[TensorSpec], holder: objec
 
     def make(values: Mapping[str, int]) -> _Blocks:
         known = tuple(spec.at(values) for spec in specs)
-        ends = list(accumulate(aligned(span_bytes(spec)) for spec in known))
+        ends = list(accumulate(aligned(spec.span_bytes) for spec in known))
         return _Blocks(known, (0, *ends[:-1]), ends[-1], holder)
 
     return _BySizes(names, make)
-
-
-def span_bytes(spec: TensorSpec) -> int:
-    """From the first element to the last."""
-    if 0 in spec.shape:
-        return 0
-    return spec.dtype.itemsize * (1 + sum((n - 1) * step for n, step in zip(spec.shape, spec.stride, strict=True)))

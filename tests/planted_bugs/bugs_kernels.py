@@ -13,9 +13,12 @@ from aottrain.compiler.codegen.cpp import text as cpp_text
 from aottrain.compiler.codegen.cpp import tiles as cpp_tiles
 from aottrain.compiler.codegen.triton import derived as triton_derived
 from aottrain.compiler.codegen.triton import index as triton_index
+from aottrain.compiler.codegen.triton import programs as triton_programs
+from aottrain.compiler.codegen.triton import render as triton_render
 from aottrain.compiler.codegen.triton import tiles as triton_tiles
 from aottrain.compiler.lowering import indexing, norms, reductions, rules
 from aottrain.compiler.lowering.elementwise import activations, arithmetic
+from aottrain.ir.kernels import kernel as kernels
 from tests.planted_bugs.planting import Area
 
 SMALL = "tests/compiler/codegen/test_small_kernels.py::test_{}[{}]"
@@ -313,4 +316,39 @@ OPEN_TRITON.edit(
     triton_tiles.needs_wide_offsets,
     "bool(count > _NARROW)",
     "bool(likely(count) > _NARROW)",
+)
+EQUAL = Area("equal kernels")
+_DEPTH = "tests/compiler/test_depth.py::test_{}"
+EQUAL.edit(
+    "kernels of other instructions are taken for equal",
+    _DEPTH.format("kernels_are_equal_where_all_but_names_and_draws_are_the_same"),
+    kernels.made_of,
+    "-1 if value in draws else id(instruction)",
+    "-1 if value in draws else type(instruction)",
+    quick=True,
+)
+EQUAL.edit(
+    "each kernel of a repeated block is rendered",
+    _DEPTH.format("kernels_of_further_blocks_are_not_rendered_again"),
+    kernels.made_of,
+    "return id(kernel.ranges),",
+    "return kernel.name,",
+)
+
+TRITON_DRAWS = Area("draws of triton kernels")
+_DRAWS = "tests/compiler/codegen/triton/test_triton.py::test_{}"
+TRITON_DRAWS.edit(
+    "equal kernels draw what the first of them does",
+    _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
+    triton_programs.link_triton,
+    "with_draws(known[parts], call.kernel)",
+    "with_draws(known[parts], kernels[0].kernel)",
+    quick=True,
+)
+TRITON_DRAWS.edit(
+    "a draw's number is a constant of the kernel's text",
+    _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
+    triton_render.Renderer._expression,
+    "if value in self.draws:",
+    "if False:",
 )

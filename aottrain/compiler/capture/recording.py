@@ -16,8 +16,7 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat import TorchDispatchMode
-from aottrain.compat_dispatch import arrived_whole
+from aottrain.compat_dispatch import TraceMode, arrived_whole
 from aottrain.counted import tell
 from aottrain.ir.graph import set_value
 
@@ -27,7 +26,7 @@ _DEVICE = torch.ops.prim.device.default  # a question, no work
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TraceMode):
     """Innermost of the modes but for the fakes: it sees what the others make of the user's ops."""
 
     def __init__(self) -> None:
@@ -61,7 +60,11 @@ class Recorder(TorchDispatchMode):
         target = aten.lift_fresh_copy.default if func is aten.lift_fresh.default else func
         node_args, node_kwargs = map_aggregate((args, kwargs), self._argument)
         name = self.graph._target_to_str(target.overloadpacket.__name__)
-        node = self.graph.create_node("call_function", target, node_args, node_kwargs, name)
+        # fx looks through the arguments of a new node for symbols, which takes longer than all else that it does.
+        node = self.graph.create_node("call_function", target, name=name)
+        node.args = node_args
+        if node_kwargs:
+            node.kwargs = node_kwargs
         out = func(*args, **kwargs)
         self._note(out, node)
         self._num_calls += 1

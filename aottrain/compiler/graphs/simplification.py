@@ -12,7 +12,7 @@ from torch import fx
 
 from aottrain.compat import tree_flatten
 from aottrain.compiler.graphs.effects import anchor_checks, drop_anchors
-from aottrain.compiler.graphs.rewriting import fake_result
+from aottrain.compiler.graphs.rewriting import copy_into, fake_result
 from aottrain.errors import UnsupportedError
 from aottrain.ir.graph import (
     GraphSignature,
@@ -89,7 +89,11 @@ def copy_graph(graph: fx.Graph) -> fx.Graph:
     """A copy that shares the (immutable) metadata values."""
     new = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
-    new.output(new.graph_copy(graph, mapping))
+    for node in graph.nodes:
+        if node.op == "output":
+            new.output(fx.node.map_arg(node.args[0], mapping.__getitem__))
+        else:
+            mapping[node] = copy_into(new, node, mapping.__getitem__)
     return new
 
 

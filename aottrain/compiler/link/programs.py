@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,7 +17,7 @@ from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.schedule.memory import arena_within
 from aottrain.compiler.schedule.order import schedule
 from aottrain.ir.graph import PartitionedGraph, calls, results, value_of
-from aottrain.ir.kernels.kernel import draw_numbers, scratch_bytes
+from aottrain.ir.kernels.kernel import draw_numbers, made_of, scratch_bytes
 from aottrain.ir.kernels.open_sizes import size_names
 from aottrain.ir.schedule import (
     KernelCall,
@@ -127,8 +128,7 @@ def _link_triton(kernels: Sequence[KernelCall]) -> tuple[dict[str, Launch], int,
     # Here: a program of a CPU need not load another renderer.
     from aottrain.compiler.codegen.triton.programs import link_triton
 
-    launches = link_triton(kernels)
-    return launches, len({id(launch) for launch in launches.values()}), ""
+    return *link_triton(kernels), ""
 
 
 def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict[str, Launch], int, str]:
@@ -142,11 +142,15 @@ def _link(kernels: Sequence[KernelCall], others: Sequence[Source]) -> tuple[dict
     weights = [*map(len, names), *(1 for _ in others)]
     libraries = require_all([*(Source(text, FLAGS) for text in units), *others], weights)
     launches: dict[str, Launch] = {}
+    known: dict[Hashable, tuple[tuple[str, ...], Any]] = {}
     for call in kernels:
         unit, name = functions[call.kernel.name]
         function = getattr(libraries[unit].functions, name)
-        arguments = function, scratch_bytes(call.kernel), draw_numbers(call.kernel)
-        sizes = size_names(call.kernel)
+        key = made_of(call.kernel)
+        if key not in known:
+            known[key] = size_names(call.kernel), scratch_bytes(call.kernel)
+        sizes, scratch = known[key]
+        arguments = function, scratch, draw_numbers(call.kernel)
         launches[call.kernel.name] = sized_cpp_launch(*arguments, sizes) if sizes else cpp_launch(*arguments)
     compiled = sum(library.compiled for library in libraries)
     count = len({name for _, name in functions.values()})
@@ -161,15 +165,19 @@ def cpp_units(kernels: Sequence[KernelCall]) -> tuple[list[str], dict[str, tuple
     """
     function_by_code: dict[str, str] = {}  # from a kernel's code to its function
     function_by_kernel: dict[str, str] = {}
+    function_by_parts: dict[Hashable, str] = {}  # of kernels that need not be rendered to see that they are equal
     texts: dict[str, str] = {}
     for call in kernels:
-        kernel = call.kernel
+        kernel, parts = call.kernel, made_of(call.kernel)
+        if parts in function_by_parts:
+            function_by_kernel[kernel.name] = function_by_parts[parts]
+            continue
         code = re.sub(rf"\b{kernel.name}\b", "KERNEL", render_cpp(kernel))
         if code not in function_by_code:
             name = function_by_code[code] = f"kernel_{len(function_by_code)}"
             header = [f"// {line}" for line in str(kernel).splitlines() if line.strip()]
             texts[name] = "\n".join(header) + "\n" + code.replace("static int KERNEL", f'extern "C" int {name}')
-        function_by_kernel[kernel.name] = function_by_code[code]
+        function_by_kernel[kernel.name] = function_by_parts[parts] = function_by_code[code]
     units: list[list[str]] = [[LIBRARY] for _ in range(min(_MOST_UNITS, -(-len(texts) // _UNIT_KERNELS)))]
     unit_by_function: dict[str, int] = {}
     for name, text in texts.items():

@@ -156,15 +156,13 @@ def _scheduled(
         if node not in new:
             if node.op != "call_function" or not (is_size(node) or view_source(node) is not None or node in late):
                 raise VerificationError(f"the backward needs {node.name}, which is neither saved nor recomputable")
-            sources = {source: read(source) for source in node.all_input_nodes}
-            new[node] = copy_into(graph, node, sources.__getitem__)
+            new[node] = copy_into(graph, node, read)
             if not is_size(node) and view_source(node) is not None:
                 views.setdefault(storage_root(node), []).append(node)
         return new[node]
 
     for node in order:
-        sources = {source: read(source) for source in node.all_input_nodes}
-        copy = copy_into(graph, node, sources.__getitem__)
+        copy = copy_into(graph, node, read)
         items = [user for user in node.users if user.op == "call_function"] if is_tuple(node) else []
         for root in {node, *items} - saved:
             for view in views.pop(root, []):

@@ -17,7 +17,7 @@ from torch import fx
 import aottrain.ops.casts  # noqa: F401  (the op)
 from aottrain.compiler.graphs.rewriting import add_call, producer_of
 from aottrain.compiler.graphs.simplification import copy_graph
-from aottrain.ir.graph import PartitionedGraph, calls, info, spec_of, storage_bytes, storage_root, view_source
+from aottrain.ir.graph import PartitionedGraph, calls, info, readers_of, spec_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 
 aten = torch.ops.aten
@@ -95,7 +95,7 @@ def _early(node: fx.Node) -> bool:
     """Of an input of the graph, for products alone."""
     source = node.args[0]
     assert isinstance(source, fx.Node)
-    readers = list(_readers(node))
+    readers = readers_of(node)
     return source.op == "placeholder" and bool(readers) and all(_is_product(reader) for reader in readers)
 
 
@@ -106,19 +106,11 @@ def _late(node: fx.Node) -> bool:
     root = storage_root(source)
     if root.op != "call_function" or [user.op for user in node.users] != ["output"]:
         return False
-    return list(_readers(root)) == [node] and (_is_product(producer_of(root)) or root.target in _SUMS)
+    return readers_of(root) == [node] and (_is_product(producer_of(root)) or root.target in _SUMS)
 
 
 def _is_product(node: fx.Node) -> bool:
     return node.op == "call_function" and info(node).kind is OpKind.COMPUTE
-
-
-def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    for user in node.users:
-        if user.op == "call_function" and view_source(user) is node:
-            yield from _readers(user)
-        else:
-            yield user
 
 
 def _halves(casts: Sequence[fx.Node]) -> int:

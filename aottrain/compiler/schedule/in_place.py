@@ -66,8 +66,7 @@ def _lie_alike(result: fx.Node, operand: fx.Node, memory: fx.Node) -> bool:
     if one is None or other is None or whole is None or one.symbolic is not None or other.symbolic is not None:
         return False
     same = (one.shape, one.stride, one.dtype, one.device) == (other.shape, other.stride, other.dtype, other.device)
-    span = 1 + sum((size - 1) * stride for size, stride in zip(one.shape, one.stride, strict=True))
-    return same and span == one.numel and one.storage_bytes == other.storage_bytes == whole.storage_bytes
+    return same and one.span == one.numel and one.storage_bytes == other.storage_bytes == whole.storage_bytes
 
 
 def _is_elementwise(kernel: KernelIR, read: int, written: int) -> bool:

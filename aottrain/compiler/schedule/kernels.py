@@ -304,7 +304,7 @@ def _span(kernel: KernelIR, buffer: int, node: fx.Node, written: bool) -> int:
     up to the last one that they do."""
     spec, value = spec_of(node), value_of(node)
     assert spec is not None
-    own = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
+    own = spec.span
     if written or node.op != "placeholder" or spec.symbolic is not None:
         return own
     room = spec.storage_bytes // spec.dtype.itemsize - int(value.storage_offset())

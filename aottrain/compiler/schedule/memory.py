@@ -115,8 +115,7 @@ def _is_dense(node: fx.Node) -> bool:
 def aligned_bytes(node: fx.Node) -> int:
     spec = spec_of(node)
     assert spec is not None
-    span = 1 + sum((size - 1) * stride for size, stride in zip(spec.shape, spec.stride, strict=True))
-    return aligned(span * spec.dtype.itemsize)
+    return aligned(spec.span_bytes)
 
 
 def _max_live(sizes: Mapping[Buffer, int], born: Mapping[Buffer, int], last: Mapping[Buffer, int]) -> int:

@@ -10,7 +10,7 @@ rows (`Column`) have no reader in the kernel: they are stored when all rows are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -159,6 +159,16 @@ def draw_numbers(kernel: KernelIR) -> tuple[int, ...]:
     are one function."""
     constants = [kernel.body[value] for value in draw_constants(kernel)]
     return tuple(int(constant.value) for constant in constants if isinstance(constant, Constant))
+
+
+def made_of(kernel: KernelIR) -> Hashable:
+    """Equal for two kernels that are there only where they are made of the same objects but for names and the numbers
+    of draws, as those that were lowered once for several blocks: then they are one function."""
+    draws = draw_constants(kernel)
+    body = tuple(-1 if value in draws else id(instruction) for value, instruction in enumerate(kernel.body))
+    others = tuple(map(id, (*kernel.stores, *kernel.columns)))
+    parameters = tuple((each.dtype, each.written, id(each.span)) for each in kernel.parameters)
+    return id(kernel.ranges), kernel.num_outer, parameters, body, others, tuple(draws)
 
 
 def draw_constants(kernel: KernelIR) -> list[int]:

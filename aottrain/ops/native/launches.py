@@ -4,7 +4,8 @@ LAUNCHES = """\
 // cuLaunchKernel, whatever library it was found in.
 typedef int (*Start)(void* function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                      unsigned shared, void* stream, void** arguments, void** more);
-// places: of each argument among the buffers; -1 - i is part i of the scratch memory. nulls: arguments after those.
+// places: of each argument among the buffers, which numbers of draws follow; -1 - i is part i of the scratch memory.
+// nulls: arguments after those.
 struct Step { void* function; unsigned programs, threads, shared; int count, nulls; const int* places; };
 struct Steps { Start start; const Step* steps; const long long* parts; int count, buffers; };
 

@@ -89,6 +89,10 @@ class PhiloxMode(TorchDispatchMode):
         if arrived_whole(func, args, kwargs):
             with self:
                 return func.decompose(*args, **kwargs)
+        return self.drawn(func, args, kwargs)
+
+    def drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What an operator gives that is not to be taken apart."""
         rule = RULES.get(func)
         if rule is None:
             if torch.Tag.nondeterministic_seeded in func.tags:

@@ -1,8 +1,9 @@
 """Kernels that Triton has compiled, started by one call of the CUDA driver each, from a C++ function of our own.
 
-Triton's launcher takes each argument apart in Python. The kernels of one generated module always take pointers alone,
-in the same places. What is known of a kernel's arguments is read from its machine code's text: where that has others
-than these and the two scratch pointers of Triton, which are null for kernels that need none, Triton starts it.
+Triton's launcher takes each argument apart in Python. The kernels of one generated module always take pointers, and
+after them numbers of random draws as 64 bits, in the same places. What is known of a kernel's arguments is read from
+its machine code's text: where that has others than these and the two scratch pointers of Triton, which are null for
+kernels that need none, Triton starts it.
 """
 
 from __future__ import annotations
@@ -50,14 +51,15 @@ Kernel = tuple[Any, int, Sequence[int]]  # what Triton compiled, its programs, t
 
 
 class Direct:
-    """The kernels of one module on one device, which is current. Called with buffers and the address of scratch memory
-    it says how many kernels it has started: where not all, Triton starts the others."""
+    """The kernels of one module on one device, which is current. Called with buffers, the address of scratch memory
+    and the numbers of draws it says how many kernels it has started: where not all, Triton starts the others."""
 
     def __init__(
         self,
         functions: tuple[Any, int],
         kernels: Sequence[Kernel],
         num_buffers: int,
+        num_draws: int,
         parts: Sequence[int],
         stream: Callable[[], int],
     ):
@@ -75,11 +77,15 @@ class Direct:
         whole = _Steps(start, ctypes.addressof(steps), ctypes.addressof(offsets), len(kernels), num_buffers)
         self._kept += [steps, offsets, whole]
         self.count = len(kernels)
-        self._table, self._address, self._function = ctypes.c_void_p * num_buffers, ctypes.addressof(whole), function
+        self._table, self._address, self._function = (
+            ctypes.c_void_p * (num_buffers + num_draws),
+            ctypes.addressof(whole),
+            function,
+        )
         self._stream = stream
 
-    def __call__(self, buffers: Sequence[Tensor], scratch: int) -> int:
-        table = self._table(*map(_pointer, buffers))
+    def __call__(self, buffers: Sequence[Tensor], scratch: int, draws: Sequence[int] = ()) -> int:
+        table = self._table(*map(_pointer, buffers), *draws)
         return self._function(self._address, self._stream(), table, scratch)
 
 
@@ -87,7 +93,7 @@ _pointer = Tensor.data_ptr
 
 
 def direct(
-    kernels: Sequence[Kernel], num_buffers: int, parts: Sequence[int], stream: Callable[[], int]
+    kernels: Sequence[Kernel], num_buffers: int, num_draws: int, parts: Sequence[int], stream: Callable[[], int]
 ) -> Direct | None:
     """None where Triton has to start them: no driver or C++ compiler, or kernels that take more than their buffers.
 
@@ -97,7 +103,11 @@ def direct(
     if not all(_is_plain(kernel, len(places)) for kernel, _, places in kernels):
         return None
     start, function = driver_function(), _function()
-    return None if not start or function is None else Direct((function, start), kernels, num_buffers, parts, stream)
+    return (
+        None
+        if not start or function is None
+        else Direct((function, start), kernels, num_buffers, num_draws, parts, stream)
+    )
 
 
 @cache
@@ -132,7 +142,8 @@ def _is_plain(kernel: Any, count: int) -> bool:
 
 
 def _num_arguments(kernel: Any) -> int:
-    """How many pointers its machine code takes; -1 where it takes anything else, or the text does not say."""
+    """How many pointers, or other 64 bits, its machine code takes; -1 where it takes anything else, or its text does
+    not say."""
     found = _PARAMETERS.findall(kernel.asm.get("ptx", "") if hasattr(kernel, "asm") else "")
     if len(found) != 1:
         return -1

@@ -27,7 +27,8 @@ from aottrain.runtime.cuda.direct import Direct, direct
 from aottrain.runtime.multi_tensor import Run, TensorTables
 from aottrain.toolchain.cache import cache_folder, is_own, private_folder, say_once
 
-Launch = Callable[..., None]  # of the tensors, and of the sizes of a call where each has its own
+# Of the tensors, of the sizes of a call where each has its own, and of the numbers of its random draws if it makes any.
+Launch = Callable[..., None]
 _MOST_INT32 = 1 << 31
 _PART = 256  # bytes: pieces of scratch memory start at multiples of it
 _fresh = torch.empty
@@ -73,9 +74,10 @@ def triton_launch(source: str) -> Launch:
     checked = "fn.check_index(" in source
     options = {"enable_fp_fusion": False, "debug": checked, "sanitize_overflow": False}
     interpreted = _is_interpreted(module.LAUNCHES[0][0])
+    num_buffers = sum(name[0] == "p" for name in module.LAUNCHES[0][3])
     steps: list[tuple[Any, list[int], dict[str, Any]]] = []
     for kernel, programs, warps, names in module.LAUNCHES:
-        positions = _positions(names)
+        positions = _positions(names, num_buffers)
         settings = {**options, "num_warps": warps}
         if interpreted:
             steps.append((kernel[(programs, 1, 1)], positions, settings))
@@ -84,9 +86,9 @@ def triton_launch(source: str) -> Launch:
     if not interpreted:
         return _Started(steps, scratch)
 
-    def launch(tensors: Sequence[Tensor]) -> None:
+    def launch(tensors: Sequence[Tensor], draws: Sequence[int] = ()) -> None:
         scratch_tensors = [torch.empty(count, dtype=dtype, device=tensors[0].device) for dtype, count in scratch]
-        _interpreted(steps, [*tensors, *reversed(scratch_tensors)])
+        _interpreted(steps, [*tensors, *draws, *reversed(scratch_tensors)])
 
     return launch
 
@@ -105,24 +107,24 @@ class _Started:
         self.guarded = torch.cuda.device_count() != 1
         self.is_watched = steps[0][0].is_watched
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
+    def __call__(self, tensors: Sequence[Tensor], draws: Sequence[int] = ()) -> None:
         first, done = tensors[0], 0
         index = first.get_device()
         memory = _fresh(self.scratch_bytes, dtype=torch.uint8, device=first.device) if self.scratch_bytes else None
         known = self.by_device.get(index)
         if known is not None and not (self.guarded and index != torch.cuda.current_device()) and not self.is_watched():
-            done = known(tensors, 0 if memory is None else memory.data_ptr())
+            done = known(tensors, 0 if memory is None else memory.data_ptr(), draws)
             if done == known.count:
                 return
         scratch: list[Tensor] = []
         if memory is not None:
             pieces = zip(self.parts, self.scratch, strict=True)
             scratch = [memory[at : at + count * dtype.itemsize].view(dtype) for at, (dtype, count) in pieces]
-        _launched(self.steps[done:], [*tensors, *reversed(scratch)])
+        _launched(self.steps[done:], [*tensors, *draws, *reversed(scratch)])
         if index not in self.by_device:
-            self._prepare(index, len(tensors))
+            self._prepare(index, len(tensors), len(draws))
 
-    def _prepare(self, index: int, num_buffers: int) -> None:
+    def _prepare(self, index: int, num_buffers: int, num_draws: int) -> None:
         compiled = [prepared.compiled.get(index) for prepared, _, _ in self.steps]
         if any(each is None for each in compiled):
             return
@@ -132,16 +134,18 @@ class _Started:
             if each is not None
         ]
         stream = partial(self.steps[0][0].driver.active.get_current_stream, index)
-        self.by_device[index] = direct(kernels, num_buffers, self.parts, stream)
+        self.by_device[index] = direct(kernels, num_buffers, num_draws, self.parts, stream)
 
 
 def _torch_type(name: str) -> torch.dtype:
     return getattr(torch, "bool" if name == "int1" else name)
 
 
-def _positions(names: Sequence[str]) -> list[int]:
-    """Of a kernel's arguments in the parameters that are followed by the scratch buffers, the last one first."""
-    return [(-1 - int(name[1:])) if name[0] == "s" else int(name[1:]) for name in names]
+def _positions(names: Sequence[str], num_buffers: int) -> list[int]:
+    """Of a kernel's arguments in the parameters, which are followed by the numbers of draws and by the scratch buffers,
+    the last one first."""
+    first = {"p": 0, "d": num_buffers}
+    return [(-1 - int(name[1:])) if name[0] == "s" else first[name[0]] + int(name[1:]) for name in names]
 
 
 def _sized_launch(module: ModuleType, checked: bool) -> Launch:
@@ -152,27 +156,28 @@ def _sized_launch(module: ModuleType, checked: bool) -> Launch:
     options = {"enable_fp_fusion": False, "debug": checked, "sanitize_overflow": False}
     prepared: dict[Any, _Prepared] = {}
 
-    def launch(tensors: Sequence[Tensor], sizes: Sequence[int] = ()) -> None:
+    def launch(tensors: Sequence[Tensor], sizes: Sequence[int] = (), draws: Sequence[int] = ()) -> None:
         scratch, kernels = module.launches(*sizes)
         device = tensors[0].device
         made = [torch.empty(count, dtype=_torch_type(name), device=device) for name, count in scratch]
         steps: list[Any] = []
         for kernel, programs, warps, names, numbers in kernels:
+            positions = _positions(names, len(tensors))
             settings = {**options, "num_warps": warps}
             if _is_interpreted(kernel):
                 start = partial(_with_numbers, kernel[(programs, 1, 1)], numbers)
-                steps.append((start, _positions(names), settings))
+                steps.append((start, positions, settings))
             else:
                 if kernel not in prepared:
                     prepared[kernel] = _Prepared(kernel, programs, settings)
-                steps.append((partial(prepared[kernel].on_grid, programs, numbers), _positions(names), {}))
+                steps.append((partial(prepared[kernel].on_grid, programs, numbers), positions, {}))
         run = _interpreted if _is_interpreted(kernels[0][0]) else _launched
-        run(steps, [*tensors, *reversed(made)])
+        run(steps, [*tensors, *draws, *reversed(made)])
 
     return launch
 
 
-def _with_numbers(start: Any, numbers: Sequence[int], *tensors: Tensor, **settings: Any) -> None:
+def _with_numbers(start: Any, numbers: Sequence[int], *tensors: Tensor | int, **settings: Any) -> None:
     start(*tensors, *numbers, **settings)
 
 
@@ -193,16 +198,17 @@ class _Prepared:
         self.compiled: dict[int, tuple[Any, Any, Any, Any]] = {}
         self.settings, self.driver = knobs.runtime, driver
 
-    def __call__(self, *tensors: Tensor) -> None:
+    def __call__(self, *tensors: Tensor | int) -> None:
         self.on_grid(self.programs, (), *tensors)
 
-    def on_grid(self, programs: int, numbers: Sequence[int], *tensors: Tensor) -> None:
-        """numbers: arguments after the tensors."""
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        bits = 0
-        for address in addresses:
-            bits |= address
-        index = tensors[0].device.index
+    def on_grid(self, programs: int, numbers: Sequence[int], *tensors: Tensor | int) -> None:
+        """tensors: after them the numbers of draws; numbers: arguments after these."""
+        bits, arguments = 0, list[int]()
+        for given in tensors:
+            argument = given if isinstance(given, int) else given.data_ptr()
+            bits |= argument if argument is not given else 0
+            arguments.append(argument)
+        index = tensors[0].device.index  # type: ignore[union-attr]  # a kernel takes buffers first
         compiled = self.compiled.get(index)
         small = not numbers or max(numbers) < _MOST_INT32  # a larger one is of another type, and another kernel
         if compiled is None or bits % 16 or not small or self.is_watched():
@@ -212,7 +218,7 @@ class _Prepared:
             return
         _, start, function, metadata = compiled
         stream = self.driver.active.get_current_stream(index)
-        start(programs, 1, 1, stream, function, metadata, None, None, None, *addresses, *numbers)
+        start(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *numbers)
 
     def is_watched(self) -> bool:
         """Whether a profiler of Triton's wants to hear of each launch."""
@@ -221,7 +227,7 @@ class _Prepared:
 
 
 def _launched(steps: Sequence[Any], tensors: Sequence[Any]) -> None:
-    device = tensors[-1].device
+    device = next(given.device for given in reversed(tensors) if not isinstance(given, int))
     if device.index is not None and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             _launched(steps, tensors)

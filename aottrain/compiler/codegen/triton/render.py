@@ -42,6 +42,7 @@ from aottrain.ir.kernels.kernel import (
     Position,
     Reduce,
     Store,
+    draw_constants,
     levels,
     operands,
     stages,
@@ -65,6 +66,7 @@ class Renderer:
         self.tile = choose_tile(kernel)
         self.index = Indices(kernel, self.tile)
         self.axes = self._axes()
+        self.draws = draw_constants(kernel)
         self.lines: list[str] = []
         self.columns = Columns(kernel, self.tile, self.index, self._masked, self._out)
 
@@ -86,8 +88,10 @@ class Renderer:
     def render(self, name: str) -> str:
         kernel, tile, columns = self.kernel, self.tile, self.columns
         parameters = [*(f"p{i}" for i in range(len(kernel.parameters))), *columns.buffers]
-        self._out(0, "@triton.jit")
-        self._out(0, f"def {name}({', '.join(parameters)}):")
+        draws = [f"d{i}" for i in range(len(self.draws))]
+        self._out(0, f"@triton.jit(do_not_specialize={draws!r})" if draws else "@triton.jit")
+        self._out(0, f"def {name}({', '.join([*parameters, *(f'{draw}: tl.int64' for draw in draws)])}):")
+        parameters += draws
         if tile.flat:
             self._flat()
         else:
@@ -115,8 +119,9 @@ class Renderer:
         """
         names = self.tile.derived.used(self.lines[first:])
         if names:
-            head = next(i for i in range(first, len(self.lines)) if self.lines[i] == "@triton.jit")
-            self.lines[head] = f"@triton.jit(do_not_specialize={names!r})"
+            head = next(i for i in range(first, len(self.lines)) if self.lines[i].startswith("@triton.jit"))
+            draws = [f"d{i}" for i in range(len(self.draws))] if head == 0 else []
+            self.lines[head] = f"@triton.jit(do_not_specialize={[*draws, *names]!r})"
             self.lines[head + 1] = f"{self.lines[head + 1].removesuffix('):')}, {', '.join(names)}):"
             wide = [f"    {name} = {name}.to(tl.int64)" for name in names if self.tile.wide]
             self.lines[head + 2 : head + 2] = wide
@@ -299,6 +304,8 @@ class Renderer:
         instruction = self.kernel.body[value]
         if isinstance(instruction, Load):
             return self._load(instruction)
+        if value in self.draws:
+            return f"d{self.draws.index(value)}.to(tl.int64)"
         if isinstance(instruction, Constant):
             return literal(instruction.value, instruction.dtype)
         if isinstance(instruction, Position):

@@ -15,9 +15,9 @@ from torch import fx
 from aottrain.compiler.lowering import Rule, rules_for
 from aottrain.compiler.schedule.grouping.groups import Group, Placement, start
 from aottrain.compiler.schedule.grouping.inlining import inline
-from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums, readers_of
+from aottrain.compiler.schedule.grouping.merging import merge_pairs, merge_sums
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, find_place, joins
-from aottrain.ir.graph import calls, info, storage_bytes, storage_root
+from aottrain.ir.graph import calls, info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
 

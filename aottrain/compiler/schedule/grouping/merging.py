@@ -9,7 +9,7 @@ from torch import fx
 from aottrain.compiler.schedule.grouping.groups import Group
 from aottrain.compiler.schedule.grouping.inlining import Inlining
 from aottrain.compiler.schedule.grouping.units import Dependencies, Fusion, joins
-from aottrain.ir.graph import info, storage_bytes, storage_root
+from aottrain.ir.graph import info, readers_of, storage_bytes, storage_root
 from aottrain.ir.ops import OpKind
 from aottrain.ir.sizes.polynomials import same
 
@@ -101,17 +101,6 @@ def merge_sums(fusion: Fusion, dependencies: Dependencies, local: bool) -> None:
                 fusion.groups = [merged if g is group else g for g in fusion.groups if g is not other]
                 _made_one(merged, fusion)
                 break
-
-
-def readers_of(node: fx.Node) -> list[fx.Node]:
-    """What reads it, through whatever views."""
-    readers: list[fx.Node] = []
-    for user in node.users:
-        if user.op == "call_function" and info(user).kind in (OpKind.VIEW, OpKind.STRUCTURE):
-            readers += readers_of(user)
-        else:
-            readers.append(user)
-    return readers
 
 
 def _maker(root: fx.Node) -> fx.Node:

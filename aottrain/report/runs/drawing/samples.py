@@ -20,7 +20,7 @@ def render_samples(folder: Path) -> str:
         written = escape(text_of(folder / SAMPLE)[:_MOST_CHARACTERS])
     except OSError:
         written = ""
-    last = f'{heading("What the model writes")}{pre(written, "sample")}' if written else ""
+    last = f"{heading('What the model writes')}{pre(written, 'sample')}" if written else ""
     return joined([last, _on_the_way(folder)])
 
 
@@ -42,6 +42,6 @@ def _on_the_way(folder: Path) -> str:
     steps = sorted(texts, reverse=True)[:_NUM_SAMPLES]
     if not steps:
         return ""
-    shown = "".join(f'<h4>Step {step:,.0f}</h4>{pre(texts[step], "sample")}' for step in steps)
+    shown = "".join(f"<h4>Step {step:,.0f}</h4>{pre(texts[step], 'sample')}" for step in steps)
     note = f"the last {len(steps)} of {len(texts)}" if len(texts) > len(steps) else f"{len(texts)}"
     return folded("What it wrote at each evaluation", shown, note)

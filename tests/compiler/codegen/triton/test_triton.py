@@ -22,12 +22,25 @@ import torch
 
 import aottrain
 from aottrain.compiler.codegen.evaluation import _FUNCTIONS, _IN_DOUBLE
+from aottrain.compiler.codegen.triton import programs
 from aottrain.compiler.codegen.triton.render import render_code, render_triton
 from aottrain.compiler.codegen.triton.text import arithmetic, literal
 from aottrain.compiler.codegen.triton.tiles import choose_tile
 from aottrain.errors import ConfigError
 from aottrain.ir.kernels.affine import Affine
-from aottrain.ir.kernels.kernel import Address, Column, Compute, KernelIR, Load, Parameter, Reduce, Store
+from aottrain.ir.kernels.kernel import (
+    Address,
+    Column,
+    Compute,
+    Constant,
+    KernelIR,
+    Load,
+    Parameter,
+    Position,
+    Reduce,
+    Store,
+)
+from aottrain.ir.schedule import KernelCall
 from aottrain.ir.sizes.polynomials import SizeFacts
 
 HERE = Path(__file__).parent
@@ -169,3 +182,30 @@ def test_every_operation_has_a_rendering():
     """What `evaluate` defines, Triton can say."""
     for op in (*_FUNCTIONS, *_IN_DOUBLE, "fma", "cast"):
         assert arithmetic(Compute(op, (0, 1, 2), torch.float32), [torch.float32] * 3)
+
+
+def drawing(number: int) -> KernelIR:
+    element = Affine(((0, 1),))
+    parameters = (Parameter("state", torch.int64, False, 2), Parameter("y", torch.float32, True, 64))
+    body = (
+        Load(0, Address(Affine(())), torch.int64), Load(0, Address(Affine((), 1)), torch.int64),
+        Constant(number, torch.int64), Compute("add", (1, 2), torch.int64), Position(element),
+        Compute("philox", (0, 3, 4), torch.float32),
+    )  # fmt: skip
+    return KernelIR(f"kernel_{number}", (64,), 0, parameters, body, (Store(1, Address(element), 5),), ())
+
+
+def test_the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own(monkeypatch):
+    """Numbers that a text held made a module of each block, and Triton compiled each."""
+    started = []
+
+    def load(source):
+        return lambda tensors, draws=(): started.append((source, draws))
+
+    monkeypatch.setattr(programs, "triton_launch", load)
+    kernels = [drawing(number) for number in (0, 1, 16, 3)]
+    launches, count = programs.link_triton([KernelCall(kernel, ()) for kernel in kernels])
+    for kernel in kernels:
+        launches[kernel.name]([])
+    assert count == 1 and len({source for source, _ in started}) == 1
+    assert [draws for _, draws in started] == [(0,), (1,), (16,), (3,)]

@@ -55,8 +55,10 @@ def assemble(kernel: KernelIR, target: GPUTarget = HOPPER) -> list[str]:
     found = []
     for function, _, warps, names in launches:
         numbers = {name: "i32" for name in function.arg_names if name not in names}
-        signature = {**{name: types[name] for name in names}, **numbers}
-        attributes = {(number,): [["tt.divisibility", 16]] for number in range(len(names))} if numbers else {}
+        numbers = {name: "i64" for name in names if name[0] == "d"} | numbers
+        buffers = {name: types[name] for name in names if name not in numbers}
+        signature = {**buffers, **numbers}
+        attributes = {(number,): [["tt.divisibility", 16]] for number in range(len(buffers))} if numbers else {}
         made = ASTSource(function, signature=signature, constexprs={}, attrs=attributes)
         compiled = triton.compile(made, target=target, options={**options, "num_warps": warps})
         assert compiled.asm["cubin"]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aottrain.compiler.codegen.evaluation import evaluate
+from aottrain.compiler.codegen.triton.programs import with_draws
 from aottrain.compiler.codegen.triton.render import render_triton
 from aottrain.ir.kernels.affine import ZERO, Affine
 from aottrain.ir.kernels.kernel import (
@@ -51,7 +52,7 @@ def check(kernel: KernelIR, *given: torch.Tensor, exact: bool = False) -> list[t
     ]
     got = [buffer.clone() for buffer in wanted]
     evaluate(kernel, wanted)
-    triton_launch(render_triton(kernel))(got)
+    with_draws(triton_launch(render_triton(kernel)), kernel)(got)
     reduces = any(isinstance(instruction, Reduce) for instruction in kernel.body)
     num_terms = max(kernel.num_rows if kernel.columns else 1, kernel.row_size if reduces else 1)
     for parameter, a, b in zip(kernel.parameters, got, wanted, strict=True):
