@@ -5,6 +5,7 @@ from __future__ import annotations
 from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
 from aottrain.data.tokens import packing, token_files, tokenizer, windows
+from aottrain.metrics import guest
 from aottrain.trainer import checkpoint
 from aottrain.trainer.reliability import ending, identity
 from aottrain.trainer.verify import rounding, updates, verification
@@ -462,5 +463,13 @@ SIGNALS.edit(
     ENDING.what_ends_a_run_is_not_interrupted_by_its_own_signal,
     ending.Ending.takes_look,
     "not (self._is_raised and _is_underway())",
+    "True",
+)
+LOGGERS = Area("loggers")
+LOGGERS.edit(
+    "a logger that hangs is waited for",
+    "tests/metrics/test_sinks.py::test_a_wandb_that_never_answers_is_waited_for_once",
+    guest.Guest._guarded,
+    "self._patient is None or self.longest_s is None",
     "True",
 )
