@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -84,7 +85,8 @@ def main() -> int:
         start, least_s = 0, whole_s / 4
         while start < given.starts:
             signums = [(signal.SIGINT, signal.SIGTERM)[start % 2]] + [signal.SIGINT] * given.twice
-            end, seconds, printed = one([*settings, f"hydra.run.dir=run{start}"], chance, whole_s, signums)
+            shutil.rmtree("run", ignore_errors=True)
+            end, seconds, printed = one([*settings, "hydra.run.dir=run"], chance, whole_s, signums)
             if end == "0":  # how long it takes hangs on what else the machine does
                 whole_s = max(0.9 * whole_s, least_s)
                 continue
