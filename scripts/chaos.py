@@ -68,6 +68,7 @@ RIGHT_CODES = {
     "usr1": (-10,),
     "twice": (143, 130, -15, -2),
 }
+SAID = {"usr1": "SIGUSR1: a checkpoint", "oom": "memory ran out in the"}  # where a run that was hit ends by itself
 FAULTS = (*SIGNALS, "save", "points", "disk", "damage", "oom", "nan")
 SETTINGS = (
     "recipe.model.num_layers=2", "recipe.model.width=16", "recipe.model.num_heads=2", "recipe.model.context=16",
@@ -238,12 +239,12 @@ def one_fault(
     pid = run_forked(config, plant)
     signalled(pid, SIGNALS.get(fault, []), chance, whole_s)
     code = wait(pid)
-    if fault == "usr1" and code == 0:
-        return "SIGUSR1: a checkpoint" in Path("output.txt").read_text(encoding="utf-8", errors="replace"), ""
-    if code == 0:
+    if fault in SAID and code == 0:
+        return SAID[fault] in Path("output.txt").read_text(encoding="utf-8", errors="replace"), ""
+    if code == 0 and not (fault == "damage" and damage(folder, chance)):
         return False, ""
-    problem = "" if code in RIGHT_CODES[fault] else f"fault {fault}: exit code {code}"
-    problem = problem or what_is_left(folder)
+    problem = "" if code in RIGHT_CODES.get(fault, (0,)) else f"fault {fault}: exit code {code}"
+    problem = problem or ("" if fault == "damage" else what_is_left(folder))
     if not problem and (again := wait(run_forked(config, nothing))):
         problem = f"after fault {fault} the restart ended with {again}"
     return True, problem and f"{problem}: {Path('output.txt').read_text(encoding='utf-8', errors='replace')[-2000:]}"

@@ -85,7 +85,7 @@ recipe.target=empty_recipe | recipe.model.depth=3 | recipe.model.num_heads=3 | r
 recipe.model.vocab_size=10 | recipe=custom | size=gpt9 | device=tpu | device=cuda:7 | resume=nowhere
 resume=short.txt | resume=empty | resume=auto resume_override=[lr] steps=1 | adapter=lora adapter.base=nowhere
 adapter=lora adapter.modules=[nothing] | trainer.freeze=[nothing] | optimizer.lr_factors=[head]
-trainer.keep_every=3 | trainer.save=later | trainer.patience=2 trainer.eval_every=0 | logger=tensorboard
+trainer.keep_every=3 | trainer.save=later | trainer.patience=2 trainer.eval_every=0 | logger=neptune
 logger.mode=live | logger=wandb logger.project= | task=trian | task=eval | task=export export.run=nowhere
 task=compare compare.engines=[] | task=pareto pareto.budgets=[2] | decisions=nowhere | profile=all | --dry-run
 -m seed=1,x | seed=1,2 | -m sweep.search=optuna seed=1 | hydra.run.dir=short.txt/x | hydra/launcher=joblib | =3

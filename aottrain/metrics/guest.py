@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+import queue
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -38,10 +40,13 @@ class Guest:
     """The base of sinks that may fail. Every call into the library of one goes through `_guarded`."""
 
     name: ClassVar[str]
+    longest_s: ClassVar[float | None] = None
+    """How long a call is waited for, of a library that may hang; None: its own limits are trusted."""
 
     def __init__(self, say: Callable[[str], None]):
         self._say = say
         self.is_gone = False
+        self._patient = None if self.longest_s is None else _Patient()
 
     @property
     def run_id(self) -> str | None:
@@ -56,12 +61,14 @@ class Guest:
     def publish(self, directory: Path, report: CompileReport | None) -> None:
         """What is looked at after the run, once the pages in its folder are written. Before `close`."""
 
-    def _guarded(self, call: Callable[[], T]) -> T | None:
-        """Its result; None where it failed, now or before."""
+    def _guarded(self, call: Callable[[], T], longest_s: float | None = None) -> T | None:
+        """Its result; None where it failed, now or before. longest_s: in place of the class's."""
         if self.is_gone:
             return None
         try:
-            return call()
+            if self._patient is None or self.longest_s is None:
+                return call()
+            return self._patient.call(call, longest_s or self.longest_s)
         except Exception as error:  # whatever it is, it is not worth a training run
             self.is_gone = True
             reason = (str(error).splitlines() or [""])[0]
@@ -72,6 +79,39 @@ class Guest:
 
     def _left(self, error: Exception) -> None:
         """After a failure: what the library must be told, that nothing of it is heard later."""
+
+
+class _Patient:
+    """Calls in a thread of their own, one after the other, so that one which never ends holds up nobody."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], queue.SimpleQueue[tuple[Any, Exception | None]]]]
+        self._calls = queue.SimpleQueue()
+        self._is_started = False
+
+    def call(self, call: Callable[[], T], longest_s: float) -> T:
+        """Its result, or what it raises. TimeoutError: there is none yet."""
+        if not self._is_started:
+            self._is_started = True
+            threading.Thread(target=self._run, name="logger", daemon=True).start()
+        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._calls.put((call, answer))
+        try:
+            result, error = answer.get(timeout=longest_s)
+        except queue.Empty:
+            raise TimeoutError(f"no answer for {longest_s:g} s") from None
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+    def _run(self) -> None:
+        while True:
+            call, answer = self._calls.get()
+            try:
+                answer.put((call(), None))
+            except Exception as error:
+                answer.put((None, error))
+            del call, answer  # not until the next one comes
 
 
 def bench(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and runs of one recipe share a group.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from aottrain.metrics.report_tables import tables
 from aottrain.metrics.sinks import Row
 
 INIT_TIMEOUT_S = 20
+LONGEST_S = 60.0  # of a call while a run goes on, which its service takes and answers on this machine
+LAST_S = 1800.0  # of those at the end, when all that was logged is sent
 
 
 class WandbSink(Guest):
@@ -28,6 +31,7 @@ class WandbSink(Guest):
     """
 
     name: ClassVar[str] = "wandb"
+    longest_s: ClassVar[float | None] = LONGEST_S
 
     def __init__(
         self,
@@ -126,7 +130,7 @@ class WandbSink(Guest):
                 self._run.log_artifact(artifact)
 
         if self._run is not None:
-            self._guarded(log)
+            self._guarded(log, LAST_S)
 
     def close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """The summary; beside it under `bench/` the same keys for every engine. A fault alerts those who asked for it
@@ -143,12 +147,14 @@ class WandbSink(Guest):
             self._run.finish(exit_code=exit_code)
 
         if self._run is not None:
-            self._guarded(finish)
+            self._guarded(finish, LAST_S)
             self._run = None
 
     def _left(self, error: Exception) -> None:
         self._run = None
-        if isinstance(error, ConnectionError):
+        if isinstance(error, TimeoutError):
+            _end_service()
+        if isinstance(error, ConnectionError | TimeoutError):
             _forget_service()
 
 
@@ -162,6 +168,16 @@ def own_folders(directory: Path) -> None:
             return
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         os.environ.setdefault(name, str(directory / "wandb"))
+
+
+def _end_service() -> None:
+    """wandb's own process, a child of this one, hangs: what waits for it, now and when Python exits, would do so for
+    ever. Linux alone."""
+    for tasks in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError, ValueError):
+            for child in map(int, tasks.read_text(encoding="ascii").split()):
+                if b"wandb-core" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    os.kill(child, signal.SIGKILL)
 
 
 def _forget_service() -> None:

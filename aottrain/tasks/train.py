@@ -103,7 +103,7 @@ def _run(config: RunConfig, world: World) -> int:
     directory = Path(config.output_dir)
     directory.mkdir(parents=True, exist_ok=True)
     record = RunRecord(config, directory, config_summary(config), world=world, is_begun=config.resume != "auto")
-    with interruptible():
+    with interruptible(partial(_end_at_once, record)):
         try:
             record.write_summary()
             with (
@@ -205,6 +205,13 @@ def _fail(record: RunRecord, error: BaseException) -> None:
         say(f"{type(second).__name__}: {second}")
     if isinstance(error, KeyboardInterrupt):
         _say_how_to_go_on(record)
+
+
+def _end_at_once(record: RunRecord, error: KeyboardInterrupt) -> None:
+    """Where the error cannot be raised: how it ended, and no more."""
+    record.summary.update(status="interrupted", error=f"{type(error).__name__}: {error}")
+    record.write_summary()
+    _say_how_to_go_on(record)
 
 
 def _close(record: RunRecord) -> None:

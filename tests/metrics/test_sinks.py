@@ -9,8 +9,10 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -101,6 +103,25 @@ def test_a_wandb_that_fails_is_said_once_and_left_alone(tmp_path, monkeypatch, p
     sink.close({"last_loss": 4.5}, 0)
     assert len(said) == 1 and said[0].startswith("wandb: ") and "\n" not in said[0]
     assert sink.run_id is None and sink.directory is None
+
+
+def test_a_wandb_that_never_answers_is_waited_for_once(tmp_path, monkeypatch):
+    """Its service was stopped, and a run that wrote to it stood still for ever."""
+    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    ends, said, ended = threading.Event(), [], []
+    run = SimpleNamespace(
+        id="abc", dir=str(tmp_path), summary={}, define_metric=lambda *_, **__: None, log=lambda *_, **__: ends.wait(5)
+    )
+    monkeypatch.setattr(wandb, "init", lambda **_: run)
+    monkeypatch.setattr(wandb, "teardown", lambda **_: ended.append(True))
+    monkeypatch.setattr(WandbSink, "longest_s", 1.0)
+    sink = wandb_sink(tmp_path, said)
+    for _ in range(3):
+        sink.write(ROWS)
+    sink.close({"last_loss": 4.5}, 0)
+    ends.set()
+    assert said == ["wandb: TimeoutError: no answer for 1 s; going on without it (metrics.csv has every figure)"]
+    assert ended and sink.run_id is None
 
 
 def test_no_wandb_is_imported_unless_asked_for():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
 from aottrain.data.tokens import packing, token_files, tokenizer, windows
+from aottrain.metrics import guest
 from aottrain.trainer import checkpoint
-from aottrain.trainer.reliability import identity
+from aottrain.trainer.reliability import ending, identity
 from aottrain.trainer.verify import rounding, updates, verification
 from aottrain.trainer.weights import groups
 from recipes import _hf_packing, hf
@@ -438,4 +439,37 @@ OPTIMIZERS.edit(
     "config.weight_decay if decays else 0.0",
     "config.weight_decay",
     quick=True,
+)
+
+SIGNALS = Area("signals")
+ENDING = TestsOf("tests/trainer/reliability/test_ending.py")
+SIGNALS.edit(
+    "a signal is raised in what the collector has called, where it is lost",
+    f"{ENDING.it_is_raised_when_what_was_called_from_below_has_ended}[in_a_weak_reference-2]",
+    ending.is_plain,
+    "code.co_name in _CALLED_FROM_BELOW or not _is_plain_place(code.co_filename, code.co_name)",
+    "code.co_name in _CALLED_FROM_BELOW",
+    quick=True,
+)
+SIGNALS.edit(
+    "a signal that somebody has dropped is not raised again",
+    ENDING.one_that_somebody_has_dropped_is_raised_again,
+    ending.Ending.takes_look,
+    "not (self._is_raised and _is_underway())",
+    "not self._is_raised",
+)
+SIGNALS.edit(
+    "what ends a run is interrupted by the same signal again",
+    ENDING.what_ends_a_run_is_not_interrupted_by_its_own_signal,
+    ending.Ending.takes_look,
+    "not (self._is_raised and _is_underway())",
+    "True",
+)
+LOGGERS = Area("loggers")
+LOGGERS.edit(
+    "a logger that hangs is waited for",
+    "tests/metrics/test_sinks.py::test_a_wandb_that_never_answers_is_waited_for_once",
+    guest.Guest._guarded,
+    "self._patient is None or self.longest_s is None",
+    "True",
 )

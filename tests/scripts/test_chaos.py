@@ -18,6 +18,7 @@ from aottrain.trainer import engines
 from aottrain.trainer.checkpoint import CheckpointFolder, load
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.reliability.saving import Saving
+from scripts import chaos
 from scripts.chaos import damage, plant_nan, same
 from scripts.chaos_points import POINTS, plant, what_is_left
 
@@ -91,3 +92,21 @@ def test_what_is_planted_as_no_number_is_in_the_loss_or_in_a_gradient(monkeypatc
         assert bool(result.loss.isnan()) == (is_loss and number == 2), number
         assert bad == ([True, is_loss] if number == 2 else [False, False]), number
         model.zero_grad()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux alone")
+def test_a_fault_that_ends_no_run_has_hit_one_all_the_same(tmp_path, monkeypatch):
+    """With --rounds the script waited for ever that these did."""
+
+    def ending(*_) -> int:
+        return os.fork() or os._exit(0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(chaos, "run_forked", ending)
+    chance = random.Random(0)
+    for said, is_hit in (("memory ran out in the backward: a plan of less", True), ("finished", False)):
+        Path("output.txt").write_text(said, encoding="utf-8")
+        assert chaos.one_fault(tmp_path, None, "oom", chaos.nothing, chance, 0.0) == (is_hit, "")
+    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == (False, "")
+    saving(tmp_path, "now", 3)
+    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == (True, "")

@@ -22,7 +22,8 @@ from aottrain.tasks.notes import resume_command
 from aottrain.trainer import loop
 from aottrain.trainer.console import copied_to, say_at_once, shown
 from aottrain.trainer.progress import Progress, Status
-from aottrain.trainer.reliability.signals import STOPPING, Interrupted
+from aottrain.trainer.reliability.ending import Interrupted
+from aottrain.trainer.reliability.signals import STOPPING
 
 
 class Terminal:

@@ -1,6 +1,11 @@
 """Ctrl-C and SIGTERM: while steps are taken they end the run after the step at hand, with a checkpoint, and a second
 one at once; before that, while it is built and compiled, the first one does. SIGUSR1 asks for a checkpoint
-after the step at hand, and the run goes on."""
+after the step at hand, and the run goes on.
+
+A handler runs between any two operations of Python, also in what torch's C++ calls: a mode's dispatch, a symbolic
+size, an autograd function, the end of a tensor. There an exception ends the process (`std::terminate`), becomes another
+one, or is lost. So Interrupted is raised only where Python alone is underway (`ending.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,19 +17,16 @@ from dataclasses import dataclass
 from types import FrameType
 
 from aottrain.trainer.console import say_at_once
+from aottrain.trainer.reliability.ending import LastWords, ending
 
 STOPPING = "stopping after this step; again to stop now"
 NOTHING_TO_SAVE = "SIGUSR1: no step is in progress, so no checkpoint is written"
 SAVE = getattr(signal, "SIGUSR1", None)  # Windows has none
 Handler = Callable[[int, FrameType | None], None]
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal ended what ran, where it was. The exit code is that of a process that the signal ended: 128 + signum."""
-
-    def __init__(self, signum: int):
-        super().__init__(f"by {signal.Signals(signum).name}")
-        self.signum = signum
+PATIENCE_S = 10.0
+"""How long the first signal waits for a place at which it can be raised, while a run is built and compiled."""
+AT_ONCE_S = 1.0
+"""How long the second one does, while steps are taken."""
 
 
 @dataclass
@@ -82,7 +84,8 @@ def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
 
     def handle(signum: int, frame: FrameType | None) -> None:
         if stop.heard is not None or stop.signum is not None:
-            raise Interrupted(signum)
+            ending.ask(signum, frame, AT_ONCE_S)
+            return
         stop.hear(signum)
         say_at_once(STOPPING)
 
@@ -94,30 +97,43 @@ def graceful_stop(is_agreed: bool = False) -> Iterator[Stop]:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible(last_words: LastWords | None = None) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM raise Interrupted, so that what is underway is ended and written down. SIGUSR1, which
-    would end a process that does not expect it, is answered."""
+    would end a process that does not expect it, is answered.
+
+    last_words: is called with what would have been raised, in place of that, where for PATIENCE_S no place was met at
+    which it can be, or a second signal came before: the process then ends with this signal's exit code.
+    """
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        raise Interrupted(signum)
+        ending.ask(signum, frame, PATIENCE_S)
 
     def answer(signum: int, frame: FrameType | None) -> None:
         say_at_once(NOTHING_TO_SAVE)
 
-    with _handled_by(handle, answer):
+    with _handled_by(handle, answer, last_words):
         yield
 
 
 @contextmanager
-def _handled_by(end: Handler, save: Handler) -> Iterator[None]:
+def _handled_by(end: Handler, save: Handler, last_words: LastWords | None = None) -> Iterator[None]:
     """Restores the handlers after it. Python delivers signals to the main thread only: elsewhere nothing is caught."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handlers = {signal.SIGINT: end, signal.SIGTERM: end, **({} if SAVE is None else {SAVE: save})}
-    previous = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if not ending.takes_look(signum, frame):
+            end(signum, frame)
+
+    handlers = {signal.SIGINT: handle, signal.SIGTERM: handle, **({} if SAVE is None else {SAVE: save})}
+    with ending.inside(last_words):
+        previous = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            try:
+                ending.leave()
+            finally:
+                for signum, handler in previous.items():
+                    signal.signal(signum, handler)

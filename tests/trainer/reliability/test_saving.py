@@ -19,8 +19,8 @@ from aottrain.errors import CheckpointError
 from aottrain.tasks import train
 from aottrain.trainer import checkpoint, loop
 from aottrain.trainer.checkpoint import CheckpointFolder, load
+from aottrain.trainer.reliability.ending import Interrupted
 from aottrain.trainer.reliability.saving import Copier, Saving, copy_bytes
-from aottrain.trainer.reliability.signals import Interrupted
 from tests.trainer.test_run import same
 from tests.trainer.test_saving_on_request import SMALL, WRITTEN, signalling
 
