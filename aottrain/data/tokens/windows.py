@@ -55,8 +55,8 @@ def cut(tokens: Numbers, starts: Numbers, context: int) -> Batch:
 
 
 def _let_go(tokens: Numbers) -> None:
-    """Of a mapped file, the pages that were read: they would stay resident, and a few hundred random places bring the
-    whole corpus in where the system's cache has it in large pieces. What other threads read meanwhile is mapped anew."""
+    """Of a mapped file, the pages that were read: they would stay resident, and a few hundred random places bring in
+    the whole corpus where the system's cache has it in large pieces. What other threads read is mapped anew."""
     mapping = getattr(tokens, "_mmap", None)
     if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapping.madvise(mmap.MADV_DONTNEED)
