@@ -47,7 +47,7 @@ def _writer(recipe: ModuleType, config: RunConfig) -> Callable[[nn.Module, Path]
     if form == "weights" or (form == "auto" and own is None):
         return write_weights
     if own is None or form not in ("auto", getattr(recipe, "EXPORTS", "")):
-        others = f"recipe={config.recipe.title} has no such form; {able_recipes('export')} has; weights is of all"
+        others = f"recipe={config.recipe.title} has no such form (recipe={able_recipes('export')} has); try weights"
         raise ConfigError(f"export.format={form}: {others}")
     return own
 

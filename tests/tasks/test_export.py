@@ -34,7 +34,7 @@ def test_adapters_are_merged_into_weights_that_the_recipe_loads(adapted, tmp_pat
 
 
 @pytest.mark.parametrize(("keys", "says"), [
-    (["export.format=hf"], "export.format=hf: recipe=transformer has no such form; hf has; weights is of all"),
+    (["export.format=hf"], "export.format=hf: recipe=transformer has no such form (recipe=hf has); try weights"),
     (["export.format=onnx"], "export.format=onnx: must be one of auto, hf, weights"),
     (["format=hf"], "format=hf: unknown key; did you mean export.format?"),
 ])  # fmt: skip
