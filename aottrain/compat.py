@@ -1,5 +1,6 @@
 """The one place that hides private torch names, and what differs between torch 2.11 and 2.13.
 
+Others are refused where aottrain is installed (pyproject.toml; scripts/environment.sh before any is fetched).
 Of the compiler capture, recording, analysis, joint and functional use private names; all else imports from here, or
 from compat_dynamo, which knows how TorchDynamo treats frames.
 """

@@ -31,6 +31,7 @@ from ._sampling import continuation
 
 # Beyond it, a step by which FLOPs are counted would take long.
 MOST_PARAMETERS_COUNTED_WITH = 50_000_000
+EXPORTS = "hf"  # what `export` writes, as export.format has it
 TASKS = ("causal", "masked", "seq2seq", "image", "audio")
 
 

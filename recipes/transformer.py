@@ -21,7 +21,8 @@ and, where they make sense,
                                      data of its own, unless `data=` names other data that the recipe takes
     prepare(options, batch, generator) -> tuple of tensors
                                      what `loss` gets of a batch that `data=` gives, where it wants something else
-    export(model, folder)            writes the model for other programs, for task=export
+    export(model, folder)            writes the model for other programs, for task=export; EXPORTS, a text, is the
+                                     export.format that this is, where it is one of these
 
 What data a recipe takes is said by the fields or properties of its Options:
 

@@ -37,6 +37,25 @@ num_test_workers() {
 print(min(8, len(f(0)) if f else os.cpu_count() or 1))'
 }
 
+# A torch that aottrain does not take would be fetched, which is gigabytes, and then be replaced by one that it does.
+check_torch() {
+    "$python" - "$torch_requirement" "$root/pyproject.toml" <<'END' || exit 1
+import re, sys
+from pip._vendor.packaging.requirements import InvalidRequirement, Requirement
+
+asked, project = sys.argv[1:]
+try:
+    requirement = Requirement(asked)
+except InvalidRequirement:  # the path of a wheel, say
+    sys.exit()
+taken = re.search(r'"torch([<>=][^"]*)"', open(project, encoding="utf-8").read())[1]
+exact = [part.version for part in requirement.specifier if part.operator == "==" and "*" not in part.version]
+takes = Requirement("torch" + taken).specifier
+if requirement.name == "torch" and not all(takes.contains(version, prereleases=True) for version in exact):
+    sys.exit(f"aottrain: AOTTRAIN_TORCH={asked}: aottrain takes torch{taken} (pyproject.toml)")
+END
+}
+
 # What an installation depends on: when this text changes, install again.
 fingerprint() {
     echo "$root $torch_requirement $(cksum <"$root/pyproject.toml")"
@@ -57,6 +76,7 @@ prepare_environment() {
     fi
     is_usable "$python" && "$python" -m pip --version >/dev/null 2>&1 ||
         fail "$venv is not a virtual environment of Python 3.10 or newer with pip; remove it and try again"
+    check_torch
     rm -f "$venv"/.installed*
     "$python" -m pip install -qq --disable-pip-version-check "$torch_requirement" ||
         fail "cannot install $torch_requirement"

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from aottrain.config.choices import COMPARED, ENGINES, EXECUTORS, OBJECTIVES, PEERS, SEARCHES, TORCH_BACKENDS, WEIGHTS
+from aottrain.config.choices import (
+    COMPARED,
+    ENGINES,
+    EXECUTORS,
+    EXPORT_FORMATS,
+    OBJECTIVES,
+    PEERS,
+    SEARCHES,
+    TORCH_BACKENDS,
+    WEIGHTS,
+)
 from aottrain.config.schema import setting
 from aottrain.ir.settings.budget import ALLOWED
 
@@ -67,7 +77,9 @@ class ExportConfig:
     """Used by task=export only."""
 
     run: str | None = setting(None, form="a path")
-    """Output directory of the run whose newest checkpoint is written, in the form that its recipe has for it."""
+    """Output directory of the run whose newest checkpoint is written."""
+    format: str = setting("auto", one_of=EXPORT_FORMATS)
+    """hf: a folder for from_pretrained; weights: tensors by name; auto: the recipe's own form, else weights."""
     weights: str = setting("auto", one_of=WEIGHTS)
     """Which are written: averaged by trainer.ema, those of the last step, or auto, averaged where there are some."""
     path: str | None = setting(None, form="a path")

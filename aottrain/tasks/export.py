@@ -1,8 +1,14 @@
-"""task=export: what a run has learned, as files for other programs; the recipe says which."""
+"""task=export: what a run has learned, as files for other programs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
 
 from aottrain.config.extensions.recipes import program_errors, recipe_of
 from aottrain.config.run import RunConfig
@@ -13,25 +19,41 @@ from aottrain.trainer.weights.lora import merge
 
 
 def run(config: RunConfig) -> int:
-    """Write the model of the newest checkpoint of `export.run`, in the form of its recipe; adapters are merged into it.
+    """Write the model of the newest checkpoint of `export.run`, as `export.format` says; adapters are merged into it.
 
     ConfigError: the recipe has no such form. ResumeError: there is no checkpoint, or it is of another model.
     OutputError: a file cannot be written.
     """
     recipe = recipe_of(config.recipe)
-    if not hasattr(recipe, "export"):
-        lacks = "has no export(model, folder), which task=export needs"
-        raise ConfigError(f"recipe={config.recipe.title}: {lacks}; there is {able_recipes('export')}")
+    write = _writer(recipe, config)
     loaded = newest_of_run("export.run", config.export.run)
     with program_errors(config):
         model = build_model(recipe, model_options(config), config)
         load_weights(model, loaded, "export.weights", config.export.weights)
         folder = Path(config.export.path or Path(config.output_dir, "model"))
         try:
-            recipe.export(merge(model).eval(), folder)
+            write(merge(model).eval(), folder)
         except OSError as error:
             raise OutputError(f"{error.filename or folder}: cannot be written: {error.strerror}") from error
     print(f"written after step {loaded.step} of {config.export.run}: {folder}")
     for file in sorted(folder.iterdir()):
         print(f"  {file.name}  {file.stat().st_size:,} bytes")
     return 0
+
+
+def _writer(recipe: ModuleType, config: RunConfig) -> Callable[[nn.Module, Path], Any]:
+    """A function of (model, folder). ConfigError: the recipe has not the form that is asked for."""
+    form, own = config.export.format, getattr(recipe, "export", None)
+    if form == "weights" or (form == "auto" and own is None):
+        return write_weights
+    if own is None or form not in ("auto", getattr(recipe, "EXPORTS", "")):
+        others = f"recipe={config.recipe.title} has no such form (recipe={able_recipes('export')} has); try weights"
+        raise ConfigError(f"export.format={form}: {others}")
+    return own
+
+
+def write_weights(model: nn.Module, folder: Path) -> None:
+    """`weights.pt`: the model's tensors by name, for `model.load_state_dict(torch.load(path))`. OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "weights.pt").open("wb") as file:
+        torch.save({name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}, file)

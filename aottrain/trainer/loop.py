@@ -173,7 +173,9 @@ class Run:
         if is_due and val_loss is not None:
             job.patience.add(val_loss)
             ends = ends or job.patience.is_over
-            saves = saves or ends
+        if evaluates and stop.signum is not None:  # amid it: another step would be followed by another evaluation
+            ends = True
+        saves = saves or ends
         if verification is not None:
             output.summary.update(verify_checks=self.sentinel.num_checks, verify_drift=self.sentinel.drift)
         if logs or evaluates or saves or verification:  # what a checkpoint has behind it is not lost with the process

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
+import resource
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -186,6 +189,25 @@ def test_a_file_larger_than_a_piece_is_inspected_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(token_files, "CHUNK_TOKENS", 7)
     assert token_files.inspect(path, "<u2", 0) == whole
     assert (whole["largest"], whole["at"]) == (values.max(), values.argmax())
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="this system says of no process what it may use")
+def test_a_corpus_of_2_gb_is_not_resident(tmp_path, monkeypatch):
+    """However long a run is: 4,000 windows, drawn from all of a file that takes no disk (its zeros are a hole)."""
+    path = write(tmp_path / "a.bin", tokens(5000).tobytes())
+    os.truncate(path, 2_000_000_000)
+    known = {"largest": 249, "at": 107, "sha256": ""}  # reading through it takes seconds, and a piece at a time
+    monkeypatch.setattr(token_files, "inspect", lambda *_: known)
+    source, generator = read("tokens", path), np.random.default_rng(0)
+    before = resident_bytes()
+    for _ in range(250):
+        inputs, _ = source.train.read(generator.integers(0, len(source.train), 16), None)
+    assert inputs.shape == (16, 16) and len(source.train) > 890_000_000
+    assert resident_bytes() - before < 100e6
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32"])

@@ -255,6 +255,13 @@ DATA.edit(
     "self.parts[0]",
 )
 DATA.edit(
+    "what was read of a corpus stays resident",
+    SOURCES.a_corpus_of_2_gb_is_not_resident,
+    windows._let_go,
+    "mapping is not None and",
+    "mapping is None and",
+)
+DATA.edit(
     "an image is moved as its neighbour in the batch",
     SOURCES.an_image_is_moved_and_turned_by_its_own_key,
     images._drawn,

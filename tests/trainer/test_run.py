@@ -139,6 +139,23 @@ def test_a_signal_ends_the_run_after_its_step_and_it_goes_on_from_there(tiny, le
     assert left_by(config).losses == left_by(straight).losses
 
 
+def test_a_signal_amid_an_evaluation_waits_for_no_other_step_and_evaluation(tiny, left_by, monkeypatch):
+    config, losses = tiny(trainer={"steps": 4, "eval_every": 1}), []
+    evaluate = loop.evaluate
+
+    def evaluated(job, num_batches):
+        if not losses:
+            signal.raise_signal(signal.SIGINT)
+        losses.append(evaluate(job, num_batches))
+        return losses[-1]
+
+    monkeypatch.setattr(loop, "evaluate", evaluated)
+    assert train.run(config) == 128 + signal.SIGINT
+    summary = left_by(config).summary
+    assert len(losses) == 1 and (summary["steps"], summary["val_loss"]) == (1, losses[0])
+    assert [path.name for path in Path(config.output_dir, "checkpoints").glob("step_*")] == ["step_00000001.pt"]
+
+
 def test_without_a_total_the_schedule_of_the_first_run_goes_on(tiny, left_by):
     assert train.run(tiny(trainer={"steps": 4})) == 0
     config = tiny(trainer={"steps": 6}, resume="auto")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,7 +50,16 @@ class Windows:
 def cut(tokens: Numbers, starts: Numbers, context: int) -> Batch:
     """(inputs, targets), int64 of (len(starts), context); a target is the token after its input."""
     windows = torch.from_numpy(tokens[starts[:, None] + np.arange(context + 1)].astype(np.int64))
+    _let_go(tokens)
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def _let_go(tokens: Numbers) -> None:
+    """Of a mapped file, the pages that were read: they would stay resident, and a few hundred random places bring in
+    the whole corpus where the system's cache has it in large pieces. What other threads read is mapped anew."""
+    mapping = getattr(tokens, "_mmap", None)
+    if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def strides(order: str, context: int) -> int:
