@@ -218,3 +218,9 @@ def test_plots_have_titles_units_and_grids_behind_their_bars(tmp_path, monkeypat
     assert drawn["peak_bytes"].get_xlabel() == "peak memory (MiB)"
     assert [text.get_text() for text in drawn["peak_bytes"].texts] == ["150", "100", "50"]
     assert all(axes.get_axisbelow() for axes in drawn.values()) and drawn["perf_step_ms"].get_ylim()[0] == 0
+    to_hex = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed").to_hex
+    # A run has its colour in each; only losses, which cover each other, are drawn thinner and thinner.
+    colours = [line.get_color() for line in drawn["train_loss"].get_lines()]
+    assert [to_hex(bar.get_facecolor()) for bar in drawn["peak_bytes"].patches] == colours
+    widths = {name: len({line.get_linewidth() for line in drawn[name].get_lines()}) for name in drawn}
+    assert (widths["train_loss"], widths["perf_step_ms"]) == (3, 1)

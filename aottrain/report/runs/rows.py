@@ -148,7 +148,7 @@ def _limits(values: Sequence[float], median: float | None) -> tuple[float, float
 def _row(key: Key, drawn: str, figure: str, note: str) -> str:
     title = f' title="{escape(f"{key.name}: {note}", quote=True)}"' if note else ""
     return (
-        f'<div class="row" data-run="{key.index}"{title}><span>{swatch(key)}{escape(key.name)}</span>'
+        f'<div class="row" data-run="{key.index}"{title}><span>{swatch(key)}<span>{breakable(key.name)}</span></span>'
         f'<svg class="s{key.look % len(SERIES)}" viewBox="0 0 {_WIDTH} 20" preserveAspectRatio="none" '
         f'aria-hidden="true">{drawn}</svg><b>{escape(figure)}</b></div>'
     )

@@ -228,6 +228,7 @@ def _even_ticks(low: float, high: float, unit: str, most: int) -> list[float]:
     if unit == "bytes":
         return ticks([low, high], byte_unit([high]), most)
     step = _step(high - low, most)
+    step = max(step, 1.0) if unit == "count" else step
     return [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 
