@@ -27,8 +27,8 @@ _NUM_NAMED = 8  # runs that are named beside a value of a setting
 _TITLES = {"comparison": "Engines compared", "sweep": "Sweep"}
 
 
-def render_overview(found: Collection, *, head: str = "") -> str:
-    """The page as text."""
+def render_overview(found: Collection, *, again_s: int = 0) -> str:
+    """The page as text. again_s: as of `page`."""
     runs, differing = found.runs, differences(found.runs)
     title = _TITLES.get(found.kind, "Runs compared")
     keys, coloured_by = looks(runs, differing)
@@ -43,7 +43,7 @@ def render_overview(found: Collection, *, head: str = "") -> str:
         _differences(runs, differing),
         runs_table(found, keys, differing),
     ]
-    return page(title.lower(), body, script=SCRIPT, style=STYLE, head=head)
+    return page(title.lower(), body, script=SCRIPT, style=STYLE, again_s=again_s)
 
 
 def _header(title: str, found: Collection) -> str:
