@@ -15,6 +15,7 @@ from aottrain.report.runs.drawing.pages import leave_page, render, write_page
 from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.folders import collect, natural
 from aottrain.report.runs.reading import read_metrics, read_run, timed
+from aottrain.report.runs.rows import Bar, bar_rows
 from aottrain.report.runs.settings import changing, differences, first_keys, short
 from aottrain.report.runs.spread import quartiles, time_ratio
 from aottrain.report.runs.verdicts import fastest, least_memory, losses, verdicts
@@ -375,6 +376,13 @@ def test_curves_lie_within_the_drawing(points, unit):
             assert 0 <= x <= 2000 and 0 <= y <= 1000
     assert "&lt;m&gt;" in drawn and "<a>" not in drawn and "nan" not in drawn.replace("data-name", "")
     assert line_plot([Curve(Key(0, "a", 0), [(1.0, math.nan)])], Axes("t", "x")) == ""
+
+
+def test_the_last_tick_ends_within_the_panel_and_a_number_on_its_line():
+    drawn = line_plot([Curve(Key(0, "a", 0), [(1.0, 2.0), (1000.0, 1.0)])], Axes("t", "step"))
+    assert '<span class="edge" style="left:100.0%">1,000</span>' in drawn and drawn.count('"edge"') == 1
+    rows = bar_rows([Bar(Key(0, "lr=0.0001 engine=torch_compile", 0), 1.0)], str)
+    assert "lr=0.0001 engine=torch_<wbr>compile" in rows
 
 
 def test_one_step_alone_is_one_tick():

@@ -61,6 +61,7 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .ys span { position: absolute; right: .6em; transform: translateY(50%); color: var(--dim); white-space: nowrap; }
 .xs { grid-column: 2; position: relative; height: 1.9em; }
 .xs span { position: absolute; top: .35em; transform: translateX(-50%); color: var(--dim); white-space: nowrap; }
+.xs span.edge { transform: translateX(-80%); }
 .foot { display: flex; gap: 1em; justify-content: space-between; font-size: .85em; }
 .foot span { flex: none; }
 .frame { container-type: inline-size; }
