@@ -209,6 +209,14 @@ def test_what_pictures_are_made_from_is_let_go_of():
     assert gone() is None
 
 
+def test_the_texts_of_a_deep_model_leave_room_on_its_page():
+    (graph,) = example.report_with_timeline().graphs
+    short = len(html.render(CompileReport([graph])))
+    deep = graph.changed(forward_text="a = add(b)\n" * 400_000, backward_text="c = mul(d)\n" * 700_000)
+    page = html.render(CompileReport([deep]))
+    assert len(page) - short < 650_000 and page.count("cut off: all of it is in the report") == 2
+
+
 def test_plots_have_titles_units_and_grids_behind_their_bars(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "_save", lambda axes, path: drawn.setdefault(path.stem, axes) and path)
