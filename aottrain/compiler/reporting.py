@@ -27,7 +27,7 @@ from aottrain.compiler.partition.policy import forward_value
 from aottrain.compiler.partition.strategies import plan_partition
 from aottrain.compiler.schedule.grouping.fusion import one_kernel
 from aottrain.compiler.traffic import traffic_of
-from aottrain.explain.diagrams import half_diagrams, joint_diagram
+from aottrain.explain.diagrams import half_diagrams, joint_diagram, without_inputs
 from aottrain.explain.kernels import kernel_records, refusals
 from aottrain.explain.pictures import Pictures
 from aottrain.explain.report import GraphReport, Replays, Tangents, ValueRecord
@@ -236,7 +236,16 @@ def without_state(report: GraphReport, graph: fx.GraphModule, inputs: Sequence[A
     count = sum(count for count in counts if isinstance(count, int))  # reading a symbol would fix it
     timeline = report.timeline and replace(report.timeline, fixed=_with_state(report.timeline.fixed, state))
     memory = _with_state(report.memory, state)
-    return report.changed(inputs=tuple(map(_type_of, batch)), num_parameters=count, memory=memory, timeline=timeline)
+    held = {id(value) for values in state.values() for value in values}
+    steps = {f"input{i}": str(tensor_spec(v)) for i, (key, (_, v)) in enumerate(tensors.items()) if key in held}
+    drawn = report.diagrams
+    return report.changed(
+        inputs=tuple(map(_type_of, batch)),
+        num_parameters=count,
+        memory=memory,
+        timeline=timeline,
+        diagrams=Pictures(lambda: [without_inputs(diagram, steps) for diagram in drawn]),
+    )
 
 
 def _with_state(memory: dict[str, int], state: Mapping[str, Sequence[Tensor]]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -77,7 +78,7 @@ def _step(function: Any, names: Mapping[int, str]) -> Step:
         name = names.get(id(variable), "parameter")
         return Step(name, INPUT, name, type=str(spec), num_bytes=spec.storage_bytes)
     name = function.name().removeprefix("torch::autograd::")
-    label = name.removesuffix("0").removesuffix("Backward") or name
+    label = re.sub(r"Backward\d*$", "", name) or name
     return Step(name, LIBRARY, label)
 
 

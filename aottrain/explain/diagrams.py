@@ -152,6 +152,18 @@ def _backward(parts: PartitionedGraph, schedules: Sequence[Schedule]) -> _Drawn:
     return drawn
 
 
+def without_inputs(diagram: Diagram, types: Mapping[str, str]) -> Diagram:
+    """The same without these inputs, {name: type}: parameters and buffers that came in as a batch does."""
+    kept = [i for i, each in enumerate(diagram.steps) if each.kind != INPUT or types.get(each.name) != each.type]
+    places = {i: place for place, i in enumerate(kept)}
+    flows = [
+        replace(flow, start=places[flow.start], end=places[flow.end])
+        for flow in diagram.flows
+        if flow.start in places and flow.end in places
+    ]
+    return Diagram(diagram.title, tuple(diagram.steps[i] for i in kept), tuple(flows))
+
+
 def _run(drawn: _Drawn, graph: fx.Graph, half: str, schedule: Schedule | None, again: set[fx.Node]) -> None:
     """What runs, in order. again: the calls that the forward has made before."""
 

@@ -23,10 +23,14 @@ class Column:
     number: bool = False
 
 
-def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", head: str = "") -> str:
+def page(title: str, body: Iterable[str], *, script: str = "", style: str = "", again_s: int = 0) -> str:
     """A whole HTML document; nothing is loaded from elsewhere. A script is the only one that the browser runs there:
-    none that came in with a name or a message. head: further elements of the document's head."""
-    guarded = _only(script) if script else ""
+    none that came in with a name or a message.
+
+    again_s: seconds after which the script asks for the page anew, from where it came; 0 for a file, which stays."""
+    guarded = _only(script, "connect-src 'self'; " if again_s else "") if script else ""
+    head = f'<noscript><meta http-equiv="refresh" content="{again_s}"></noscript>\n' if again_s else ""
+    body = [_following(again_s), *body] if again_s else body
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>aottrain: {escape(title)}</title>\n'
         f'{guarded}{head}<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -52,10 +56,18 @@ def in_order(body: str) -> str:
     return re.sub(r"<(?P<end>/?)h(?P<level>[1-6])>", told, body)
 
 
-def _only(script: str) -> str:
-    """The policy that lets a browser run this text and no other, and load nothing."""
+def _following(again_s: int) -> str:
+    """Whether the page follows what runs. Who reads turns that off, and so does whoever uses the page's tools."""
+    return (
+        f'<p class="dim"><label><input type="checkbox" checked autocomplete="off" data-follow="{again_s}"> '
+        f'look again every {again_s} s</label> <span role="status" data-followed="1"></span></p>'
+    )
+
+
+def _only(script: str, more: str = "") -> str:
+    """The policy that lets a browser run this text and no other, and load nothing but for what `more` says."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; {more}style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     return f'<meta http-equiv="Content-Security-Policy" content="{policy}"><link rel="icon" href="data:,">\n'
 
 

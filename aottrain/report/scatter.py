@@ -16,6 +16,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 _CHARACTER = 7.2  # of the font, on the average
 _RADIUS = 6.0
+_REACH = 1.5  # of the slowest median: a whisker that is longer would press all marks together
 # Beside its colour each series has a shape of its own, for those who do not tell the colours apart.
 _SHAPES = (
     "M-6,0a6,6 0 1 0 12,0a6,6 0 1 0 -12,0Z",
@@ -104,7 +105,9 @@ class _Area:
     def __init__(self, marks: Sequence[PlotMark], line: Sequence[Place], width: int, from_zero: bool):
         origin = [0.0] if from_zero else []
         sizes = [*origin, *(mark.num_bytes for mark in marks), *(size for size, _ in line)]
-        times = [*origin, *(time for mark in marks for time in mark.range), *(time for _, time in line)]
+        most = _REACH * max([*(mark.seconds for mark in marks), *(time for _, time in line)])
+        ends = [min(time, most) for mark in marks for time in mark.range]
+        times = [*origin, *ends, *(mark.seconds for mark in marks), *(time for _, time in line)]
         self.right, self.height = width - 36.0, 260.0 + 0.17 * width
         self.bottom = self.height - 50
         self.size_texts = byte_ticks(sizes, max(2, width // 100))
@@ -137,18 +140,24 @@ class _Area:
         low, high = mark.range
         drawn = []
         if low != high:
-            (_, below), (_, above) = self.place(mark.num_bytes, low), self.place(mark.num_bytes, high)
-            stem = f"M{x:.1f},{below:.1f}V{above:.1f}M{x - 4:.1f},{below:.1f}h8M{x - 4:.1f},{above:.1f}h8"
+            below, above = self.reach(mark)
+            end = f"M{x - 4:.1f},{above + 6:.1f}l4,-6l4,6" if high > self.times[-1] else f"M{x - 4:.1f},{above:.1f}h8"
+            stem = f"M{x:.1f},{below:.1f}V{above:.1f}M{x - 4:.1f},{below:.1f}h8{end}"
             drawn.append(f'<path class="whisker l{index}" d="{stem}"/>')
         ranged = "" if low == high else f" ({format_seconds(low)} to {format_seconds(high)})"
         caption = f"{mark.name}: {format_bytes(mark.num_bytes)}, {format_seconds(mark.seconds)}{ranged}"
         rest = f' transform="translate({x:.1f},{y:.1f})"><title>{escape(caption)}</title></path>'
         return "".join([*drawn, _shape(index, f"point s{index} {mark.remark}".strip(), rest)])
 
+    def reach(self, mark: PlotMark) -> Place:
+        """Of its whisker, lower and upper end; one that goes on beyond the plot ends at its edge."""
+        below, above = (self.place(mark.num_bytes, min(time, self.times[-1]))[1] for time in mark.range)
+        return below, above
+
     def boxes(self, mark: PlotMark) -> list[Box]:
         """What a mark covers, and its whisker."""
         x, y = self.place(mark.num_bytes, mark.seconds)
-        (_, below), (_, above) = (self.place(mark.num_bytes, time) for time in mark.range)
+        below, above = self.reach(mark)
         return [(x - _RADIUS, y - _RADIUS, x + _RADIUS, y + _RADIUS), (x - 4, above, x + 4, below)]
 
     def along(self, places: Sequence[Place]) -> list[Box]:

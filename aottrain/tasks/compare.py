@@ -137,7 +137,7 @@ def timed_config(config: RunConfig, engine: str, index: int) -> RunConfig:
     name = "timed" if config.compare.rounds == 1 else f"timed-{index + 1}"
     directory = Path(config.output_dir)
     steps = config.measure.warmup_steps + config.compare.steps
-    logger = grouped_logger(config, engine)
+    logger = grouped_logger(config, engine if config.compare.rounds == 1 else f"{engine}, round {index + 1}")
     return for_engine(config, engine, steps, logger=logger, output_dir=str(directory / engine / name))
 
 

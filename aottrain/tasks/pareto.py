@@ -22,6 +22,9 @@ from aottrain.explain.tables import table
 from aottrain.ir.settings.budget import parse_budget
 from aottrain.ir.units import format_bytes, format_count, format_percent, format_seconds
 from aottrain.report.curve import render_curve
+from aottrain.report.runs.drawing.overview import verdict_section
+from aottrain.report.runs.folders import collect
+from aottrain.report.runs.settings import differences
 from aottrain.report.scatter import PlotMark
 from aottrain.tasks.compare import for_engine, measured_on, shown
 from aottrain.tasks.measuring.pareto_points import (
@@ -78,7 +81,9 @@ def _measure(config: RunConfig) -> int:
     rows, notes = [_cells(point) for point in points], _notes(config, points, error)
     settings = f"{config.recipe.title}, batches of {config.data.batch_size}, {config.trainer.precision}"
     machine = measured_on(point.machine for point in points)
-    page = render_curve([settings, machine], _marks(points), predicted_line(points, curve), HEADER, rows, notes)
+    found, line = collect([directory]), predicted_line(points, curve)
+    verdict = verdict_section(found, differences(found.runs))
+    page = render_curve([settings, machine], _marks(points), line, HEADER, rows, notes, verdict)
     (directory / "pareto.html").write_text(page, encoding="utf-8")
     lines = [table(HEADER, rows, right=range(1, 7)), "", machine, *notes, f"plot: {directory / 'pareto.html'}"]
     print("\n".join(lines))

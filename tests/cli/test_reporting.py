@@ -21,6 +21,7 @@ from aottrain.cli.lock import is_taken, only_run_in
 from aottrain.cli.pages.serving import PageServer
 from aottrain.cli.pages.watching import Remembered, drawing, follow, is_running
 from aottrain.cli.sweeps import record
+from aottrain.report.runs.drawing.pages import render
 from aottrain.report.runs.folders import collect
 from tests.report.fake_runs import write_comparison, write_run, write_sweep
 
@@ -157,11 +158,17 @@ def test_the_server_answers_its_page_alone_and_to_this_machine(here):
     write_run(here / "run", steps=3)
     with PageServer() as server:
         assert server.address.startswith("http://127.0.0.1:")
-        assert b"nothing has been written" in urllib.request.urlopen(server.address).read()
+        waiting = urllib.request.urlopen(server.address)
+        assert b"nothing has been written" in waiting.read() and waiting.headers["Refresh"]
         server.show(collect([here / "run"]))
         answer = urllib.request.urlopen(server.address)
         page = answer.read().decode()
-        assert "Run of transformer" in page and 'http-equiv="refresh"' in page and 'href="metrics.csv' not in page
+        assert "Run of transformer" in page and 'href="metrics.csv' not in page
+        # The page asks for itself anew, which its reader may end; without scripts the browser does.
+        assert answer.headers["Refresh"] is None and "data-follow=" in page and "connect-src 'self'" in page
+        assert '<noscript><meta http-equiv="refresh"' in page and page.count('http-equiv="refresh"') == 1
+        file = render(collect([here / "run"]))
+        assert not any(text in file for text in ('data-follow="', "connect-src", "refresh"))
         for path in ("summary.json", "../run/summary.json", "%2e%2e/", "?x"):
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 urllib.request.urlopen(server.address + path)

@@ -88,6 +88,19 @@ def test_the_range_of_a_mark_is_a_whisker_within_the_axes():
     assert "run: 10.0 MiB, 200 ms (100 ms to 900 ms)" in drawn
 
 
+def test_a_round_that_something_disturbed_does_not_press_all_marks_together():
+    quiet = [PlotMark("a", f"r{i}", "", (10 + i) * MIB, 0.02 + 0.01 * i, low=0.01, high=0.06) for i in range(4)]
+    shaken = [*quiet, PlotMark("b", "shaken", "", 9 * MIB, 0.03, low=0.02, high=1.4)]
+    drawn = memory_plot(shaken, [], axes=AXES, width=640)
+    grid = [float(y) for y in re.findall(r'<line class="grid" x1="70.0" y1="([\d.]+)"', drawn)]
+    heights = [float(y) for _, _, y in POINT.findall(drawn)]
+    assert max(heights) - min(heights) > 0.3 * (max(grid) - min(grid))
+    (stem,) = re.findall(r'class="whisker l1" d="([^"]*)"', drawn)
+    assert stem.endswith("l4,-6l4,6") and f"V{min(grid):.1f}" in stem  # an arrow at the edge
+    assert "l4,-6" not in memory_plot(quiet, [], axes=AXES, width=640)
+    assert "(20.0 ms to 1.40 s)" in drawn
+
+
 def test_without_points_there_is_nothing_to_show():
     assert "nothing to show" in memory_plot([], [(1.0, 1.0)], axes=AXES, width=640)
     assert "nothing to show" in area_plot(Layers([], 0, 0), {}, width=640)

@@ -195,6 +195,29 @@ def test_the_autograd_graph_counts_each_storage_once(tmp_path):
         aottrain.draw_autograd(torch.ones(2))
 
 
+def test_functions_are_named_as_what_they_are_the_backward_of():
+    """Autograd numbers those that an operator has several of: SqueezeBackward1."""
+    x = torch.ones(2, 1, requires_grad=True)
+    labels = {step.label for step in aottrain.draw_autograd((x.squeeze(1) * 2.0).sum()).diagram.steps}
+    assert labels >= {"Squeeze", "Mul", "Sum"} and not any("Backward" in label for label in labels)
+
+
+@pytest.mark.parametrize("capture", ["dynamo", "trace"])
+def test_parameters_and_buffers_are_no_batch_whoever_captures(capture):
+    """TorchDynamo hands them in among the inputs of the call."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 16))
+    step = aottrain.compile(model, capture=capture, kernel="aten")
+    step(torch.randn(8, 16)).sum().backward()
+    joint, forward, _ = step.report.main_graph.diagrams
+    for diagram in (joint, forward):
+        assert [each.type for each in diagram.steps if each.label == "batch"] == ["float32[8, 16]"]
+        assert all(min(flow.start, flow.end) >= 0 and max(flow.start, flow.end) < len(diagram.steps)
+                   for flow in diagram.flows)  # fmt: skip
+        read = {flow.end for flow in diagram.flows if diagram.steps[flow.start].label == "batch"}
+        assert "addmm" in {diagram.steps[end].label.partition(" ")[0] for end in read}
+
+
 def test_a_freed_graph_is_drawn_without_what_it_kept():
     loss = nn.Linear(3, 3)(torch.ones(1, 3)).pow(2).sum()
     loss.backward()

@@ -209,6 +209,14 @@ def test_what_pictures_are_made_from_is_let_go_of():
     assert gone() is None
 
 
+def test_the_texts_of_a_deep_model_leave_room_on_its_page():
+    (graph,) = example.report_with_timeline().graphs
+    short = len(html.render(CompileReport([graph])))
+    deep = graph.changed(forward_text="a = add(b)\n" * 400_000, backward_text="c = mul(d)\n" * 700_000)
+    page = html.render(CompileReport([deep]))
+    assert len(page) - short < 650_000 and page.count("cut off: all of it is in the report") == 2
+
+
 def test_plots_have_titles_units_and_grids_behind_their_bars(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(plots, "_save", lambda axes, path: drawn.setdefault(path.stem, axes) and path)
@@ -218,3 +226,9 @@ def test_plots_have_titles_units_and_grids_behind_their_bars(tmp_path, monkeypat
     assert drawn["peak_bytes"].get_xlabel() == "peak memory (MiB)"
     assert [text.get_text() for text in drawn["peak_bytes"].texts] == ["150", "100", "50"]
     assert all(axes.get_axisbelow() for axes in drawn.values()) and drawn["perf_step_ms"].get_ylim()[0] == 0
+    to_hex = pytest.importorskip("matplotlib.colors", reason="matplotlib is not installed").to_hex
+    # A run has its colour in each; only losses, which cover each other, are drawn thinner and thinner.
+    colours = [line.get_color() for line in drawn["train_loss"].get_lines()]
+    assert [to_hex(bar.get_facecolor()) for bar in drawn["peak_bytes"].patches] == colours
+    widths = {name: len({line.get_linewidth() for line in drawn[name].get_lines()}) for name in drawn}
+    assert (widths["train_loss"], widths["perf_step_ms"]) == (3, 1)

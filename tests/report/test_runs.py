@@ -15,6 +15,7 @@ from aottrain.report.runs.drawing.pages import leave_page, render, write_page
 from aottrain.report.runs.drawing.script import SCRIPT
 from aottrain.report.runs.folders import collect, natural
 from aottrain.report.runs.reading import read_metrics, read_run, timed
+from aottrain.report.runs.rows import Bar, bar_rows
 from aottrain.report.runs.settings import changing, differences, first_keys, short
 from aottrain.report.runs.spread import quartiles, time_ratio
 from aottrain.report.runs.verdicts import fastest, least_memory, losses, verdicts
@@ -47,6 +48,18 @@ def test_a_comparison_has_each_engine_a_verdict_and_the_command(tmp_path):
         assert part in text, part
     assert page.count('<tr data-run="') == 3 and len(re.findall(r'class="curve [^"]*" data-run="0"', page)) == 2
     assert "Held-out" not in text  # of a few steps it says nothing
+
+
+def test_the_losses_of_a_comparison_pass_at_the_pace_that_was_timed_in_turns(tmp_path):
+    """The steps whose losses are compared run one engine after the other, and say nothing of its speed."""
+    write_comparison(tmp_path)
+    settings = {"engine.name": "eager"}
+    write_run(tmp_path / "eager" / "losses", steps=10, step_ms=9000.0, settings=settings)  # something else ran then
+    found = collect([tmp_path])
+    ends = {run.name: overview.timed(run)[-1][0] for run in found.runs}
+    medians = {run.name: run.number("step_ms_median") for run in found.runs}
+    assert ends == {name: pytest.approx(10 * ms / 1e3) for name, ms in medians.items()}
+    assert "every step at its engine's median" in text_of(render(found)).replace("&#x27;", "'")
 
 
 def test_an_engine_that_failed_has_its_row_and_its_reason(tmp_path):
@@ -363,6 +376,20 @@ def test_curves_lie_within_the_drawing(points, unit):
             assert 0 <= x <= 2000 and 0 <= y <= 1000
     assert "&lt;m&gt;" in drawn and "<a>" not in drawn and "nan" not in drawn.replace("data-name", "")
     assert line_plot([Curve(Key(0, "a", 0), [(1.0, math.nan)])], Axes("t", "x")) == ""
+
+
+def test_the_last_tick_ends_within_the_panel_and_a_number_on_its_line():
+    drawn = line_plot([Curve(Key(0, "a", 0), [(1.0, 2.0), (1000.0, 1.0)])], Axes("t", "step"))
+    assert '<span class="edge" style="left:100.0%">1,000</span>' in drawn and drawn.count('"edge"') == 1
+    rows = bar_rows([Bar(Key(0, "lr=0.0001 engine=torch_compile", 0), 1.0)], str)
+    assert "lr=0.0001 engine=torch_<wbr>compile" in rows
+
+
+def test_one_step_alone_is_one_tick():
+    drawn = line_plot([Curve(Key(0, "a", 0), [(1.0, 4e-7)])], Axes("t", "step", from_zero=True))
+    assert re.findall(r">(\d+)</span>", drawn.partition('class="xs"')[2]) == ["1"]
+    drawn = line_plot([Curve(Key(0, "a", 0), [(1.0, 2.0), (2.0, 1.0)])], Axes("t", "step"))
+    assert re.findall(r">(\d+)</span>", drawn.partition('class="xs"')[2]) == ["1", "2"]
 
 
 def test_only_curves_that_cover_each_other_are_drawn_thinner_and_thinner():

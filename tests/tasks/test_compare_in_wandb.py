@@ -40,6 +40,9 @@ def test_runs_of_a_comparison_share_a_group_and_log_the_same_keys(tmp_path, monk
         curves = {name for name in logged if name in COLUMNS or name == "trainer/step"}
         found[engine] = (curves, {name for name in last if name.startswith("bench/")})
     assert found["eager"] == found["aot"]
+    rounds = small(tmp_path / "b", task="compare", compare={"rounds": 2})
+    names = {compare.timed_config(rounds, engine, i).logger.run_name for engine in ("eager", "aot") for i in (0, 1)}
+    assert len(names) == 4 and "aot, round 2" in names  # or a chart has two bars of one name
     curves, bench = found["aot"]
     assert bench == {f"bench/{name}" for name in BENCH}
     assert curves >= {"trainer/step", "train/loss", "train/grad_norm", "perf/step_ms", "memory/peak_bytes"}

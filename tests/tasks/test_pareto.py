@@ -192,6 +192,8 @@ def test_a_small_run(tmp_path, monkeypatch, capsys, quick_children):
     page = (tmp_path / "pareto.html").read_text()
     assert page.count('<path class="point') == 3 * len(WIDTHS) and "<polyline" in page and "budget-0.0" in page
     assert "whisker" in page and "an axis need not begin at zero" in page
+    top = page.partition('class="verdict"')[2].partition("</section>")[0]
+    assert "budget-0.0 needed least memory" in top and ("was fastest" in top or "level" in top)
     printed = capsys.readouterr().out
     machine = describe_machine().partition(", 20")[0]
     assert f"Measured on {machine}" in printed and f"Measured on {machine}" in page and "0.00 %" not in printed + page

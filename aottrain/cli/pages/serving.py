@@ -10,8 +10,8 @@ from aottrain.report.runs.drawing.pages import render
 from aottrain.report.runs.folders import Collection
 
 HOST = "127.0.0.1"
-_AGAIN = '<meta http-equiv="refresh" content="5">\n'
-_WAITING = "<!doctype html><title>aottrain</title><p>nothing has been written yet"
+_AGAIN_S = 5
+_WAITING = "<!doctype html><html lang=en><title>aottrain</title><main><h1>aottrain</h1><p>nothing has been written yet"
 
 
 class PageServer:
@@ -46,9 +46,19 @@ class PageServer:
         """The document."""
         with self._lock:
             if self._page is None:
-                drawn = render(self._found, head=_AGAIN) if self._found and self._found.runs else _AGAIN + _WAITING
+                drawn = render(self._found, again_s=_AGAIN_S) if self._is_there() else _WAITING
                 self._page = drawn.encode("utf-8", errors="replace")
             return self._page
+
+    def headers(self) -> dict[str, str]:
+        """Beside the document's length. Only a page without anything on it is asked for anew by the browser itself,
+        which asks nobody: the others do so by their script, until somebody reads them or nothing answers."""
+        with self._lock:
+            again = {} if self._is_there() else {"Refresh": str(_AGAIN_S)}
+        return {"Content-Type": "text/html; charset=utf-8", "Cache-Control": "no-store", **again}
+
+    def _is_there(self) -> bool:
+        return self._found is not None and bool(self._found.runs)
 
     def __enter__(self) -> PageServer:
         self._thread.start()
@@ -69,11 +79,10 @@ def _handler(server: PageServer) -> type[BaseHTTPRequestHandler]:
             elif self.path != "/":
                 self.send_error(404)
             else:
-                page = server.page()
+                headers, page = server.headers(), server.page()
                 self.send_response(200)
-                self.send_header("Content-Type", "text/html; charset=utf-8")
-                self.send_header("Content-Length", str(len(page)))
-                self.send_header("Cache-Control", "no-store")
+                for name, value in (headers | {"Content-Length": str(len(page))}).items():
+                    self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(page)
 

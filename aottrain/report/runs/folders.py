@@ -186,7 +186,9 @@ def _engine(folder: Path, row: Mapping[str, str], read: Read) -> Run:
         told = read_summary(losses / "summary.json", problems)
         ended = str(told.get("status") or ended) if ended == "running" else ended
         columns = read_metrics(losses / METRICS, problems, ended=told.get("status") != "running")
-        metrics |= {name: columns[name] for name in (LOSS, STEP_MS, "train/grad_norm", "train/lr") if name in columns}
+        metrics |= {name: columns[name] for name in (LOSS, "train/grad_norm", "train/lr") if name in columns}
+        if (median := summary["step_ms_median"]) is not None:  # these steps were not timed in turns; the page's figure
+            metrics[STEP_MS] = [(step, median) for step, _ in metrics.get(LOSS, ())]
         summary |= {name: told.get(name) for name in ("first_loss", "last_loss", "val_loss", "steps")}
     summary["status"] = ended
     if row.get("verdict"):

@@ -37,18 +37,23 @@ def write_plots(runs: Sequence[Run], folder: Path) -> list[Path]:
             axes = _axes(Figure, "step", title)
             axes.xaxis.get_major_locator().set_params(integer=True)  # there is no step 2.5
             for i, (label, points) in enumerate(curves):
-                _curve(axes, i, label, points)
+                _curve(axes, i, label, points, is_layered=name != STEP_MS)
             if name == STEP_MS:  # a height says how long, which it does from zero alone
                 axes.set_ylim(bottom=0)
             if len(curves) > 1:
                 axes.legend(frameon=False, fontsize=8)
             written.append(_save(axes, folder / f"{name.replace('/', '_')}.png"))
     for name, title, unit in _FIGURES:
-        bars = [(run.name, value / unit) for run in runs if (value := run.number(name)) is not None]
+        bars = [
+            (run.name, value / unit, SERIES[i % len(SERIES)][0] if len(runs) <= _LEGEND else SERIES[0][0])
+            for i, run in enumerate(runs)
+            if (value := run.number(name)) is not None
+        ]
         if len(bars) > 1:
             axes = _axes(Figure, title, "")
             axes.grid(visible=False, axis="y")
-            drawn = axes.barh([label for label, _ in bars], [value for _, value in bars], color=SERIES[0][0])
+            labels, values, colours = zip(*bars, strict=True)
+            drawn = axes.barh(labels, values, color=colours)
             if len(bars) <= _LEGEND:
                 axes.bar_label(drawn, fmt=lambda value: f"{value:.3g}", padding=3, fontsize=8)
                 axes.margins(x=0.1)
@@ -70,14 +75,15 @@ def _axes(figure: Any, x: str, y: str) -> Any:
     return axes
 
 
-def _curve(axes: Any, i: int, label: str, points: Sequence[tuple[float, float]]) -> None:
-    """Colours as on the pages. Of curves that lie on each other the first is the widest, so that each is seen. A value
-    that is not finite is a gap."""
+def _curve(axes: Any, i: int, label: str, points: Sequence[tuple[float, float]], *, is_layered: bool) -> None:
+    """Colours as on the pages. Of losses, which lie on each other, the first curve is the widest, so that each is seen.
+    A value that is not finite is a gap."""
     steps = [step for step, _ in points]
     values = [value if math.isfinite(value) else math.nan for _, value in points]
     style = _STYLES[i // len(SERIES) % len(_STYLES)]
     shown = label if i < _LEGEND else "_nolegend_"
-    axes.plot(steps, values, style, color=SERIES[i % len(SERIES)][0], linewidth=max(4.0 - 1.2 * i, 1.0), label=shown)
+    width = max(4.0 - 1.2 * i, 1.0) if is_layered else 1.2
+    axes.plot(steps, values, style, color=SERIES[i % len(SERIES)][0], linewidth=width, label=shown)
 
 
 def _save(axes: Any, path: Path) -> Path:

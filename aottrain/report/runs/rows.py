@@ -148,10 +148,15 @@ def _limits(values: Sequence[float], median: float | None) -> tuple[float, float
 def _row(key: Key, drawn: str, figure: str, note: str) -> str:
     title = f' title="{escape(f"{key.name}: {note}", quote=True)}"' if note else ""
     return (
-        f'<div class="row" data-run="{key.index}"{title}><span>{swatch(key)}{escape(key.name)}</span>'
+        f'<div class="row" data-run="{key.index}"{title}><span>{swatch(key)}<span>{_named(key)}</span></span>'
         f'<svg class="s{key.look % len(SERIES)}" viewBox="0 0 {_WIDTH} 20" preserveAspectRatio="none" '
         f'aria-hidden="true">{drawn}</svg><b>{escape(figure)}</b></div>'
     )
+
+
+def _named(key: Key) -> str:
+    """A line may end within its words, but not within its numbers."""
+    return escape(key.name).replace("_", "_<wbr>")
 
 
 def _rows(lines: Sequence[str]) -> str:

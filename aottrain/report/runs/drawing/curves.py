@@ -21,6 +21,7 @@ WIDTH, HEIGHT = 2000, 1000  # of the drawing, whatever its size on the page
 NUM_DASHES = 3
 NUM_LOOKS = len(SERIES) * NUM_DASHES
 _NUM_LAYERED = 4
+_EDGE = 0.97  # of the width
 _SAME_PLACE, _MOST = 0.015, 0.8  # of the height of a plot, and of the points of a curve
 _LOG_FROM = 30.0  # largest by smallest value from which an axis is logarithmic
 
@@ -204,7 +205,11 @@ class _Scale:
 
     def x_labels(self) -> str:
         unit = self.axes.x_unit
-        shown = [f'<span style="left:{100 * self.along(t):.1f}%">{written(unit, t)}</span>' for t in self.x_ticks]
+        shown = []
+        for tick in self.x_ticks:
+            along = self.along(tick)
+            edge = ' class="edge"' if along > _EDGE else ""  # else its text ends beyond the panel
+            shown.append(f'<span{edge} style="left:{100 * along:.1f}%">{written(unit, tick)}</span>')
         return "".join(shown)
 
     def flag(self, mark: Mark) -> str:
@@ -228,6 +233,7 @@ def _even_ticks(low: float, high: float, unit: str, most: int) -> list[float]:
     if unit == "bytes":
         return ticks([low, high], byte_unit([high]), most)
     step = _step(high - low, most)
+    step = max(step, 1.0) if unit == "count" else step
     return [step * i for i in range(math.floor(low / step), math.ceil(high / step) + 1)]
 
 

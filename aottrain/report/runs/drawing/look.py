@@ -61,13 +61,15 @@ figcaption small { font-weight: normal; color: var(--dim); margin-left: .6em; }
 .ys span { position: absolute; right: .6em; transform: translateY(50%); color: var(--dim); white-space: nowrap; }
 .xs { grid-column: 2; position: relative; height: 1.9em; }
 .xs span { position: absolute; top: .35em; transform: translateX(-50%); color: var(--dim); white-space: nowrap; }
+.xs span.edge { transform: translateX(-80%); }
 .foot { display: flex; gap: 1em; justify-content: space-between; font-size: .85em; }
 .foot span { flex: none; }
 .frame { container-type: inline-size; }
 @container (max-width: 480px) { .xs span:nth-of-type(even) { display: none; } }
 .readout { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .spread .row { grid-template-columns: minmax(8em, 30%) 1fr 6.4em; color: var(--ink); }
-.spread .row > span { overflow-wrap: anywhere; }
+.spread .row > span { display: flex; align-items: baseline; overflow-wrap: anywhere; }
+.spread .row > span > span { min-width: 0; }
 .spread .row > b { white-space: nowrap; }
 .spread svg:not(.swatch) { height: 1.2em; background: none; }
 .spread .reach { stroke: currentColor; stroke-width: 1.5; opacity: .75; vector-effect: non-scaling-stroke; fill: none; }

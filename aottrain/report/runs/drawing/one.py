@@ -35,8 +35,8 @@ _MEMORY = (("memory/peak_bytes", "peak of a step"), ("memory/peak_rss_bytes", "p
 _FILES = (REPORT, "decisions.json", METRICS, SUMMARY, SAMPLE, SAMPLES, PROFILE, "trace.json", "aottrain.log", "log.txt")
 
 
-def render_run(found: Collection, *, head: str = "") -> str:
-    """The page of the one run of `found` as text."""
+def render_run(found: Collection, *, again_s: int = 0) -> str:
+    """The page of the one run of `found` as text. again_s: as of `page`."""
     run = found.runs[0]
     marks = {name: spikes(run.metrics.get(name, ()), factor) for name, factor in _FACTORS.items()}
     body = [
@@ -53,7 +53,7 @@ def render_run(found: Collection, *, head: str = "") -> str:
         compiled := _compiled(found),
     ]
     script, style = (SCRIPT + PICTURES, STYLE + html.STYLE) if compiled else (SCRIPT, STYLE)
-    return page(f"run {run.name}", body, script=script, style=style, head=head)
+    return page(f"run {run.name}", body, script=script, style=style, again_s=again_s)
 
 
 def _compiled(found: Collection) -> str:

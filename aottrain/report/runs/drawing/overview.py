@@ -27,14 +27,14 @@ _NUM_NAMED = 8  # runs that are named beside a value of a setting
 _TITLES = {"comparison": "Engines compared", "sweep": "Sweep"}
 
 
-def render_overview(found: Collection, *, head: str = "") -> str:
-    """The page as text."""
+def render_overview(found: Collection, *, again_s: int = 0) -> str:
+    """The page as text. again_s: as of `page`."""
     runs, differing = found.runs, differences(found.runs)
     title = _TITLES.get(found.kind, "Runs compared")
     keys, coloured_by = looks(runs, differing)
     body = [
         _header(title, found),
-        _verdict(found, differing),
+        verdict_section(found, differing),
         _problems(found),
         _legend(keys, coloured_by),
         _losses(found, keys),
@@ -43,7 +43,7 @@ def render_overview(found: Collection, *, head: str = "") -> str:
         _differences(runs, differing),
         runs_table(found, keys, differing),
     ]
-    return page(title.lower(), body, script=SCRIPT, style=STYLE, head=head)
+    return page(title.lower(), body, script=SCRIPT, style=STYLE, again_s=again_s)
 
 
 def _header(title: str, found: Collection) -> str:
@@ -59,7 +59,8 @@ def _header(title: str, found: Collection) -> str:
     return f"<h1>{escape(title)}</h1>{shown}"
 
 
-def _verdict(found: Collection, differing: Mapping[str, Sequence[str]]) -> str:
+def verdict_section(found: Collection, differing: Mapping[str, Sequence[str]]) -> str:
+    """What a person looks for first: the sentences, and the command that made the runs."""
     told = verdicts(found.runs, differing, by_task=found.kind == "comparison")
     lines = [f"<p>{escape(text)}</p>" for text in told] or ["<p>There is nothing to compare yet.</p>"]
     note = spread_note(found.runs)
@@ -131,9 +132,10 @@ def _losses(found: Collection, keys: Sequence[Key]) -> str:
     ]
     dropout = "dropout off" if found.kind == "comparison" else ""
     evaluated = any(len(curve.points) > 1 for curve in held_out)
+    pace = "every step at its engine's median" if found.kind == "comparison" else "of the steps alone"
     plots = [
         line_plot(by_step, Axes("Loss by step", "step", is_layered=True, note=dropout)),
-        line_plot(by_time, Axes("Loss by time", "time", "seconds", note="of the steps alone, without compiling")),
+        line_plot(by_time, Axes("Loss by time", "time", "seconds", note=f"{pace}, without compiling")),
         line_plot(held_out, Axes("Held-out loss by step", "step", is_layered=True)) if evaluated else "",
     ]
     panels = "".join(f'<div class="panel">{plot}</div>' for plot in plots if plot)

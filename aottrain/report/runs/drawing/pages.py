@@ -13,10 +13,10 @@ from aottrain.report.runs.folders import Collection, collect
 OF_SEVERAL = "runs.html"  # of several folders together, in the current one
 
 
-def render(found: Collection, *, head: str = "") -> str:
-    """As text. head: further elements of the document's head. There must be a run."""
+def render(found: Collection, *, again_s: int = 0) -> str:
+    """As text. again_s: seconds after which it asks for itself anew, where a server shows it. There must be a run."""
     one = found.kind == "run" and len(found.runs) == 1
-    return render_run(found, head=head) if one else render_overview(found, head=head)
+    return render_run(found, again_s=again_s) if one else render_overview(found, again_s=again_s)
 
 
 def leave_page(folder: Path) -> str:

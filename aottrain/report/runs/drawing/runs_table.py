@@ -110,7 +110,7 @@ def _speeds(runs: Sequence[Run]) -> list[_Cell]:
     for run in runs:
         ratio = time_ratio(base.rounds, run.rounds)
         level = " level" if ratio and run is not base and ratio.verdict == "level" else ""
-        cells.append(_Cell() if ratio is None else _Cell(escape(f"{ratio}{level}" if run is not base else "1"),
+        cells.append(_Cell() if ratio is None else _Cell(escape(f"{ratio}{level}" if run is not base else "1.00x"),
                                                          ratio.median))  # fmt: skip
     return cells
 

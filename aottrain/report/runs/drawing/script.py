@@ -186,6 +186,30 @@ SCRIPT = r"""
       tell();
     });
   }
+  const follow = document.querySelector("input[data-follow]");
+  if (follow) {
+    const told = document.querySelector("[data-followed]");
+    const stop = event => {
+      if (event.target !== follow && follow.checked) {
+        follow.checked = false;
+        told.textContent = "(stopped, for the page is used)";
+      }
+    };
+    for (const kind of ["click", "input", "keydown"]) document.querySelector("main").addEventListener(kind, stop);
+    follow.addEventListener("change", () => { told.textContent = ""; });
+    const again = () => {
+      if (!follow.checked) return;
+      fetch(location.href, {cache: "no-store"}).then(answer => {
+        if (answer.ok && follow.checked) location.reload();
+      }).catch(() => {
+        follow.checked = false;
+        follow.disabled = true;
+        told.textContent = "(watching has ended; this is the last page)";
+        clearInterval(timer);
+      });
+    };
+    const timer = setInterval(again, 1000 * Number(follow.dataset.follow));
+  }
   show();
 })();
 """
