@@ -69,7 +69,7 @@ def test_a_residual_of_updated_state_is_a_copy():
 
 
 def test_a_plan_that_reads_updated_state_unsaved_is_refused():
-    with pytest.raises(VerificationError, match="input0, which the step updates"):
+    with pytest.raises(VerificationError, match="input0, which may be written before it"):
         apply_partition(example(), PartitionPlan("by hand", ()))
 
 

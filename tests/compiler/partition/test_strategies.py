@@ -109,7 +109,7 @@ def test_recompute_all_saves_state_that_the_step_updates():
     plan = plan_partition(joint, "recompute_all")
     (saved,) = plan.saved
     assert saved == joint.placeholders[0].name and plan.saved_bytes == 32
-    assert "updates" in plan.reasons[saved]
+    assert "write to" in plan.reasons[saved]
 
 
 def test_save_all_recomputes_nothing_but_views():
@@ -169,7 +169,7 @@ def test_demand_is_what_the_backward_reads():
     joint = joint_of(lambda x, w: (x @ w).relu(), leaf(4, 4), leaf(4, 4, seed=1))
     demand = find_demand(joint)
     assert {"input0", "input1"} <= set(names(demand.region))
-    assert "relu" in names(demand.demanded) and demand.mutated == frozenset()
+    assert "relu" in names(demand.demanded) and demand.copied == frozenset()
 
 
 def test_a_plan_written_by_hand_can_be_applied():
