@@ -335,9 +335,8 @@ EQUAL.edit(
     "return kernel.name,",
 )
 
-TRITON_DRAWS = Area("draws of triton kernels")
 _DRAWS = "tests/compiler/codegen/triton/test_triton.py::test_{}"
-TRITON_DRAWS.edit(
+EQUAL.edit(
     "equal kernels draw what the first of them does",
     _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
     triton_programs.link_triton,
@@ -345,7 +344,7 @@ TRITON_DRAWS.edit(
     "with_draws(known[parts], kernels[0].kernel)",
     quick=True,
 )
-TRITON_DRAWS.edit(
+EQUAL.edit(
     "a draw's number is a constant of the kernel's text",
     _DRAWS.format("the_draws_of_repeated_blocks_are_one_module_with_numbers_of_their_own"),
     triton_render.Renderer._expression,

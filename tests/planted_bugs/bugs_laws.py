@@ -124,7 +124,7 @@ HERE.edit(
     "the law lets state be read after its update",
     LAWS.a_plan_that_recomputes_from_updated_state,
     verify._verify_residuals,
-    "if original in mutated:",
+    "if original in copied:",
     "if False:",
 )
 HERE.edit(
