@@ -448,7 +448,7 @@ OPTIMIZERS.edit(
     quick=True,
 )
 
-SIGNALS = Area("signals")
+SIGNALS = Area("signals and loggers")
 ENDING = TestsOf("tests/trainer/reliability/test_ending.py")
 SIGNALS.edit(
     "a signal is raised in what the collector has called, where it is lost",
@@ -472,8 +472,7 @@ SIGNALS.edit(
     "not (self._is_raised and _is_underway())",
     "True",
 )
-LOGGERS = Area("loggers")
-LOGGERS.edit(
+SIGNALS.edit(
     "a logger that hangs is waited for",
     "tests/metrics/test_sinks.py::test_a_wandb_that_never_answers_is_waited_for_once",
     guest.Guest._guarded,
