@@ -142,7 +142,7 @@ POINTS = (
           "it runs transformers' model in eager PyTorch, which keeps float32 copies of norms and logits: ours has none",
           partition="checkpoint"),
     Point("ours: GPT-2 124M, one H100, batch 8 x 1024", _gpt2, "bf16", "h100-sxm", 31.5e-3, 2.52 * _GIB, _OURS,
-          "measured on earlier code, which started more kernels, 62 us each on that host, and held more",
+          "measured on earlier code, which started more kernels, 62 us each on that host",
           kernel="triton", loss_head="auto", optimizer=0, beside=True),
     Point("ours: norms and gates, 16384 x 4096, fp32", _gates, "fp32", "h100-sxm", 17.1e-3, 1.80 * _GIB, _OURS,
           "its three kernels compute more than they move; the memory is not explained",
