@@ -136,7 +136,9 @@ def compiler_of(driver: Driver) -> Callable[..., Any]:
         metadata = SimpleNamespace(**{**chosen.__dict__, "name": source.name, "shared": 0})
         launcher = Launcher(driver, source, metadata)
         _handles.append(launcher)
-        kinds = ["64" if kind.startswith("*") else "32" for kind in launcher.types if kind != "constexpr"]
+        kinds = [
+            "64" if kind.startswith("*") or kind == "i64" else "32" for kind in launcher.types if kind != "constexpr"
+        ]
         text = ", ".join(f".param .u{bits} p{i}" for i, bits in enumerate([*kinds, "64", "64"]))
         return Accepted(launcher, len(_handles), metadata, {"ptx": f".visible .entry {source.name}({text})"})
 

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from aottrain.compiler.codegen.evaluation import evaluate
 from aottrain.compiler.codegen.triton import programs as triton_programs
 from aottrain.compiler.link import multi_tensor
-from aottrain.ir.kernels.kernel import KernelIR
+from aottrain.ir.kernels.kernel import Constant, KernelIR, draw_constants
 from aottrain.ir.kernels.multi_tensor import Base, MultiTensorIR, Over, Stage, at_count
 from aottrain.ir.kernels.open_sizes import size_names
 
@@ -77,8 +78,22 @@ def _run(kernel: KernelIR, name: str, given: Sequence[int]) -> None:
     reads is read before it writes."""
     if _adds_partial_results(name):
         return
+    kernel = _drawing(kernel, given)
     memory = [memory_at(at, p.span, p.dtype) for at, p in zip(given, kernel.parameters, strict=False)]
     evaluate(kernel, [m if p.written else m.clone() for m, p in zip(memory, kernel.parameters, strict=True)])
+
+
+def _drawing(kernel: KernelIR, given: Sequence[int]) -> KernelIR:
+    """The kernel with the numbers of draws that a launch was given, which are its last arguments."""
+    constants = draw_constants(kernel)
+    numbers = dict(zip(constants, given[len(given) - len(constants) :], strict=True))
+    body = [
+        replace(instruction, value=numbers[value])
+        if value in numbers and isinstance(instruction, Constant)
+        else instruction
+        for value, instruction in enumerate(kernel.body)
+    ]
+    return replace(kernel, body=tuple(body))
 
 
 def _run_stage(program: MultiTensorIR, name: str, programs: int, given: Sequence[int]) -> None:
