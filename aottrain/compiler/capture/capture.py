@@ -114,7 +114,9 @@ def capture(
         _check_input(name, tensor)
         stand_in = sizes.fakes.get(id(tensor)) if sizes is not None and kind is InputKind.BATCH else None
         traced.append(tensor if stand_in is None else stand_in)
-        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad))
+        # Not parameters: a frozen weight that autocast casts would be held twice.
+        lent = kind is not InputKind.PARAMETER and not (tensor.requires_grad or isinstance(tensor, nn.Parameter))
+        inputs.append(InputSpec(kind, name, tensor_spec(traced[-1]), tensor.requires_grad, lent=lent))
     named = [tensor for _, _, tensor in state[:num_named]]
 
     def call(primals: Sequence[Tensor]) -> Any:

@@ -106,18 +106,14 @@ def _with_updates(joint: JointGraph, graph: fx.Graph, updated: list[int]) -> Joi
 
 
 def _with_lent(joint: JointGraph) -> JointGraph:
-    """Says which inputs are lent: of what the backward reads eager keeps just those that it reads itself."""
+    """Says which inputs are lent: not those that the backward reads itself, which eager keeps."""
     late = descendants(joint.inputs_of(InputKind.TANGENT))
     read = {storage_root(source) for node in late for source in node.all_input_nodes if source not in late}
     inputs = tuple(
-        replace(value, lent=value.kind in _LENT and not value.requires_grad and node not in read)
+        replace(value, lent=value.lent and node not in read)
         for node, value in zip(joint.placeholders, joint.signature.inputs, strict=True)
     )
     return replace(joint, signature=replace(joint.signature, inputs=inputs))
-
-
-# Not parameters: a frozen weight that autocast casts would be held twice.
-_LENT = (InputKind.BUFFER, InputKind.BATCH)
 
 
 def _check_written_view(node: fx.Node) -> None:

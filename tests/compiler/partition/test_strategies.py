@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import aottrain
 from aottrain.compiler.link.backends import fusion_model
 from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.split import apply_partition
@@ -191,3 +192,13 @@ def test_several_views_of_one_storage_count_once():
     joint = joint_of(function, leaf(8, 8), leaf(8, 8, seed=1))
     plan = plan_partition(joint, "min_cut")
     assert plan.saved == ("mm",) and plan.saved_bytes == 8 * 8 * 4
+
+
+@pytest.mark.parametrize("capture", ["trace", "dynamo"])
+def test_a_frozen_weight_is_cast_again_and_not_copied(capture):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
+    model[1].requires_grad_(False)
+    step = aottrain.compile(model, capture=capture, kernel="aten")
+    with torch.autocast("cpu", torch.bfloat16):
+        step(torch.randn(8, 64)).sum().backward()
+    assert [value.num_bytes for value in step.report.graphs[0].saved] == [8 * 64 * 2]  # of x, cast
