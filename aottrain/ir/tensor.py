@@ -49,7 +49,8 @@ class TensorSpec:
         Of open sizes it is a polynomial, for those from 1 on: to ask whether one is 0 would add a guard."""
         if any(same(size, 0) for size in self.shape):
             return 0
-        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=True))
+        # A sparse tensor has no strides.
+        return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.stride, strict=False))
 
     @property
     def span_bytes(self) -> int:

@@ -124,3 +124,9 @@ def test_texts_are_the_same_for_the_same_program():
     assert text == graph_text(joint_of(function, leaf(3)).graph)
     assert "philox_uniform(rng_state, 0" in text and "dtype=bfloat16" in text and "inf" in text
     assert text.splitlines()[-1].startswith("return [") and "0x" not in text
+
+
+def test_a_sparse_tensor_has_no_strides_to_reach_over():
+    indices = torch.tensor([[0, 2]])
+    spec = tensor_spec(torch.sparse_coo_tensor(indices, torch.ones(2, 4), (3, 4)))
+    assert spec.stride == () and spec.span == 1
