@@ -15,15 +15,6 @@ _METADATA = tuple(getattr(torch.ops.aten, name).default for name in ("size", "st
 _would_have_decomposed = getattr(_python_dispatch, "autograd_would_have_decomposed", lambda func, values: True)
 
 
-class TraceMode(_python_dispatch.TorchDispatchMode):
-    """A mode of our own traces, in which TorchDynamo compiles nothing: torch lets each call of any other mode go
-    through a function that says so anew, which takes as long as the mode itself."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
 def arrived_whole(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether autograd would have taken the operator apart into others, and did not: in inference mode, and for its
     tensors, a mode sees operators such as `aten.batch_norm` and `aten.dropout` themselves. `func.decompose` does it."""

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from aottrain.compat import flatten_values, is_wrapped, tree_unflatten
-from aottrain.compat_dispatch import TraceMode, arrived_whole
+from aottrain.compat_dispatch import arrived_whole
 from aottrain.compat_distributed import in_parts
 from aottrain.compiler.capture.audit import audited
 from aottrain.compiler.capture.checkpoint_regions import (
@@ -236,7 +236,7 @@ def _copy(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
 
 
-class CaptureMode(TraceMode, PhiloxMode):
+class CaptureMode(PhiloxMode):
     """Active while the user's code is traced: functional draws, visible mutations, provenance of every node."""
 
     def __init__(self, state: Tensor, provenance: Provenance, rng: str = "philox"):

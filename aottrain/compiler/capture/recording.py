@@ -16,7 +16,8 @@ from torch.fx.experimental.proxy_tensor import snapshot_fake
 from torch.fx.node import map_aggregate
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aottrain.compat_dispatch import TraceMode, arrived_whole
+from aottrain.compat import TorchDispatchMode
+from aottrain.compat_dispatch import arrived_whole
 from aottrain.counted import tell
 from aottrain.ir.graph import set_value
 
@@ -26,7 +27,7 @@ _DEVICE = torch.ops.prim.device.default  # a question, no work
 _PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
-class Recorder(TraceMode):
+class Recorder(TorchDispatchMode):
     """Innermost of the modes but for the fakes: it sees what the others make of the user's ops."""
 
     def __init__(self) -> None:

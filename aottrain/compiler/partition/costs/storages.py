@@ -93,7 +93,7 @@ class StorageGraph:
     demanded: frozenset[int] = frozenset()
     """Forward storages that the backward's own ops read."""
     copied: frozenset[int] = frozenset()
-    """Inputs that the step updates: saving one copies it."""
+    """Inputs that the step or the caller may write to before the backward: saving one copies it."""
     dropped: frozenset[int] = frozenset()
     """Storages that the user asks not to save."""
     tangent_bytes: int = 0
