@@ -323,8 +323,10 @@ def _cut(
     defined = expected_tangents(joint)
     running = _planned(joint, defined)
     plan = log.run("plan_partition", plan_for, running, options, defined)
-    parts = log.run("apply_partition", apply_partition, joint, plan, check=partial(verify_partition, joint))
-    parts = join_casts(parts) if options.kernel == "triton" and plan.limit is None else parts
+    law = partial(verify_partition, joint)
+    parts = log.run("apply_partition", apply_partition, joint, plan, check=law)
+    if options.kernel == "triton" and plan.limit is None:
+        parts = log.run("join_casts", join_casts, parts, check=law)
     return running, plan, parts, for_tangents(parts, defined)
 
 
