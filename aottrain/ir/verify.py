@@ -44,7 +44,10 @@ def verify_joint(joint: JointGraph) -> None:
 def verify_functional(joint: JointGraph) -> None:
     """Law 2: nothing mutates, openly or hidden; each mutated input has its update; draws are numbered once."""
     draws: set[int] = set()
-    for node in (node for node in calls(joint.graph) if not is_size(node)):
+    plain: set[int] = set()  # operators, by identity, of which one call is as good as the other
+    for node in calls(joint.graph):
+        if id(node.target) in plain or is_size(node):
+            continue
         _require(not info(node).writes, f"{node.name} mutates its argument")
         training = hidden_mutation(node.target) and _trains(node)
         _require(not training, f"{node.name} mutates its argument though its schema denies it")
@@ -55,6 +58,8 @@ def verify_functional(joint: JointGraph) -> None:
             draws.add(number)  # type: ignore[arg-type]
         elif info(node).kind is not OpKind.EFFECT or (joint.rng == "philox" and uses_generator(node.target)):
             _require(is_pure(node.target), f"{node.name} gives another value when it is run again")
+            if info(node).kind is not OpKind.EFFECT and not hidden_mutation(node.target):
+                plain.add(id(node.target))
     writes = (OutputKind.UPDATE, OutputKind.REPLACEMENT)
     updates = {value.target for value in joint.signature.outputs if value.kind in writes}
     mutated = {i for i, value in enumerate(joint.signature.inputs) if value.mutated}

@@ -407,3 +407,10 @@ PRODUCTS.edit(
     "return best if",
     "return ATEN if",
 )
+SCHEDULES.attribute(
+    "sums are made of rows that lie across memory",
+    "tests/compiler/schedule/test_sums_over_rows.py::test_sums_over_images_go_along_memory",
+    groups,
+    "_LEAST_ALONG",
+    1 << 60,
+)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache, partial
 from itertools import zip_longest
 
 import torch
@@ -13,6 +14,7 @@ from torch import fx
 
 from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, workspaces_of
 from aottrain.compiler.graphs.symbols import guard, size_facts
+from aottrain.compiler.link.program_key import schedules_key
 from aottrain.compiler.link.programs import FusedGraph, Planned, fuse_program, plan_program
 from aottrain.compiler.link.retention import keep_memory
 from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
@@ -100,6 +102,7 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
         lambda node: str(node.target) in WINDOWED or not rules(node),
         peak_bytes,
         least_bytes,
+        cache(partial(schedules_key, joint, options, defined)),
     )
 
 

@@ -34,6 +34,8 @@ class FusionModel:
     """At which a plan's programs peak as small kernels."""
     least_bytes: Callable[[PartitionPlan], int] = lambda plan: 0
     """What that peak is at least, found without a schedule."""
+    key: Callable[[], str] = lambda: ""
+    """The same where these two are, for each plan; "" where that is not known."""
 
 
 def fused_prices(graph: StorageGraph, fits: Fits) -> list[float]:
