@@ -7,7 +7,7 @@
     python scripts/chaos.py --rounds 500 --faults kill points --engine eager --save both --steps 20   # one in each
 
 A round is one training from its first step to its last, whatever happens on the way: kill (SIGKILL at a random time),
-save (SIGKILL within the writing of a checkpoint), points (the same at twelve points of it in turn), term, int, usr1,
+save (SIGKILL within the writing of a checkpoint), points (the same at twenty points of it in turn), term, int, usr1,
 twice (SIGTERM, SIGINT, SIGUSR1, and the first two), disk (no file may grow beyond some bytes), damage (the newest
 checkpoint is cut or has a bit flipped), oom (an allocator's error in a forward, a backward or an update), nan (the loss
 or a gradient of a step is not a number, by which trainer.on_nonfinite=raise ends a run). After each round weights,
@@ -179,10 +179,12 @@ def plant_nan(chance: random.Random) -> None:
 
 
 def damage(folder: Path, chance: random.Random) -> bool:
-    """Of at least two checkpoints the newest is cut or changed; whether there were."""
+    """Of at least two checkpoints one of the newest's two files is cut or changed; whether there were."""
     files = sorted((folder / "checkpoints").glob("step_*.pt"))
     if len(files) < 2:
         return False
+    weights = [path for path in files[-1].parent.glob(f"{files[-1].stem}*.safetensors")]
+    files[-1] = chance.choice([files[-1], *weights])
     content = bytearray(files[-1].read_bytes())
     if chance.random() < 0.5:
         del content[chance.randrange(len(content)) :]
