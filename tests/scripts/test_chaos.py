@@ -19,7 +19,8 @@ from aottrain.trainer.checkpoint import CheckpointFolder, load
 from aottrain.trainer.engines import LossModule
 from aottrain.trainer.reliability.saving import Saving
 from scripts import chaos
-from scripts.chaos import damage, plant_nan, same
+from scripts.chaos import same
+from scripts.chaos_faults import damage, plant_nan
 from scripts.chaos_points import POINTS, plant, what_is_left
 
 
@@ -107,9 +108,9 @@ def test_a_fault_that_ends_no_run_has_hit_one_all_the_same(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(chaos, "run_forked", ending)
     chance = random.Random(0)
-    for said, is_hit in (("memory ran out in the backward: a plan of less", True), ("finished", False)):
+    for said, end in (("memory ran out in the backward: a plan of less", "went on"), ("finished", "")):
         Path("output.txt").write_text(said, encoding="utf-8")
-        assert chaos.one_fault(tmp_path, None, "oom", chaos.nothing, chance, 0.0) == (is_hit, "")
-    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == (False, "")
+        assert chaos.one_fault(tmp_path, None, "oom", chaos.nothing, chance, 0.0) == (end, "")
+    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == ("", "")
     saving(tmp_path, "now", 3)
-    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == (True, "")
+    assert chaos.one_fault(tmp_path, None, "damage", chaos.nothing, chance, 0.0) == ("exit code 0", "")
