@@ -213,13 +213,14 @@ def lasting(kinds: list[tuple[str, str]], expected: dict[Any, list[float]], chan
     wrong, ends = 0, Counter()
     for number in range(12):
         engine, kernel = kinds[number % len(kinds)]
-        rest = chance.randrange(8 << 20, 160 << 20)
+        rest = chance.randrange(1 << 20, 40 << 20)
 
         def limit(rest: int = rest) -> None:
             fit = loop.fit
 
             def limited(*arguments: Any, **more: Any) -> Any:
-                Shortage(rest).begin()
+                hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+                resource.setrlimit(resource.RLIMIT_AS, (address_space() + rest, hard))  # as of `ulimit -v`
                 return fit(*arguments, **more)
 
             from aottrain.tasks import train

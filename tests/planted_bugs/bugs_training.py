@@ -6,8 +6,9 @@ from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
 from aottrain.data.tokens import packing, token_files, tokenizer, windows
 from aottrain.metrics import guest
+from aottrain.toolchain import ending
 from aottrain.trainer import checkpoint
-from aottrain.trainer.reliability import ending, identity
+from aottrain.trainer.reliability import identity
 from aottrain.trainer.verify import rounding, updates, verification
 from aottrain.trainer.weights import groups
 from recipes import _hf_packing, hf

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from aottrain.toolchain.ending import LastWords, ending
 from aottrain.trainer.console import say_at_once
-from aottrain.trainer.reliability.ending import LastWords, ending
 
+ending.say = say_at_once
 STOPPING = "stopping after this step; again to stop now"
 NOTHING_TO_SAVE = "SIGUSR1: no step is in progress, so no checkpoint is written"
 SAVE = getattr(signal, "SIGUSR1", None)  # Windows has none

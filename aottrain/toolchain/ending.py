@@ -3,7 +3,8 @@
 An exception in a function that C++ has called may end the process, become another exception, or be dropped with a line
 on stderr. A handler cannot see C++ below it, but it sees the frames of Python: torch's own, apart from those that are
 plain Python from end to end, and those with names by which C++ and the collector call. While there are such frames, a
-thread has the handler look again every few milliseconds.
+thread has the handler look again every few milliseconds. The trainer's handlers use this, and those that stand in for
+Python's own while `aottrain.compile` compiles.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from types import FrameType
 
 import torch
 
-from aottrain.trainer.console import say_at_once
-
 _LOOK_S = 0.005
 _AGAIN_S = 0.05  # after it has been raised: whether somebody has dropped it
 _LAST_WORDS_S = 2.0
@@ -39,6 +38,11 @@ _NOT_PLAIN = ("fx/experimental/", "distributed/autograd/", "cuda/graphs.py")
 _TRACERS = frozenset(("make_fx", "wrapped", "trace", "_trace_inner", "dispatch_trace", "inner"))
 _CALLED_FROM_BELOW = frozenset(("__torch_dispatch__", "__torch_function__", "__del__"))
 LastWords = Callable[["Interrupted"], object]
+
+
+def _say(line: str) -> None:
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode())
 
 
 class Interrupted(KeyboardInterrupt):
@@ -81,6 +85,8 @@ class Ending:
         self._looks = False
         """Whether the next SIGINT is not one, but `_watch` that has the handler look."""
         self._depth = 0
+        self.say: Callable[[str], object] = _say
+        """How a handler says a line; past every buffer."""
         self._last_words: list[LastWords] = []
         self._lock = threading.Lock()  # never taken by a handler, which may interrupt who holds it
 
@@ -105,6 +111,11 @@ class Ending:
         if asked is not None and is_lost:
             self._is_raised = True
             raise asked
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a signal has been heard and could not be raised yet."""
+        return self._asked is not None and not self._is_raised
 
     def ask(self, signum: int, frame: FrameType | None, patience_s: float) -> None:
         """In a handler: raise Interrupted, here or where it can be. The process ends where that has not come after so
@@ -146,7 +157,7 @@ class Ending:
             os._exit(128 + signum)
 
         _thread.start_new_thread(end, (_LAST_WORDS_S,))  # a disk that hangs
-        say_at_once("aottrain: interrupted")
+        self.say("aottrain: interrupted")
         for words in reversed(self._last_words):
             with suppress(Exception):
                 words(Interrupted(signum))
@@ -154,6 +165,33 @@ class Ending:
 
 
 ending = Ending()
+
+
+@contextmanager
+def deferred() -> Iterator[None]:
+    """Inside, a Ctrl-C that Python's own handler would raise anywhere is raised where it can be: KeyboardInterrupt, as
+    ever, at the latest at the end of the block. A second one before that is raised at once. Nothing changes in other
+    threads, or where the program has a handler of its own."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        if not ending.takes_look(signum, frame):
+            if ending.is_waiting:
+                raise KeyboardInterrupt
+            ending.ask(signum, frame, float("inf"))
+
+    with ending.inside():
+        signal.signal(signal.SIGINT, handle)
+        try:
+            yield
+        finally:
+            try:
+                ending.leave()
+            finally:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_underway() -> bool:
