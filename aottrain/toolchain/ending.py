@@ -37,7 +37,11 @@ _PLAIN = (
 _NOT_PLAIN = ("fx/experimental/", "distributed/autograd/", "cuda/graphs.py")
 _TRACERS = frozenset(("make_fx", "wrapped", "trace", "_trace_inner", "dispatch_trace", "inner"))
 _CALLED_FROM_BELOW = frozenset(("__torch_dispatch__", "__torch_function__", "__del__"))
+LOOK = getattr(signal, "SIGURG", signal.SIGINT)
+"""By which a thread has the handler look again. Not SIGINT where there is another: a look that was asked for while one
+began was taken for a second Ctrl-C."""
 LastWords = Callable[["Interrupted"], object]
+Handler = Callable[[int, "FrameType | None"], None]
 
 
 def _say(line: str) -> None:
@@ -83,7 +87,7 @@ class Ending:
         self._until_s = 0.0
         self._is_raised = False
         self._looks = False
-        """Whether the next SIGINT is not one, but `_watch` that has the handler look."""
+        """Whether the next LOOK is `_watch` that has the handler look."""
         self._depth = 0
         self.say: Callable[[str], object] = _say
         """How a handler says a line; past every buffer."""
@@ -132,7 +136,7 @@ class Ending:
 
     def takes_look(self, signum: int, frame: FrameType | None) -> bool:
         """In a handler: whether it was called to look again, and no signal has come. Raises where it can be now."""
-        if not self._looks or signum != signal.SIGINT:
+        if not self._looks or signum != LOOK:
             return False
         self._looks = False
         if self._asked is not None and is_plain(frame) and not (self._is_raised and _is_underway()):
@@ -149,7 +153,7 @@ class Ending:
                 if not self._is_raised and time.monotonic() > self._until_s:
                     self._end_process(asked.signum)
                 self._looks = True
-                _thread.interrupt_main()
+                _thread.interrupt_main(LOOK)
 
     def _end_process(self, signum: int) -> None:
         def end(after_s: float) -> None:
@@ -165,6 +169,15 @@ class Ending:
 
 
 ending = Ending()
+
+
+def with_looks(handlers: dict[int, Handler]) -> list[tuple[int, Handler]]:
+    """These, and one for LOOK where it is a signal of its own."""
+
+    def look(signum: int, frame: FrameType | None) -> None:
+        ending.takes_look(signum, frame)
+
+    return list({LOOK: look, **handlers}.items())
 
 
 @contextmanager
@@ -184,14 +197,15 @@ def deferred() -> Iterator[None]:
             ending.ask(signum, frame, float("inf"))
 
     with ending.inside():
-        signal.signal(signal.SIGINT, handle)
+        previous = {signum: signal.signal(signum, handler) for signum, handler in with_looks({signal.SIGINT: handle})}
         try:
             yield
         finally:
             try:
                 ending.leave()
             finally:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+                for signum, handler in previous.items():
+                    signal.signal(signum, handler)
 
 
 def _is_underway() -> bool:
