@@ -6,6 +6,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -47,17 +48,21 @@ def most_sizes(tensor: torch.Tensor) -> dict[int, int]:
 
 
 def optimized(
-    target: Any, backend: Callable[..., Any], dynamic: bool | None, watch: Callable[[Frame], None]
+    target: Any,
+    backend: Callable[..., Any],
+    dynamic: bool | None,
+    watch: Callable[[Frame], None],
+    during: Callable[[], AbstractContextManager[None]],
 ) -> Callable[..., Any]:
     """torch.compile(target, backend=backend, dynamic=dynamic), where `watch` is told of each frame that is compiled or
-    runs eagerly, before it runs; what `watch` raises, the call raises."""
+    runs eagerly, before it runs; what `watch` raises, the call raises. Each is compiled inside `during()`."""
     import torch._dynamo  # here, because it takes a second that most programs need not spend
 
     guard_methods_of_classes()
     look_again()
     context = torch._dynamo.optimize(backend=backend, dynamic=dynamic)
     if hasattr(context, "callback"):  # else Dynamo is switched off in the environment
-        context.callback = _Watched(context.callback, watch)
+        context.callback = _Watched(context.callback, watch, during)
     return context(target)
 
 
@@ -198,8 +203,10 @@ class _Watched:
     Calls that cannot be traced count against the limit.
     """
 
-    def __init__(self, callback: Any, watch: Callable[[Frame], None]):
-        self._callback, self._watch = callback, watch
+    def __init__(
+        self, callback: Any, watch: Callable[[Frame], None], during: Callable[[], AbstractContextManager[None]]
+    ):
+        self._callback, self._watch, self._during = callback, watch, during
         self._limited: dict[types.CodeType, Any] = {}
         self._num_failed: dict[types.CodeType, tuple[Any, int]] = {}  # by code: since which state of it, how often
         # Dynamo knows a cache of compiled code by the backend that this leads to.
@@ -227,7 +234,8 @@ class _Watched:
         total, done, num_breaks = frames["total"], frames["ok"], len(graph_break_reasons)
         failed = None
         try:
-            converted = self._callback(frame, cache_entry, frame_state)
+            with self._during():
+                converted = self._callback(frame, cache_entry, frame_state)
         except (TorchRuntimeError, InternalTorchDynamoError, AssertionError) as error:
             # Python raises it where it belongs, maybe in a `try` of the program's; or it is a fault of TorchDynamo's.
             failed, converted = _failure(error), ConvertFrameReturn(apply_to_code=False)

@@ -50,7 +50,7 @@ CLOCKS = {
     "aottrain/trainer/parallel/meeting.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",
-    "aottrain/trainer/reliability/ending.py",  # how long it waits
+    "aottrain/toolchain/ending.py",  # how long it waits
     "aottrain/trainer/reliability/sentinel.py",
 }
 CLOCK = re.compile(

@@ -241,6 +241,8 @@ def _close(record: RunRecord) -> None:
             errors.append(error)
         except OSError as error:
             errors.append(OutputError(f"{error.filename or record.directory}: cannot be written: {error.strerror}"))
+        except MemoryError:  # what ended the run may be that there is none
+            errors.append(OutputError(f"{record.directory}: a page or a list cannot be written: there is no memory"))
     if errors:
         if record.summary["status"] in ("finished", "running"):
             record.summary.update(status="failed", error=f"OutputError: {errors[0]}")

@@ -23,9 +23,9 @@ from aottrain.errors import CompilerError, UnsupportedError
 from aottrain.tasks import plan, train
 from aottrain.tasks.building.build import build_job
 from aottrain.toolchain import cache, native
+from aottrain.toolchain.ending import Interrupted
 from aottrain.toolchain.native import Source, compiler_obstacle, find_compiler, load_all, require_all
 from aottrain.trainer.preparing import prepare
-from aottrain.trainer.reliability.ending import Interrupted
 from tests.toolchain.conftest import isolated
 from tests.trainer.conftest import left_by, one_thread, tiny
 from tests.zoo import ResidualTrunk

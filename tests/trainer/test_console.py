@@ -19,10 +19,10 @@ import pytest
 from aottrain.config.extensions.recipes import load_recipe
 from aottrain.tasks import train
 from aottrain.tasks.notes import resume_command
+from aottrain.toolchain.ending import Interrupted
 from aottrain.trainer import loop
 from aottrain.trainer.console import copied_to, say_at_once, shown
 from aottrain.trainer.progress import Progress, Status
-from aottrain.trainer.reliability.ending import Interrupted
 from aottrain.trainer.reliability.signals import STOPPING
 
 

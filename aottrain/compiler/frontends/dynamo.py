@@ -65,6 +65,7 @@ from aottrain.runtime.epilogue import assemble
 from aottrain.runtime.failures import ForwardRaised
 from aottrain.runtime.program import NO_SIZES, Program, keep_dynamo_out
 from aottrain.toolchain.cache import say_once
+from aottrain.toolchain.ending import deferred
 
 Runner = Callable[..., Any]
 
@@ -157,13 +158,11 @@ class _FrameLog:
 
 def compile_dynamo(target: Callable[..., Any], options: CompileOptions, report: CompileReport) -> Callable[..., Any]:
     """`target` under TorchDynamo with our backend; where options.dynamic is False, each shape is compiled on its own.
-
-    Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or as a whole, is counted as a
-    fallback; where Dynamo breaks graphs stands in the report.
-    """
+    Hooks on modules are guarded, which Dynamo skips. What runs eagerly, in part or whole, is counted as a fallback."""
     calls = _Calls()
     frame_log, backend = _FrameLog(options, report, calls), partial(compile_graph, options, report, calls=calls)
-    compiled = optimized(target, backend, None if options.dynamic == AUTO else bool(options.dynamic), frame_log)
+    dynamic = None if options.dynamic == AUTO else bool(options.dynamic)
+    compiled = optimized(target, backend, dynamic, frame_log, deferred)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outer, calls.inside, calls.ran, calls.eager = (calls.inside, calls.ran, calls.eager), True, False, []
