@@ -6,6 +6,7 @@ from aottrain.explain import kernels
 from aottrain.explain.pictures import Pictures
 from aottrain.report import page
 from aottrain.report.runs.drawing.curves import _Scale
+from aottrain.trainer.progress import Status
 from tests.planted_bugs.planting import Area, TestsOf
 
 PAGES = Area("pages")
@@ -45,4 +46,11 @@ PAGES.edit(
     _Scale.y_labels,
     "byte_unit([self.high])",
     "1",
+)
+PAGES.edit(
+    "a line that is redrawn covers half a line that was printed",
+    TestsOf("tests/trainer/test_progress.py").what_is_printed_stands_on_lines_of_its_own,
+    Status._make_way,
+    'not text.endswith("\\n")',
+    "False",
 )
