@@ -127,7 +127,7 @@ def _turning(what: str) -> AbstractContextManager[object]:
 
 
 def _task(name: str) -> Callable[[RunConfig], int]:
-    """The function `run` of a task's module, which brings the trainer, the compiler and all of torch that these need."""
+    """The function `run` of a task's module, which brings the trainer, the compiler and what these need of torch."""
     with _turning("loading the compiler"):
         run: Callable[[RunConfig], int] = importlib.import_module(f"aottrain.tasks.{name}").run
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from aottrain.compiler import traffic
 from aottrain.explain import kernels
 from aottrain.explain.pictures import Pictures
 from aottrain.report import page
@@ -53,4 +54,11 @@ PAGES.edit(
     Status._make_way,
     'not text.endswith("\\n")',
     "False",
+)
+PAGES.edit(
+    "the least traffic lowers a call for each product that it leads to",
+    TestsOf("tests/traffic/test_traffic.py").each_call_is_looked_at_once,
+    traffic._Calls.operands,
+    "node not in self._operands",
+    "node is not None",
 )
