@@ -176,15 +176,13 @@ class StateGuard:
         before, ran = sys.getprofile(), self._ran
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
-            if event not in ("call", "c_call"):
-                return  # half of all events: nobody asks what returns
             if event == "call" and frame.f_code not in ran:
                 sys.setprofile(None)  # not this one's own calls
                 try:
                     self._run(frame)
                 finally:
                     sys.setprofile(watch)
-            if callable(before):
+            if callable(before) and event in ("call", "c_call"):  # nobody asks what returns
                 before(frame, event, called)
 
         sys.setprofile(watch)
