@@ -19,6 +19,7 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
+from aottrain.compat_dispatch import profile_again
 from aottrain.compat_dynamo import enters_dynamo
 from aottrain.errors import UnsupportedError
 from aottrain.guards.bytecode import codes_of, globals_of, names_of
@@ -175,22 +176,20 @@ class StateGuard:
         before, ran = sys.getprofile(), self._ran
 
         def watch(frame: types.FrameType, event: str, called: Any) -> None:
-            if event not in ("call", "c_call"):  # half of all events: nobody asks what returns
-                return
             if event == "call" and frame.f_code not in ran:
                 sys.setprofile(None)  # not this one's own calls
                 try:
                     self._run(frame)
                 finally:
                     sys.setprofile(watch)
-            if before is not None:
+            if callable(before) and event in ("call", "c_call"):  # nobody asks what returns
                 before(frame, event, called)
 
         sys.setprofile(watch)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            profile_again(before)
 
     def _run(self, frame: types.FrameType) -> None:
         """A function runs for the first time. Those with the same code are the same function with other closures."""

@@ -133,7 +133,8 @@ def _train(record: RunRecord) -> int:
     resume = found_by_first(world, config.resume, checkpoints, say)
     record.begin("building the model, reading the data")
     decisions = decisions_of(config, resume)
-    job = record.job = build_job(config, decisions, world)
+    with Status("building"):
+        job = record.job = build_job(config, decisions, world)
     for line in (*job.batches.notes, *filter(None, [take_link(world, config, decisions, job.device)])):
         say(line)
     changes = _check_checkpoint(config, job, checkpoints, resume)

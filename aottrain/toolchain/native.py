@@ -159,10 +159,10 @@ def _load_all(sources: Sequence[Source], weights: Sequence[int] = ()) -> list[Li
 def _count(kernels: Mapping[Future[Any], int]) -> None:
     """Tell how many are compiled, or found, as they come, until all are."""
     done, total = 0, sum(kernels.values())
-    tell("kernels", done, total)
+    tell("kernels ready", done, total)
     for future in as_completed(kernels):
         done += kernels[future]
-        tell("kernels", done, total)
+        tell("kernels ready", done, total)
 
 
 def _load_or_error(source: Source) -> Library | CompilerError:

@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import pty
+import re
 import signal
 import struct
 import sys
@@ -112,7 +113,7 @@ def test_what_is_being_done_stands_on_the_last_line_and_goes_again(terminal, mon
         while "compiling: trace_joint, 0 s" not in seen.text:
             time.sleep(0.01)
         fcntl.ioctl(seen.file.fileno(), termios.TIOCSWINSZ, struct.pack("HHHH", 24, 12, 0, 0))
-        while not seen.text.endswith("\x1b[Kcompiling: "):
+        while not re.search(r"\x1b\[K[-|/\\] compiling$", seen.text):
             time.sleep(0.01)
     assert seen.close() == [""]
 

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from aottrain.compat import FakeTensor, map_values, no_saved_tensor_hooks, onednn
+from aottrain.compat_dispatch import profile_again
 from aottrain.compiler.capture.checkpoint_regions import reentrant_checkpoint
 from aottrain.compiler.capture.covariance import REPLACEMENTS
 from aottrain.compiler.capture.torch_settings import global_settings, restore_settings
@@ -280,7 +281,7 @@ class _StandInMode(TorchFunctionMode):
             if self.table:
                 args, kwargs = _swap(self.table, args), _swap(self.table, kwargs or {})
         finally:
-            sys.setprofile(profile)
+            profile_again(profile)
         try:
             return self._run(func, args, kwargs or {})
         except Exception as error:  # such as that fakes have no numpy(); the program may catch it
