@@ -1,8 +1,7 @@
-"""The one place that hides private torch names, and what differs between torch 2.11 and 2.13.
+"""The one place that hides private torch names, and what differs between torch 2.11 and 2.14.
 
-Others are refused where aottrain is installed (pyproject.toml; scripts/environment.sh before any is fetched).
-Of the compiler capture, recording, analysis, joint and functional use private names; all else imports from here, or
-from compat_dynamo, which knows how TorchDynamo treats frames.
+versions.py says which are taken; others are refused where aottrain is installed. Of the compiler capture, recording, analysis, joint and functional use
+private names; all else imports from here, or from compat_dynamo, which knows how TorchDynamo treats frames.
 """
 
 from __future__ import annotations
@@ -31,6 +30,9 @@ from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_map as tree_map
 from torch.utils._pytree import tree_unflatten as tree_unflatten
 
+from aottrain.versions import warn_of
+
+warn_of(torch.__version__)
 disable_autocast = torch._C._DisableAutocast  # context manager: autocast is off on every device inside it
 
 
