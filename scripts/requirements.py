@@ -1,6 +1,6 @@
-"""Which torch is taken, and what is installed beside it: for scripts/environment.sh, by the Python that it installs for.
+"""Which torch is taken, and what is installed beside it: for scripts/environment.sh, by the Python it installs for.
 
-    python scripts/requirements.py check torch==2.14.1   # before anything is fetched: refuses what aottrain does not take
+    python scripts/requirements.py check torch==2.14.1   # before anything is fetched: refuses what is not taken
     python scripts/requirements.py beside test           # when torch is there: what pip is to install, a line each
 
 pyproject.toml says which torch pip may choose by itself. aottrain/versions.py says which may be asked for: for one that

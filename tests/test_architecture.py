@@ -402,8 +402,8 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for path in ROOT.glob("aottrain/**/__init__.py"):
         write(root / path.relative_to(ROOT), "")
-    modules = ("__main__", "compat", "compat_checkpoint", "compat_dispatch", "compat_dynamo", "counted", "errors", "peers")
-    modules += "step", "versions"
+    modules = ("__main__", "compat", "compat_checkpoint", "compat_dispatch", "compat_dynamo", "counted", "errors")
+    modules += "peers", "step", "versions"
     alone = "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages", "compiler/traffic"
     for module in (*modules, *alone):
         write(root / "aottrain" / f"{module}.py", "")
