@@ -46,7 +46,7 @@ MATRICES = {
     "eig": (torch.linalg.eig, (ZEROS * NAN,), (EYE,)),
 }
 if not hasattr(torch.ops.aten, "cholesky"):
-    del CASES["torch.cholesky"]  # which torch 2.14 has no more
+    del MATRICES["torch.cholesky"]  # which torch 2.14 has no more
 DRAWS = {
     "bernoulli": (torch.bernoulli, (TWOS,), (HALVES,)),
     "bernoulli, unread": (unread(torch.bernoulli), (TWOS,), (HALVES,)),
