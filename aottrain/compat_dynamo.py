@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
@@ -124,6 +124,7 @@ class _Left(threading.local):
     """Whether a backend has left the call for which this thread's TorchDynamo compiles to Python: what tells of it."""
 
     tell: Callable[[], None] | None = None
+    ends_traces: bool = False  # whether an op that refuses its fakes is left to Python
 
 
 _left = _Left()
@@ -161,10 +162,11 @@ def look_again() -> None:
             tell()
             return ConvertFrameReturn(apply_to_code=False)
         _left.tell = None
+        refuse, options = _refusal_of(self)
         try:
-            converted = original(self, frame, cache_entry, frame_state)
+            with nullcontext() if refuse is None else _refusals_end_traces():
+                converted = original(self, frame, cache_entry, frame_state)
         except TorchRuntimeError as error:
-            refuse, options = _refusal_of(self)
             if refuse is None:
                 raise
             _left.tell, converted = refuse(options, _failure(error)), ConvertFrameReturn()
@@ -194,6 +196,33 @@ def _refusal_of(callback: Any) -> tuple[Refuse | None, Any]:
         callback = callback._torchdynamo_orig_backend
     options = getattr(callback, "kwargs", {}).get("options")
     return _refusals.get(getattr(callback, "compiler_fn", None)), options
+
+
+@contextmanager
+def _refusals_end_traces() -> Iterator[None]:
+    """Inside, an op that refuses its fakes ends TorchDynamo's trace, as it did before torch 2.14: since then a `try` of
+    the program's catches the refusal while it is traced. Eager may not refuse it, and does so in other words."""
+    _note_refusals()
+    before, _left.ends_traces = _left.ends_traces, True
+    try:
+        yield
+    finally:
+        _left.ends_traces = before
+
+
+@cache
+def _note_refusals() -> None:
+    import torch._dynamo.exc as exc
+
+    observed = getattr(exc, "FakeTensorObservedException", None)
+    if observed is None:  # before torch 2.14
+        return
+
+    class Refused(observed):  # type: ignore[misc,valid-type]
+        def __new__(cls, message: str, real_stack: Any = None) -> Any:
+            return (exc.TorchRuntimeError if _left.ends_traces else observed)(message, real_stack=real_stack)
+
+    exc.FakeTensorObservedException = Refused  # type: ignore[attr-defined]
 
 
 class _Watched:
@@ -234,7 +263,7 @@ class _Watched:
         total, done, num_breaks = frames["total"], frames["ok"], len(graph_break_reasons)
         failed = None
         try:
-            with self._during():
+            with self._during(), _refusals_end_traces():
                 converted = self._callback(frame, cache_entry, frame_state)
         except (TorchRuntimeError, InternalTorchDynamoError, AssertionError) as error:
             # Python raises it where it belongs, maybe in a `try` of the program's; or it is a fault of TorchDynamo's.

@@ -32,6 +32,7 @@ PRIVATE_TORCH_MODULES = {
     "aottrain/compiler/joint/joint.py",
     "aottrain/compiler/joint/functional.py",
     "aottrain/compat.py",
+    "aottrain/compat_checkpoint.py",
     "aottrain/compat_dispatch.py",
     "aottrain/compat_distributed.py",
     "aottrain/compat_dynamo.py",
@@ -401,7 +402,8 @@ def skeleton(root: Path) -> None:
     write(root / "pyproject.toml", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for path in ROOT.glob("aottrain/**/__init__.py"):
         write(root / path.relative_to(ROOT), "")
-    modules = ("__main__", "compat", "compat_dispatch", "compat_dynamo", "counted", "errors", "peers", "step")
+    modules = ("__main__", "compat", "compat_checkpoint", "compat_dispatch", "compat_dynamo", "counted", "errors")
+    modules += "peers", "step", "versions"
     alone = "compiler/options", "compiler/pipeline", "compiler/reporting", "compiler/stages", "compiler/traffic"
     for module in (*modules, *alone):
         write(root / "aottrain" / f"{module}.py", "")

@@ -144,17 +144,17 @@ def swapping(table: dict[int, Tensor], inputs: set[int], notes: set[str]) -> Ite
 
     Raises UnsupportedError where the program asks what only the real tensors know; inputs: identities of the stand-ins.
     """
-    apply = torch.autograd.Function.__dict__["apply"]
+    apply = torch.autograd.Function.__dict__["apply"]  # a classmethod, and of C's since torch 2.14
     thread = threading.get_ident()
 
     def swapped(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
-            return apply.__func__(cls, *args, **kwargs)
+            return apply.__get__(None, cls)(*args, **kwargs)
         if cls is CheckpointFunction:
             return reentrant_checkpoint(*args)
         # Not a torch function: the mode below does not see it, and the gradient would go to the real tensor.
         notes.add(CUSTOM_FUNCTION)
-        return apply.__func__(cls, *_swap(table, args), **_swap(table, kwargs))
+        return apply.__get__(None, cls)(*_swap(table, args), **_swap(table, kwargs))
 
     torch.autograd.Function.apply = classmethod(swapped)  # type: ignore[assignment,method-assign]
     try:
