@@ -47,12 +47,12 @@ def most_sizes(tensor: torch.Tensor) -> dict[int, int]:
     return {each.dim: each.max for each in ranges if each.max is not None}
 
 
+Watch = Callable[[Frame], None]
+During = Callable[[], AbstractContextManager[None]]
+
+
 def optimized(
-    target: Any,
-    backend: Callable[..., Any],
-    dynamic: bool | None,
-    watch: Callable[[Frame], None],
-    during: Callable[[], AbstractContextManager[None]],
+    target: Any, backend: Callable[..., Any], dynamic: bool | None, watch: Watch, during: During
 ) -> Callable[..., Any]:
     """torch.compile(target, backend=backend, dynamic=dynamic), where `watch` is told of each frame that is compiled or
     runs eagerly, before it runs; what `watch` raises, the call raises. Each is compiled inside `during()`."""
@@ -214,15 +214,13 @@ def _refusals_end_traces() -> Iterator[None]:
 def _note_refusals() -> None:
     import torch._dynamo.exc as exc
 
-    observed = getattr(exc, "FakeTensorObservedException", None)
-    if observed is None:  # before torch 2.14
-        return
+    if observed := getattr(exc, "FakeTensorObservedException", None):  # since torch 2.14
 
-    class Refused(observed):  # type: ignore[misc,valid-type]
-        def __new__(cls, message: str, real_stack: Any = None) -> Any:
-            return (exc.TorchRuntimeError if _left.ends_traces else observed)(message, real_stack=real_stack)
+        class Refused(observed):  # type: ignore[misc,valid-type]
+            def __new__(cls, message: str, real_stack: Any = None) -> Any:
+                return (exc.TorchRuntimeError if _left.ends_traces else observed)(message, real_stack=real_stack)
 
-    exc.FakeTensorObservedException = Refused  # type: ignore[attr-defined]
+        exc.FakeTensorObservedException = Refused  # type: ignore[attr-defined]
 
 
 class _Watched:
@@ -232,9 +230,7 @@ class _Watched:
     Calls that cannot be traced count against the limit.
     """
 
-    def __init__(
-        self, callback: Any, watch: Callable[[Frame], None], during: Callable[[], AbstractContextManager[None]]
-    ):
+    def __init__(self, callback: Any, watch: Watch, during: During):
         self._callback, self._watch, self._during = callback, watch, during
         self._limited: dict[types.CodeType, Any] = {}
         self._num_failed: dict[types.CodeType, tuple[Any, int]] = {}  # by code: since which state of it, how often

@@ -199,11 +199,15 @@ def _swap(table: dict[int, Tensor], value: Any) -> Any:
     return map_values(lambda leaf: table.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf, value)
 
 
-# Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, and are all leaves.
+# Of any tensor, and of inputs: stand-ins have no gradient, other versions and addresses, no numbers that a Python
+# function could be applied to, and are all leaves.
 _UNKNOWN = (
     *(getattr(Tensor.grad, f"__{action}__") for action in ("get", "set", "delete")),
     Tensor._version.__get__,  # type: ignore[attr-defined]
     Tensor.data_ptr,
+    Tensor.apply_,
+    Tensor.map_,
+    Tensor.map2_,
     Tensor.__repr__,
     Tensor.__format__,
 )
