@@ -100,7 +100,7 @@ def guard_inputs(
 ) -> None:
     """From a backend: the code that is compiled now serves only calls for whose tensors, in the order of `places`,
     `holds` says True. It is asked before each call, when all other guards hold."""
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    nodes = list(graph.graph.find_nodes(op="placeholder"))
     _guard([nodes[i]._dynamo_source for i in places], holds, "inputs lie apart in memory")
 
 
@@ -194,8 +194,7 @@ def refuse_by(backend: Any, refuse: Refuse) -> None:
 def _refusal_of(callback: Any) -> tuple[Refuse | None, Any]:
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend
-    options = getattr(callback, "kwargs", {}).get("options")
-    return _refusals.get(getattr(callback, "compiler_fn", None)), options
+    return _refusals.get(getattr(callback, "compiler_fn", None)), getattr(callback, "kwargs", {}).get("options")
 
 
 @contextmanager

@@ -182,20 +182,12 @@ class StateGuard:
             if callable(before) and event in ("call", "c_call"):  # nobody asks what returns
                 before(frame, event, called)
 
-<<<<<<< HEAD
-        sys.setprofile(watch)
-        try:
-            yield
-        finally:
-            profile_again(before)
-=======
         with self._classes_asked.answered():
             sys.setprofile(watch)
             try:
                 yield
             finally:
-                sys.setprofile(before)
->>>>>>> right
+                profile_again(before)
 
     def _run(self, frame: types.FrameType) -> None:
         """A function runs for the first time. Those with the same code are the same function with other closures."""
