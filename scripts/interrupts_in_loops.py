@@ -33,6 +33,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import aottrain  # noqa: E402
+from aottrain.compat import has_function_modes, operators_are_watched  # noqa: E402
 from scripts.forking import forked  # noqa: E402
 
 WORDS = ("terminate called", "Fatal Python error", "Exception ignored", "Segmentation")
@@ -54,7 +55,7 @@ def gone_back(step: nn.Module, model: nn.Module, batch: torch.Tensor) -> list[to
 
 def state_of_torch() -> list[Any]:
     return [
-        torch._C._len_torch_dispatch_stack(), torch._C._len_torch_function_stack(), torch.is_grad_enabled(),
+        operators_are_watched([]), has_function_modes(), torch.is_grad_enabled(),
         torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled(), gc.isenabled(), torch.get_default_dtype(),
         torch.compiler.is_compiling(), signal.getsignal(signal.SIGINT) is signal.default_int_handler,
     ]  # fmt: skip
