@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ from aottrain.errors import UnsupportedError
 from tests.numerics.fuzzing import Program, minimise, without_stale_writes
 from tests.numerics.rounding_noise import RandomRounding, within_noise
 from tests.numerics.tolerance import RTOL_ATOL
+
+# A fault of the compiler is an error, as in all tests: what runs operator by operator instead is equal to eager, too.
+os.environ["AOTTRAIN_FAULTS"] = "raise"
 
 EQUAL, ROUNDED, STRIDED = "equal", "equal but for rounding", "equal but for strides"
 PARTLY = "equal but for what a part of the results does not reach"
