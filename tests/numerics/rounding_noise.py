@@ -64,12 +64,14 @@ def within_noise(wanted: Tensor, got: Tensor, noisy: list[Tensor]) -> bool:
 
 
 def _at_a_pole(wanted: Tensor, noisy: list[Tensor]) -> Tensor:
-    """Where some runs have the other sign though none comes near zero: the reciprocal of what is zero but for rounding.
-    Of such an element no digit is right, nor its sign, and infinite it may be."""
+    """Where no run comes near zero, and yet some have the other sign, or are ten times as large: what is computed from
+    the reciprocal of what is zero but for rounding. No digit of it is right, and it may be infinite."""
     if wanted.is_complex():
         return torch.zeros(wanted.shape, dtype=torch.bool)
-    runs = torch.stack([wanted, *noisy])
-    return (runs.abs() > 1 / torch.finfo(wanted.dtype).eps ** 0.5).all(0) & (runs.signbit() != runs[0].signbit()).any(0)
+    runs = torch.stack([wanted, *noisy]).double()
+    sizes = runs.abs()
+    apart = (runs.signbit() != runs[0].signbit()).any(0) | (sizes.amax(0) > 10 * sizes.amin(0))
+    return apart & (sizes.amin(0) > torch.finfo(wanted.dtype).eps ** -0.5)
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -128,25 +128,31 @@ def test_rounding_noise_finds_a_pole():
     """The reciprocal of a sum that is zero but for rounding may be any large number; one that is off otherwise not."""
 
     def program(x: Tensor) -> Tensor:
-        return torch.stack([((x / 3).sum() * 3 - x.sum()).reciprocal(), x.sum() * 1e6])
+        near = (x / 3).sum() * 3 - x.sum()
+        return torch.stack([near.reciprocal(), near.reciprocal().square(), x.sum() * 1e6])
 
     noise = []
     for seed in range(6):
         with RandomRounding(seed):
             noise.append(run_of(program(torch.linspace(1, 2, 64))))
-    wanted = run_of(torch.tensor([1e7, 96e6]))
-    for value in (torch.tensor([float("inf"), 96e6]), torch.tensor([-3e6, 96e6])):
+    wanted = run_of(torch.tensor([3e4, 1e9, 96e6]))
+    for value in (torch.tensor([float("inf"), float("inf"), 96e6]), torch.tensor([-2e5, 2e11, 96e6])):
         assert WRONG in compare(wanted, run_of(value), rounding=True)[1]
         assert WRONG not in compare(wanted, run_of(value), rounding=True, noise=noise)[1]
-    assert WRONG in compare(wanted, run_of(torch.tensor([1e7, 97e6])), rounding=True, noise=noise)[1]
+    assert WRONG in compare(wanted, run_of(torch.tensor([3e4, 1e9, 97e6])), rounding=True, noise=noise)[1]
 
 
 def test_rounding_at_random_reaches_forward_mode():
     """It meets tensors without memory there: meta tensors, and zeros."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        grown = torch.func.jvp(lambda t: t.sin() * 2, (x,), (torch.ones_like(x),))
+        return grown[0], torch.func.jvp(lambda t: t.sin() / t.sum(), (x,), (grown[1],))[1]
+
     x = torch.linspace(1, 2, 8, dtype=torch.float64)
     with RandomRounding(0):
-        found = torch.func.jvp(lambda t: t.sin() / t.sum(), (x,), (torch.ones_like(x),))
-    for value, exact in zip(found, torch.func.jvp(lambda t: t.sin() / t.sum(), (x,), (torch.ones_like(x),)), strict=True):
+        found = program(x)
+    for value, exact in zip(found, program(x), strict=True):
         assert not torch.equal(value, exact)
         torch.testing.assert_close(value, exact)
 
