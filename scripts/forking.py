@@ -31,4 +31,4 @@ def forked(call: Callable[[], int], output: str) -> int:
 
 
 if __name__ == "__main__":
-    print("A part of other commands: scripts/chaos.py, faults.py, interrupts.py, interrupts_in_loops.py, real_memory.py")
+    print("A part of: scripts/chaos.py, faults.py, interrupts.py, interrupts_in_loops.py, real_memory.py")
