@@ -180,9 +180,10 @@ def run_sweep(
     if not (directory / "sweep.csv").exists() or (finished and not any(o.exit_code is None for o in outcomes)):
         _write_csv(outcomes, directory / "sweep.csv")
     all_print = bool(outcomes) and all(outcome.job.prints_pages for outcome in outcomes)
-    page = "each job's whole plan: aottrain.log and compile_report.html in its folder" if all_print else None
+    plans = "each job's whole plan: aottrain.log and compile_report.html in its folder"
+    page = plans if all_print else leave_page(directory)
     print(
-        f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{page or leave_page(directory)}", flush=True
+        f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{page}", flush=True
     )
     return _report_failures(outcomes, running.signum)
 

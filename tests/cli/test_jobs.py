@@ -56,7 +56,10 @@ ROW = {"allocated_peak_bytes": 4096, "saved_bytes": 2048, "flops_per_step": FLOP
 
 @pytest.mark.parametrize(("plan", "line"), [
     (HERE, "finished  1.50 s     2.00 KiB  4.00 KiB        25.0 %"),
-    ({"rows": [ROW, {"verdict": "too large"}]}, "finished  2.00 KiB  4.00 KiB        25.0 %                    250 ms          fits"),
+    (
+        {"rows": [ROW, {"verdict": "too large"}]},
+        "finished  2.00 KiB  4.00 KiB        25.0 %                    250 ms          fits",
+    ),
 ])  # fmt: skip
 def test_a_plan_is_a_line_of_the_table_and_pages_go_to_its_log(tmp_path, capsys, plan, line):
     """Three plans printed 501 lines."""
