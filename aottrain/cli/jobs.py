@@ -182,9 +182,7 @@ def run_sweep(
     all_print = bool(outcomes) and all(outcome.job.prints_pages for outcome in outcomes)
     plans = "each job's whole plan: aottrain.log and compile_report.html in its folder"
     page = plans if all_print else leave_page(directory)
-    print(
-        f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{page}", flush=True
-    )
+    print(f"\n{table(outcomes)}\n{supply.verdict()}{directory / 'sweep.csv'}\n{page}", flush=True)
     return _report_failures(outcomes, running.signum)
 
 
