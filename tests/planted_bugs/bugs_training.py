@@ -517,5 +517,5 @@ WRITING.edit(
     f"{WRITTEN.it_writes_as_eager_by_a_program_of_each_power_of_two}[False]",
     writing.FewLengths.forward,
     "[:, : tokens.shape[1]]",
-    "",
+    "[:, -tokens.shape[1] :]",
 )
