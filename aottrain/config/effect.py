@@ -188,8 +188,11 @@ def _of_eval(config: RunConfig) -> Iterator[Idle]:
 
 
 def _of_generate(config: RunConfig) -> Iterator[Idle]:
-    unread = ("trainer.eval_batches", "trainer.num_threads", "trainer.ema", "decisions")
-    yield Idle((*_TRAINING, *_COMPILER, *unread), "task=generate runs the model eagerly and trains nothing")
+    unread = ("trainer.eval_batches", "trainer.num_threads", "trainer.ema", "kernel.loss_head", "kernel.cuda_graphs")
+    yield Idle((*_TRAINING, "partition", *unread), "task=generate trains nothing")
+    if config.engine.name != "aot":
+        own = ("kernel", *_PEERS_OWN, "engine.on_unsupported", "decisions")
+        yield Idle(own, f"task=generate runs the model eagerly under engine={config.engine.name}")
     if config.generate.temperature == 0:
         yield Idle(("generate.top_k", "generate.seed"), "generate.temperature=0 draws nothing")
     if config.generate.seed is not None:

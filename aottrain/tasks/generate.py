@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
+from torch import nn
 
 from aottrain.config.extensions.recipes import program_errors, recipe_of, writes_text
 from aottrain.config.extensions.targets import could_take
 from aottrain.config.run import RunConfig
 from aottrain.data.batches import Codec
 from aottrain.errors import ConfigError
-from aottrain.tasks.building.build import build_batches, chosen_device
+from aottrain.explain.report import CompileReport
+from aottrain.tasks.building.build import build_batches, chosen_device, load_kernel
 from aottrain.tasks.building.loading import able_recipes, load_weights, newest_of_run
 from aottrain.tasks.building.model import build_model, model_options
 from aottrain.tasks.building.samples import unknown_token, write_sample, written
-from aottrain.tasks.measuring.determinism import as_deterministic_as_asked
+from aottrain.tasks.measuring.determinism import as_deterministic_as_asked, decisions_asked
 
 
 def run(config: RunConfig) -> int:
@@ -41,10 +44,36 @@ def run(config: RunConfig) -> int:
         load_weights(model, loaded, "generate.weights", config.generate.weights)
         seed = config.seed if asked.seed is None else asked.seed
         more = {"precision": config.trainer.precision, **limits}
-        text = written(recipe, model.to(device), codec, prompt, asked.length, asked.temperature, seed, **more)
+        writer, report = _writer(config, model.to(device), getattr(options, "context", None))
+        text = written(recipe, writer, codec, prompt, asked.length, asked.temperature, seed, **more)
     path = write_sample(Path(config.output_dir), text)
-    print(f"after step {loaded.step} of {asked.run}:\n---\n{text}\n---\n{path}", flush=True)
+    by = "eager" if report is None or report.num_eager_calls or not report.graphs else "aot"
+    print(f"after step {loaded.step} of {asked.run}, run by {by}:\n---\n{text}\n---\n{path}", flush=True)
+    for fallback in report.fallbacks if report else ():
+        print(f"runs eagerly: {fallback.reason} {fallback.source}".rstrip(), flush=True)
     return 0
+
+
+def _writer(config: RunConfig, model: nn.Module, longest: int | None) -> tuple[nn.Module, CompileReport | None]:
+    """What writes: under engine aot programs of the model's forward alone, for a few lengths; else the model itself.
+
+    longest: the most tokens that it reads, where it says so."""
+    if config.engine.name != "aot":
+        return model, None
+    import aottrain  # the compiler, which the other engines do without
+    from aottrain.tasks.building.writing import FewLengths
+
+    def compiled(module: nn.Module) -> Any:
+        return aottrain.compile(
+            module,
+            capture="trace",
+            kernel=load_kernel(config),
+            on_unsupported=config.engine.on_unsupported,
+            decisions=decisions_asked(config),
+        )
+
+    writer = FewLengths(model, compiled, longest)
+    return writer, writer.report
 
 
 def _check_writes(config: RunConfig, recipe: ModuleType, limits: dict[str, int]) -> None:

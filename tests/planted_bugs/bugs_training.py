@@ -6,6 +6,7 @@ from aottrain.compiler.optimizers import formulas, plan, step
 from aottrain.data import ahead, batches, images, order
 from aottrain.data.tokens import packing, token_files, tokenizer, windows
 from aottrain.metrics import guest
+from aottrain.tasks.building import writing
 from aottrain.toolchain import ending
 from aottrain.trainer import checkpoint
 from aottrain.trainer.reliability import identity
@@ -493,4 +494,28 @@ SIGNALS.edit(
     guest.Guest._guarded,
     "self._patient is None or self.longest_s is None",
     "True",
+)
+
+WRITING = Area("writing")
+WRITTEN = TestsOf("tests/tasks/test_writing.py")
+WRITING.edit(
+    "a model that sees what follows a token writes by filled-up prompts",
+    WRITTEN.a_model_that_looks_ahead_runs_eagerly_and_is_counted,
+    writing.FewLengths._first,
+    "if not is_same:",
+    "if False:",
+)
+WRITING.edit(
+    "a prompt whose length fits proves that a model is causal",
+    WRITTEN.a_prompt_whose_length_fits_proves_nothing,
+    writing.FewLengths._first,
+    "elif tokens.shape[1] != self._length(tokens.shape[1]):",
+    "else:",
+)
+WRITING.edit(
+    "the next token is that behind a filled-up prompt",
+    f"{WRITTEN.it_writes_as_eager_by_a_program_of_each_power_of_two}[False]",
+    writing.FewLengths.forward,
+    "[:, : tokens.shape[1]]",
+    "[:, -tokens.shape[1] :]",
 )

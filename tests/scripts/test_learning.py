@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 from scripts import learning
 from scripts.learning import Result, Trained
@@ -36,6 +37,22 @@ def test_a_recipe_is_measured():
     assert found.by_engine["eager"].saved_bytes > 0 and found.by_engine["aot"].peak_bytes > 0
 
 
+def test_weights_are_changed_by_about_a_rounding():
+    layer = torch.nn.Linear(64, 64)
+    before = layer.weight.clone()
+    learning._round(layer, torch.Generator().manual_seed(0))
+    assert 0 < ((layer.weight - before) / before).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["vae", "resnet"])
+def test_float64_is_asked_where_losses_differ(name, monkeypatch):
+    """Of images, too, which are float32 where they come from."""
+    monkeypatch.setitem(learning.BATCH_SIZES, name, 2)
+    found = learning.measure(name, ["eager", "aot"], steps=1, tolerance=-1.0)
+    assert len(found.exact) == 1 and found.noise < 1e-4 and "rounding" in learning.cells(found)[3]
+    assert found.exact[0] == pytest.approx(found.by_engine["eager"].losses[0], rel=1e-4)
+
+
 @pytest.mark.parametrize(("words", "told"), [(["resnt"], "resnt: unknown recipe"), (["--steps", "0"], "--steps 0")])
 def test_wrong_words_are_a_line(words, told, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["learning.py", *words])
@@ -49,3 +66,5 @@ def test_a_difference_that_float64_shows_of_eager_as_well_is_rounding():
     assert result.verdict(1e-3) == "aottrain differs"
     assert replace(result, exact=(1.0, 2.006)).verdict(1e-3) == "equal"
     assert replace(result, exact=(1.0, 2.0001)).verdict(1e-3) == "aottrain differs"
+    shaken = replace(result, exact=(1.0, 2.0001), noise=0.004)
+    assert shaken.verdict(1e-3) == "equal" and replace(shaken, noise=0.001).verdict(1e-3) == "aottrain differs"

@@ -41,6 +41,14 @@ def test_it_writes_on_from_the_prompt_the_same_for_the_same_seed(write, capsys):
     assert write(*again, "seed=5", "generate.seed=1234")[1] == text != write(*again, "generate.seed=7")[1]
 
 
+def test_it_runs_compiled_as_eagerly(write, capsys):
+    asked = ["generate.temperature=0", "generate.length=30"]
+    text = write(*asked, "engine=aot", "kernel=aten")[1]
+    assert "run by aot:\n" in capsys.readouterr().out
+    assert write(*asked, "engine=eager", "hydra.run.dir=other")[0] == 0
+    assert "run by eager:\n" in capsys.readouterr().out and Path("other/sample.txt").read_text() == text
+
+
 def test_one_likeliest_token_is_the_likeliest(write):
     greedy = write("generate.temperature=0", "generate.length=20")[1]
     assert write("generate.top_k=1", "generate.length=20", "generate.seed=7")[1] == greedy
