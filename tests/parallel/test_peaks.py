@@ -10,11 +10,14 @@ import torch
 
 import aottrain
 from aottrain.compat_distributed import imagined_processes
+from aottrain.config.parallel import ParallelConfig
 from aottrain.ops import collectives
 from aottrain.trainer.engines import LossModule
+from aottrain.trainer.parallel.link import assume_link
 from aottrain.trainer.parallel.replicas import grouped
 from aottrain.trainer.parallel.shards import Shards
 from aottrain.trainer.parallel.world import World
+from scripts.bench_models import GPT
 from tests.compiler.link.test_peak import measured_peak
 from tests.parallel.sums import Odd, Plain, loss
 from tests.sampling import WHOLE
@@ -56,14 +59,31 @@ def world():
 @pytest.mark.parametrize(("made", "kernel", "plan", "num_gathers"), [
     pytest.param(Plain, "aten", {"partition": "save_all"}, 4, marks=WHOLE),
     (Odd, "aten", {"partition": "min_cut"}, 2),
-    (Plain, "cpp", {"budget": "1.8MB"}, 4),  # where 1.6 leave no room beside what is saved
-    pytest.param(Plain, "cpp", {"budget": 0.5}, 10, marks=WHOLE),  # no room for any of them
+    (Plain, "cpp", {"budget": "1.8MB"}, 4),
+    pytest.param(Plain, "cpp", {"budget": 0.0}, 10, marks=WHOLE),  # no room for any of them
 ])  # fmt: skip
 def test_the_peak_is_predicted_with_joined_gathers_under_way(world, made, kernel, plan, num_gathers):
     graph, measured = predicted_and_measured(Plain(128) if made is Plain else Odd(), world, kernel, plan, (8, 32))
     assert measured == pytest.approx(graph.predicted_peak_bytes, rel=2e-3)
     gathers = [each for each in graph.collectives if "gather" in each.call]
     assert len(gathers) == num_gathers
+
+
+@pytest.mark.parametrize("kernel", ["aten", "cpp"])
+def test_a_budget_leaves_room_for_what_is_under_way(kernel):
+    """At 1.0, which is the peak of the min-cut plan as it runs, and where as much as fits was saved first. Without room
+    each of some 100 collectives is waited for where it starts."""
+    peaks = []
+    for budget in (1.0, 0.6, 0.3):
+        model = GPT(num_layers=4, width=96, num_heads=6, vocabulary=64, context=64)
+        with imagined_processes(2):
+            world = World(0, 2, "shard")
+            assume_link(world, ParallelConfig(name="shard"))
+            graph, measured = predicted_and_measured(model, world, kernel, {"budget": budget}, (8, 64), deep_loss)
+        assert graph.collectives.exposed_s < graph.collectives.link_s / 5 and len(graph.collectives) < 40
+        assert graph.kernel == kernel and measured == pytest.approx(graph.predicted_peak_bytes, rel=2e-3)
+        peaks.append(graph.predicted_peak_bytes)
+    assert sorted(peaks, reverse=True) == peaks
 
 
 def test_the_peak_is_predicted_where_replicas_add_up_what_is_cut():
@@ -92,7 +112,7 @@ def test_between_cpus_the_memory_of_gloo_is_counted(world, monkeypatch):
         for size, plan in (
             ((2, 4), {"partition": "min_cut"}),
             ((8, 32), {"partition": "save_all"}),
-            ((1, 4), {"budget": 1.0}),  # one at a time
+            ((1, 4), {"budget": 0.0}),  # one at a time
         ):
             graph, _ = predicted_and_measured(Plain(512), world, "aten", plan, size)
             peaks[name, size] = graph.predicted_peak_bytes, graph.timeline
@@ -107,7 +127,11 @@ def test_between_cpus_the_memory_of_gloo_is_counted(world, monkeypatch):
     assert all(a <= b for a, b in zip(fake, gloo, strict=True))
 
 
-def predicted_and_measured(model, world, kernel, plan, size):
+def deep_loss(call, batch):
+    return call(*batch)
+
+
+def predicted_and_measured(model, world, kernel, plan, size, loss=loss):
     torch.manual_seed(0)
     module = LossModule(model, loss, world=world)
     module.shards = Shards(model, world)

@@ -8,7 +8,7 @@ under way together is bounded; under a budget by what the peak leaves room for.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,16 +16,10 @@ import torch
 from torch import fx
 
 import aottrain.ops.collectives  # noqa: F401  # makes the operators known
-from aottrain.compiler.graphs.measured_calls import no_workspace, workspaces_of
 from aottrain.compiler.graphs.rewriting import add_call, copy_into
-from aottrain.compiler.link.backends import KernelPlan, plan_kernels
-from aottrain.compiler.link.timeline import trace_memory
-from aottrain.compiler.options import CompileOptions
 from aottrain.compiler.partition.costs.op_cost import link_of
-from aottrain.compiler.partition.undefined import for_tangents
 from aottrain.ir.flights import verify_flights
 from aottrain.ir.graph import (
-    JointGraph,
     PartitionedGraph,
     calls,
     copy_meta,
@@ -36,7 +30,6 @@ from aottrain.ir.graph import (
     value_of,
 )
 from aottrain.ir.ops import communicates
-from aottrain.ir.plan import PartitionPlan
 
 MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
 _BUCKETS = 8  # at least, so that the first one leaves early
@@ -55,7 +48,7 @@ def place_flights(parts: PartitionedGraph, most_bytes: int = MOST_BYTES, joins: 
     return replace(parts, forward=forward, backward=backward)
 
 
-def _is_own(node: fx.Node) -> bool:
+def is_own(node: fx.Node) -> bool:
     return communicates(node.target) and node.target in (_SUM, _SCATTER, _GATHER)
 
 
@@ -71,42 +64,6 @@ def _is_chained(node: fx.Node) -> bool:
 
 def _bytes(node: fx.Node) -> int:
     return required_spec(node).nbytes
-
-
-def plan_in_flight(
-    joint: JointGraph, plan: PartitionPlan, parts: PartitionedGraph, defined: tuple[bool, ...], options: CompileOptions
-) -> tuple[PartitionedGraph, PartitionedGraph, KernelPlan]:
-    """Both halves with their collectives placed, these for the tangents that are expected, and their kernels.
-
-    Under a budget less is under way at once where the peak would be above it, down to one collective at a time.
-    """
-    for most, joins in _attempts(parts):
-        placed = place_flights(parts, most, joins) if most else parts
-        expected = for_tangents(placed, defined)
-        kernels = plan_kernels(joint, plan, expected, options)
-        if plan.limit is None or placed is parts:
-            break
-        if kernels.kernel == options.kernel and (kernels.planned or _peak(joint, expected, options) <= plan.limit):
-            break
-    return placed, expected, kernels
-
-
-def _attempts(parts: PartitionedGraph) -> Iterator[tuple[int, bool]]:
-    """Most bytes under way and whether small gathers are joined: less and less."""
-    graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
-    if any(node.target is _GATHER for graph in graphs for node in calls(graph)):
-        yield MOST_BYTES, True
-    most = MOST_BYTES
-    while most:
-        yield most, False
-        most = most // 8 if most >= LEAST_BYTES else 0
-    yield 0, False
-
-
-def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
-    """Op by op."""
-    workspace = workspaces_of(joint.graph) if options.counts_workspaces else no_workspace
-    return trace_memory(parts, options.reserved_bytes, workspace).peak_bytes
 
 
 @dataclass
@@ -261,15 +218,9 @@ def _kind(node: fx.Node) -> tuple[Any, ...]:
 
 def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     nodes = calls(old)
-    if not any(map(_is_own, nodes)):
+    if not any(map(is_own, nodes)):
         return old
-    sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
-    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
-    gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
-    link = link_of(next(node for node in nodes if _is_own(node) and not _is_chained(node)))
-    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))  # below it the fixed time is most of all
-    bucket = min(most_bytes, max(whole // _BUCKETS, least))
-    ahead = min(most_bytes, max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]))
+    bucket, ahead, least = (min(most_bytes, size) for size in _sizes(nodes))
     placing = _Placing(bucket, 2 * bucket)
     for node in placeholders(old):
         new = placing.graph.create_node("placeholder", node.name, name=node.name)
@@ -292,6 +243,22 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     placing.graph.lint()
     verify_flights(placing.graph, calls(placing.graph), storage_root)
     return placing.graph
+
+
+def _sizes(nodes: Sequence[fx.Node]) -> tuple[int, int, int]:
+    """Of a bucket of sums, of the gathers that are started before one is read, and of what is small, where nothing
+    bounds them."""
+    sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
+    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
+    gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
+    link = link_of(next(node for node in nodes if is_own(node) and not _is_chained(node)))
+    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))  # below it the fixed time is most of all
+    return max(whole // _BUCKETS, least), max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]), least
+
+
+def usual_window(nodes: Sequence[fx.Node]) -> int:
+    """Bytes of collectives under way at once where nothing bounds them."""
+    return min(MOST_BYTES, max(_sizes(nodes)[:2]))
 
 
 def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int, small_bytes: int) -> dict[fx.Node, list[list[fx.Node]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -37,7 +37,7 @@ class Family:
     fixed_bytes: int
     """Alive throughout: parameters, buffers, batch, what is reserved."""
     reference: int
-    """Peak of the min-cut plan, which a budget of 1.0 stands for."""
+    """Peak of the min-cut plan, with what collectives have under way, which a budget of 1.0 stands for."""
     device: torch.device
 
     def limit(self, budget: Budget) -> int:
@@ -85,7 +85,7 @@ def find_family(
 ) -> Family:
     """others: plans of other strategies, min_cut first; they join the family. fusion: as `plan_partition`."""
     graph = contract(joint, price_of(cost, joint.graph), workspaces_of(joint.graph))
-    if fusion is not None:
+    if fusion is not None and fusion.fits is not None:
         graph.rerun_seconds = fused_prices(graph, fusion.fits)
     by_name = {root.name: i for i, root in enumerate(graph.roots)}
     must = {by_name[storage_root(node).name] for node, mark in marks.items() if mark is Mark.MUST_SAVE}
@@ -100,6 +100,8 @@ def find_family(
     kinds = (*PRIMALS, InputKind.RNG) if joint.num_draws else PRIMALS
     fixed = sum(spec.spec.at_hand().storage_bytes for spec in joint.signature.inputs if spec.kind in kinds) + reserved
     device = joint.signature.inputs[joint.signature.input_indices(InputKind.RNG)[0]].spec.device
+    if fusion is not None and fusion.reference_bytes is not None:
+        reference = max(reference, fusion.reference_bytes(plans[0]) - fixed)
     return Family(frontier, fixed, reference, device)
 
 
@@ -120,15 +122,37 @@ def plan_of(family: Family, budget: Budget, fusion: FusionModel | None = None) -
     fusion: where plans run as generated kernels. What counts is then the peak of the kernels, which hold all that they
     read and write at once, and keep within them what operators write: 0.0 is the lowest of those, and a plan's kernels
     fit or another plan is taken. Where no plan's kernels fit into the bytes, or at 1.0, it is that of a run op by op.
+    Where processes talk to each other it is the fastest of those that leave room for what is under way.
     """
-    if fusion is not None:
+    chosen = None
+    if fusion is not None and fusion.fits is not None:
         chosen = _KernelPeaks(family, fusion).choose(budget)
-        if chosen is not None:
-            return _plan_at(family, chosen[0], budget, chosen[1])
-    limit = family.limit(budget)
-    cheapest = family.frontier.within(limit)
-    assert cheapest is not None
-    return _plan_at(family, cheapest, budget, limit)
+    if chosen is None:
+        limit = family.limit(budget)
+        cheapest = family.frontier.within(limit)
+        assert cheapest is not None
+        chosen = cheapest, limit
+    point, limit = chosen
+    plan = _plan_at(family, point, budget, limit)
+    if fusion is None or not fusion.ways:
+        return plan
+    return _with_room(family, fusion, plan, budget, limit)
+
+
+def _with_room(family: Family, fusion: FusionModel, plan: PartitionPlan, budget: Budget, limit: int) -> PartitionPlan:
+    """plan: the fastest that fits where nothing is under way beside other calls. For each way it is the fastest that
+    fits, and of these the one with the fastest step. Nothing but what fits depends on the budget: a smaller one has no
+    higher peak."""
+    found: list[tuple[float, PartitionPlan]] = []
+    for way in fusion.ways:
+        point = _KernelPeaks(family, replace(fusion, peak_bytes=way.peak_bytes)).within(limit)
+        if point is None:
+            continue
+        with_room = replace(_plan_at(family, point, budget, limit), under_way=way.under_way)
+        found.append((way.seconds(with_room), with_room))
+        if with_room.schedule == plan.schedule:  # a way with less under way has no other plan, and waits no less
+            break
+    return min(found, key=lambda pair: pair[0])[1] if found else plan
 
 
 class _KernelPeaks:
@@ -161,8 +185,13 @@ class _KernelPeaks:
             limit = self._family.free_bytes()
         else:
             limit = budget - self._family.fixed_bytes
+        point = self.within(limit)
+        return None if point is None else (point, limit)
+
+    def within(self, limit: int) -> Point | None:
+        """The fastest plan whose kernels peak within so many bytes beside the fixed ones."""
         sample = self._first(limit)
-        return None if sample is None else (self._points[self._faster(sample, limit)], limit)
+        return None if sample is None else self._points[self._faster(sample, limit)]
 
     def _first(self, limit: int) -> int | None:
         """The fastest sample whose kernels peak within the limit."""
