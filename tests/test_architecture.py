@@ -48,6 +48,7 @@ CLOCKS = {
     "aottrain/metrics/mlflow_sink.py",
     "aottrain/metrics/throughput.py",
     "aottrain/trainer/parallel/meeting.py",
+    "aottrain/trainer/parallel/watch.py",
     "aottrain/trainer/preparing.py",
     "aottrain/trainer/progress.py",
     "aottrain/trainer/reliability/ending.py",  # how long it waits

@@ -10,7 +10,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
@@ -30,15 +31,17 @@ from aottrain.ir.graph import (
     value_of,
 )
 from aottrain.ir.ops import communicates
+from aottrain.measure.rates import rates_for
 
-MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16
+UNBOUNDED = 1 << 60
+MOST_BYTES, LEAST_BYTES = 25 << 20, 1 << 16  # of a bucket, and of gathers that are joined
 _BUCKETS = 8  # at least, so that the first one leaves early
 
 aten = torch.ops.aten
 _parallel: Any = torch.ops.aottrain_parallel
 
 
-def place_flights(parts: PartitionedGraph, most_bytes: int = MOST_BYTES, joins: bool = True) -> PartitionedGraph:
+def place_flights(parts: PartitionedGraph, most_bytes: int = UNBOUNDED, joins: bool = True) -> PartitionedGraph:
     """The same program; itself where it talks to nobody. most_bytes: of a bucket, and of gathers that are started
     before they are read. joins: small gathers."""
     forward = _placed(parts.forward, most_bytes, joins)
@@ -71,6 +74,10 @@ class _Placing:
     """The new graph while it is made."""
 
     bucket_bytes: int
+    left_bytes: int
+    """Of sums that are still to come."""
+    least_bytes: int
+    """Of a bucket but the last."""
     most_flying: int
     """Bytes of sums that are cut, whose copies are held until they have arrived."""
     graph: fx.Graph = field(default_factory=fx.Graph)
@@ -105,7 +112,10 @@ class _Placing:
             self.send()
         self.bring(node.all_input_nodes)
         self.pending.append(node)
-        if sum(map(_bytes, (n.all_input_nodes[0] for n in self.pending))) >= self.bucket_bytes:
+        self.left_bytes -= _bytes(node.all_input_nodes[0])
+        # What leaves last is hidden by nothing: buckets get smaller, down to where the fixed time is most of all.
+        enough = min(self.bucket_bytes, max(self.left_bytes // 2, self.least_bytes))
+        if self._size(self.pending) >= enough:
             self.send()
 
     def chain(self, node: fx.Node) -> None:
@@ -220,13 +230,14 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     nodes = calls(old)
     if not any(map(is_own, nodes)):
         return old
-    bucket, ahead, least = (min(most_bytes, size) for size in _sizes(nodes))
-    placing = _Placing(bucket, 2 * bucket)
+    sizes = _sizes(nodes)
+    bucket, ahead = min(most_bytes, sizes.bucket), min(most_bytes, sizes.ahead)
+    placing = _Placing(bucket, sizes.summed, min(bucket, sizes.least), 2 * bucket)
     for node in placeholders(old):
         new = placing.graph.create_node("placeholder", node.name, name=node.name)
         copy_meta(node, new)
         placing.new[node] = new
-    begin_at = _beginnings(nodes, ahead, least if joins else 0)
+    begin_at = _beginnings(nodes, ahead, sizes.small if joins else 0)
     for node in nodes:
         for joined in begin_at.get(node, ()):
             placing.begin(joined)
@@ -245,27 +256,51 @@ def _placed(old: fx.Graph, most_bytes: int, joins: bool) -> fx.Graph:
     return placing.graph
 
 
-def _sizes(nodes: Sequence[fx.Node]) -> tuple[int, int, int]:
-    """Of a bucket of sums, of the gathers that are started before one is read, and of what is small, where nothing
-    bounds them."""
+class _Sizes(NamedTuple):
+    """Bytes, where nothing bounds them."""
+
+    summed: int
+    """All together."""
+    bucket: int
+    """Of sums."""
+    least: int
+    """Of a bucket: below it a collective's fixed time is most of all."""
+    ahead: int
+    """Of gathers that are started before one is read."""
+    small: int
+    """Of a gather that is joined with others: to copy it out costs less than half of a collective's fixed time."""
+
+
+def _sizes(nodes: Sequence[fx.Node]) -> _Sizes:
     sums = [node for node in nodes if node.target in (_SUM, _SCATTER)]
-    whole = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
-    gathered = [_bytes(node) for node in nodes if node.target is _GATHER]
-    link = link_of(next(node for node in nodes if is_own(node) and not _is_chained(node)))
-    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))  # below it the fixed time is most of all
-    return max(whole // _BUCKETS, least), max([sum(gathered) // _BUCKETS, *(2 * size for size in gathered)]), least
+    summed = sum(_bytes(node.all_input_nodes[0]) for node in sums if not _is_chained(node))
+    own = next(node for node in nodes if is_own(node) and not _is_chained(node))
+    link, rates = link_of(own), rates_for(value_of(own).device)
+    least = max(LEAST_BYTES, int(link.latency_s * link.bytes_per_s))
+    bucket = min(MOST_BYTES, max(summed // _BUCKETS, least))
+    small = int(link.latency_s * rates.bytes_per_s / 4)
+    return _Sizes(summed, bucket, least, _ahead([_bytes(node) for node in nodes if node.target is _GATHER]), small)
+
+
+def _ahead(gathered: Sequence[int]) -> int:
+    """The largest one and two of a size such that half of all bytes are in gathers as large: however large they are,
+    else nothing of theirs would be hidden."""
+    before = [*accumulate(sorted(gathered, reverse=True), initial=0)]
+    usual = next((b - a for a, b in pairwise(before) if 2 * b >= before[-1]), 0)
+    return max(gathered, default=0) + 2 * usual
 
 
 def usual_window(nodes: Sequence[fx.Node]) -> int:
     """Bytes of collectives under way at once where nothing bounds them."""
-    return min(MOST_BYTES, max(_sizes(nodes)[:2]))
+    sizes = _sizes(nodes)
+    return max(sizes.bucket, sizes.ahead)
 
 
 def _beginnings(nodes: Sequence[fx.Node], ahead_bytes: int, small_bytes: int) -> dict[fx.Node, list[list[fx.Node]]]:
     """Before which call each gather of an input is started, in lists of those that are one: where the gathers between
     there and its own place are no more than so many bytes; the first ones at the start."""
     gathers = [node for node in nodes if node.target is _GATHER and node.all_input_nodes[0].op == "placeholder"]
-    joined = {bucket[0]: bucket for bucket in _joined(gathers, ahead_bytes, small_bytes)}
+    joined = {bucket[0]: bucket for bucket in _joined(gathers, min(ahead_bytes, MOST_BYTES), small_bytes)}
     begin_at: dict[fx.Node, list[list[fx.Node]]] = {}
     first = 0
     for place, gather in enumerate(gathers):

@@ -13,7 +13,7 @@ from aottrain.compiler.graphs.measured_calls import Workspace, no_workspace, wor
 from aottrain.compiler.graphs.symbols import size_facts
 from aottrain.compiler.link.backends import KernelPlan, plan_kernels
 from aottrain.compiler.link.exposure import collectives_of
-from aottrain.compiler.link.flights import LEAST_BYTES, MOST_BYTES, is_own, place_flights, usual_window
+from aottrain.compiler.link.flights import LEAST_BYTES, is_own, place_flights, usual_window
 from aottrain.compiler.link.programs import plan_program
 from aottrain.compiler.link.timeline import least_peak_bytes, trace_memory
 from aottrain.compiler.lowering import rules_for
@@ -49,7 +49,7 @@ def fusion_model(joint: JointGraph, options: CompileOptions, defined: tuple[bool
     ways = tuple(
         Way(_told(each), partial(foreseen.peak_bytes, each), partial(foreseen.seconds, each)) for each in windows
     )
-    talking = (ways, partial(foreseen.peak_op_by_op, (MOST_BYTES, True)) if windows else None)
+    talking = (ways, partial(foreseen.peak_op_by_op, _all_of(joint)) if windows else None)
     if not fuses:
         return FusionModel(None, lambda node: True, peak_bytes, foreseen.least_bytes, *talking)
     facts = size_facts(joint.graph)
@@ -172,15 +172,21 @@ def _question(joint: JointGraph, budget: Budget | None, what: str) -> tuple[str,
 
 
 def _attempts(parts: PartitionedGraph) -> Iterator[Window]:
-    """Most bytes under way and whether small gathers are joined: less and less."""
+    """Less and less."""
     graphs = [graph for graph in (parts.forward, parts.backward) if graph is not None]
-    if any(is_gather(node) for graph in graphs for node in calls(graph)):
-        yield MOST_BYTES, True
-    most = max([usual_window(calls(graph)) for graph in graphs if any(map(is_own, calls(graph)))], default=0)
+    usual = [usual_window(calls(graph)) for graph in graphs if any(map(is_own, calls(graph)))]
+    if usual and any(is_gather(node) for graph in graphs for node in calls(graph)):
+        yield max(usual), True
+    most = max(usual, default=0)
     while most:
         yield most, False
         most = most // 2 if most >= LEAST_BYTES else 0
     yield AT_ONCE
+
+
+def _all_of(joint: JointGraph) -> Window:
+    """Where nothing bounds it."""
+    return usual_window(calls(joint.graph)), True
 
 
 def _windows_for(joint: JointGraph, budget: Budget | None) -> list[Window]:
@@ -191,7 +197,7 @@ def _windows_for(joint: JointGraph, budget: Budget | None) -> list[Window]:
         return []
     if (decided := recorded(*_question(joint, budget, "planned"))) is not None:
         return [_window_told(str(decided.choice))]
-    return [(MOST_BYTES, True), (usual_window(nodes) // 2, False), AT_ONCE]
+    return [_all_of(joint), (usual_window(nodes) // 2, False), AT_ONCE]
 
 
 def _peak(joint: JointGraph, parts: PartitionedGraph, options: CompileOptions) -> int:
