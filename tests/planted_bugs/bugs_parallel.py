@@ -70,7 +70,7 @@ PARALLEL.edit(
     "each sum leaves alone",
     f"{BESIDE.sums_leave_as_soon_as_a_bucket_is_full_and_change_nothing}[600]",
     placing._Placing.sum,
-    ">= self.bucket_bytes",
+    ">= enough",
     ">= 0",
 )
 PARALLEL.edit(
